@@ -1,0 +1,23 @@
+"""Where each row of a step's batch reads and writes its keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class AttentionMetadata:
+    """A step's batch of R sequences and T rows (tokens), described for the attention kernels.
+
+    Rows from ``num_actual_tokens`` on are padding: nothing is written for them, attention gives zeros.
+    """
+
+    query_start_loc: torch.Tensor  # int32 [R + 1]: rows of sequence r are query_start_loc[r]:query_start_loc[r + 1]
+    seq_lens: torch.Tensor  # int32 [R]: KV length of each sequence, this step's tokens included
+    block_table: torch.Tensor  # int32 [R, max_blocks]
+    slot_mapping: torch.Tensor  # int64 [T]: block * block_size + offset, -1 = do not write
+    max_query_len: int
+    max_seq_len: int
+    num_actual_tokens: int

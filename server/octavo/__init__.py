@@ -1,0 +1,32 @@
+"""Octavo: a paged-attention engine that serves large language models, offline and behind OpenAI's API.
+
+Names are imported lazily: the API process uses this package without ever importing torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM as LLM
+    from octavo.outputs import CompletionOutput as CompletionOutput
+    from octavo.outputs import RequestOutput as RequestOutput
+    from octavo.sampling_params import SamplingParams as SamplingParams
+
+_EXPORTS = {
+    "LLM": "octavo.llm",
+    "SamplingParams": "octavo.sampling_params",
+    "RequestOutput": "octavo.outputs",
+    "CompletionOutput": "octavo.outputs",
+}
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -1,0 +1,223 @@
+"""Configuration of one engine: plain frozen dataclasses, no torch, so that the API process can read them too.
+
+`EngineArgs` is what a user writes (flags of `octavo serve`, keyword arguments of `LLM`); `EngineArgs.create_engine_config`
+resolves it against the model's files into an `EngineConfig`, which travels to the core process as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from octavo.errors import ConfigError
+from octavo.loader.files import ModelFiles
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model as its files describe it. ``hf_config`` is config.json as Hugging Face writes it."""
+
+    model: str
+    files: ModelFiles
+    hf_config: dict[str, Any]
+    dtype: str  # of computation: float32 | float16 | bfloat16
+    max_model_len: int
+    quantization: str | None = None
+    seed: int = 0
+    generation_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        return (self.hf_config.get("architectures") or [""])[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.hf_config["vocab_size"]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hf_config["hidden_size"]
+
+    @property
+    def num_layers(self) -> int:
+        return self.hf_config["num_hidden_layers"]
+
+    @property
+    def num_heads(self) -> int:
+        return self.hf_config["num_attention_heads"]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.hf_config.get("num_key_value_heads") or self.num_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    block_size: int = 16  # tokens a block
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory
+    num_gpu_blocks_override: int | None = None  # exactly that many usable blocks
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0  # 0: no cap on one prompt's share of a step
+    policy: str = "fcfs"  # fcfs | priority
+    max_model_len: int = 2048
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: str = "cpu"  # cpu | cuda
+    load_format: str = "auto"
+    enforce_eager: bool = False
+    skip_tokenizer_init: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
+        model = dict(data["model"])
+        model["files"] = ModelFiles.from_dict(model["files"])
+        return cls(
+            **{
+                **data,
+                "model": ModelConfig(**model),
+                "cache": CacheConfig(**data["cache"]),
+                "scheduler": SchedulerConfig(**data["scheduler"]),
+            }
+        )
+
+
+@dataclass
+class EngineArgs:
+    """What a user may say about an engine; vLLM's names and meanings."""
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    download_dir: str | None = None
+    load_format: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | str | None = None  # a number, "auto" (what fits the memory) or None (the model's own)
+    seed: int = 0
+    device: str = "auto"
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    generation_config: str = "auto"  # auto: the model's generation_config.json; vllm: none
+    enforce_eager: bool = False
+    skip_tokenizer_init: bool = False
+
+    @classmethod
+    def field_names(cls) -> set[str]:
+        return {f.name for f in fields(cls)}
+
+    def create_engine_config(self, progress: bool = True) -> EngineConfig:
+        """Find the model's files and resolve every default. Raises ConfigError or ModelError."""
+        from octavo.loader.model_config import load_generation_config, load_hf_config
+        from octavo.loader.sources import resolve_model
+
+        self._validate()
+        files = resolve_model(
+            self.model, revision=self.revision, download_dir=self.download_dir, tokenizer=self.tokenizer,
+            progress=progress, need_weights=self.load_format != "dummy",
+        )
+        hf_config = load_hf_config(files)
+        own_len = int(hf_config.get("max_position_embeddings") or 2048)
+        max_model_len = self._max_model_len(own_len, hf_config)
+        max_num_seqs = self.max_num_seqs or 128
+        budget = self.max_num_batched_tokens or max(2048, max_num_seqs)
+        if budget < max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), or running "
+                "sequences could not all decode in one step; raise the first or lower the second"
+            )
+        model = ModelConfig(
+            model=files.model, files=files, hf_config=hf_config, dtype=self._dtype(hf_config),
+            max_model_len=max_model_len, quantization=self.quantization, seed=self.seed,
+            generation_config=load_generation_config(files) if self.generation_config == "auto" else {},
+        )
+        cache = CacheConfig(
+            block_size=self.block_size, enable_prefix_caching=self.enable_prefix_caching,
+            gpu_memory_utilization=self.gpu_memory_utilization, kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes, num_gpu_blocks_override=self.num_gpu_blocks_override,
+        )
+        scheduler = SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
+            long_prefill_token_threshold=self.long_prefill_token_threshold, policy=self.scheduling_policy,
+            max_model_len=max_model_len,
+        )
+        return EngineConfig(
+            model=model, cache=cache, scheduler=scheduler, device=self.device, load_format=self.load_format,
+            enforce_eager=self.enforce_eager, skip_tokenizer_init=self.skip_tokenizer_init,
+        )
+
+    def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
+        if self.max_model_len in (None, "auto", -1):
+            return own_len  # "auto" is lowered by the worker once it knows the memory
+        asked = int(self.max_model_len)  # type: ignore[arg-type]
+        if asked < 1:
+            raise ConfigError(f"max_model_len must be at least 1, got {asked}")
+        if asked > own_len and not hf_config.get("rope_scaling") and not hf_config.get("rope_parameters"):
+            raise ConfigError(
+                f"max_model_len {asked} is more than the {own_len} positions that the model was made for "
+                "(max_position_embeddings); lower it"
+            )
+        return asked
+
+    def _dtype(self, hf_config: dict[str, Any]) -> str:
+        if self.dtype != "auto":
+            return self.dtype
+        stored = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32").removeprefix("torch.")
+        return stored if stored in DTYPES else "float32"
+
+    def _validate(self) -> None:
+        def at_least(name: str, low: int) -> None:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name} must be an integer >= {low}, got {value!r}")
+
+        def one_of(name: str, known: tuple[str, ...]) -> None:
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+        one_of("dtype", DTYPES)
+        one_of("load_format", LOAD_FORMATS)
+        one_of("kv_cache_dtype", DTYPES)
+        one_of("scheduling_policy", ("fcfs", "priority"))
+        one_of("generation_config", ("auto", "vllm"))
+        one_of("device", ("auto", "cpu", "cuda"))
+        at_least("block_size", 1)
+        at_least("max_num_seqs", 1)
+        at_least("max_num_batched_tokens", 1)
+        at_least("long_prefill_token_threshold", 0)
+        at_least("num_gpu_blocks_override", 1)
+        at_least("kv_cache_memory_bytes", 1)
+        if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
+            raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")

@@ -1,0 +1,54 @@
+"""What the scheduler tells the model runner to do in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass
+class NewRequestData:
+    """A sequence that the runner has no row for: new, or back after a preemption."""
+
+    req_id: str
+    token_ids: list[int]  # prompt and what was already generated
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    stop_token_ids: frozenset[int]  # EOS and stop_token_ids: what min_tokens holds back
+    sample_index: int  # 0..n-1, part of the random stream's identity
+    block_ids: list[int]
+    num_computed_tokens: int
+    num_kv_tokens: int  # KV of positions below is already in the blocks and must not be written again
+    pooling: str | None = None
+
+
+@dataclass
+class CachedRequestData:
+    """A sequence that the runner knows, with what changed."""
+
+    req_id: str
+    new_block_ids: list[int]  # appended to its block table
+    replaced_blocks: list[tuple[int, int]]  # (index in the block table, new block id): copy-on-write
+    num_computed_tokens: int
+
+
+@dataclass
+class SchedulerOutput:
+    """One step. Sequences are computed in the order of ``num_scheduled_tokens``; each is given that many tokens,
+    starting at its ``num_computed_tokens``. A sequence whose last known (or placeholder) token is among them is sampled.
+    """
+
+    step_id: int
+    scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)
+    scheduled_cached_reqs: list[CachedRequestData] = field(default_factory=list)
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    sampled_req_ids: frozenset[str] = frozenset()  # those whose step ends with a new token
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
+    finished_req_ids: list[str] = field(default_factory=list)  # rows to drop, preempted sequences included
+    preempted_req_ids: list[str] = field(default_factory=list)
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens.values())

@@ -1,0 +1,74 @@
+"""Messages between the front end (HTTP server, offline LLM) and the engine core: plain dataclasses, so that they
+travel as msgpack between processes and by reference inside one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass
+class EngineCoreRequest:
+    """A tokenised, validated request. ``prompt_token_ids`` is never empty."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: list[int]  # the model's own ends of sequence; empty with ignore_eos
+    arrival_time: float  # seconds since the epoch
+    priority: int = 0  # lower is served first
+    cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
+    lora_name: str | None = None
+    pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens
+
+
+@dataclass
+class LogprobsLists:
+    """Log-probabilities of consecutive positions, k + 1 columns each, the sampled (or prompt) token first."""
+
+    token_ids: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]  # of the first column's token, from 1
+
+
+@dataclass
+class EngineCoreOutput:
+    """What one step gave one sequence. ``index`` tells the n samples of a request apart."""
+
+    request_id: str
+    index: int
+    new_token_ids: list[int]
+    new_logprobs: LogprobsLists | None = None
+    prompt_logprobs: LogprobsLists | None = None  # positions 1..P-1, on the first output
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    scheduled_time: float | None = None  # first scheduled, seconds since the epoch
+    error: str | None = None
+    embedding: list[float] | None = None
+
+
+@dataclass
+class SchedulerStats:
+    """Gauges and counters of the core at one step; counters are deltas since the last message."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0  # 0..1
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0  # computed in the step
+    num_generation_tokens: int = 0
+    step_time: float = 0.0  # seconds
+    step_is_prefill: bool = False  # some request in the step computed prompt tokens
+
+
+@dataclass
+class EngineCoreOutputs:
+    """One step's results."""
+
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    stats: SchedulerStats | None = None
+    timestamp: float = 0.0  # seconds since the epoch, when the step's tokens were known

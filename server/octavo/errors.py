@@ -1,0 +1,17 @@
+"""Errors that a person is meant to read: one clear line that says what is wrong and the way out."""
+
+
+class OctavoError(Exception):
+    """Base of the errors whose text is meant for the user; the CLI prints it without a stack trace and exits 1."""
+
+
+class ModelError(OctavoError):
+    """The model cannot be found, fetched, read or is not supported."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An option, or a combination of options, that cannot work."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine core process has ended or stopped answering."""

@@ -1,0 +1,29 @@
+"""Where a model's files lie on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model that has been found or fetched.
+
+    ``directory`` holds config.json, tokenizer.json, tokenizer_config.json and the like; for a GGUF file it is the folder
+    derived from its header. ``format`` is "safetensors" or "gguf"; ``weights`` may be empty when only dummy weights are asked for.
+    """
+
+    model: str  # the name under which it is served
+    format: str
+    directory: str
+    weights: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return Path(self.directory)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelFiles:
+        return cls(**{**data, "weights": tuple(data["weights"])})
