@@ -1,0 +1,114 @@
+"""The kernels of the engine: one interface, several backends.
+
+Every function here takes torch tensors and hands them to a backend module that has a function of the same name:
+``reference`` (plain torch, obviously right), ``cpu`` (C made for speed) or ``triton`` (CUDA). Which one is decided by the
+device of the tensors, unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
+
+Shapes: T rows (tokens) of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size. The KV cache of one
+layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values.
+
+In float32 every row of a result depends on that row's own data alone: not on how many rows, chunks or requests are in
+the step, nor on the block size or the number of threads (``linear`` keeps this for T a multiple of 8).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo_kernels.dispatch import BackendUnavailableError, available_backends, backend_for, select_backend
+from octavo_kernels.metadata import AttentionMetadata
+
+__all__ = [
+    "AttentionMetadata",
+    "BackendUnavailableError",
+    "available_backends",
+    "copy_blocks",
+    "fused_add_rms_norm",
+    "linear",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_cache",
+    "select_backend",
+    "silu_and_mul",
+]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm of each row of ``x [T, H]``: computed in float32, cast to x.dtype, then times ``weight [H]``."""
+    return backend_for(x).rms_norm(x, weight, eps)
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """``residual + x`` (rounded to x.dtype) and its RMS norm: returns ``(normed [T, H], new_residual [T, H])``."""
+    return backend_for(x).fused_add_rms_norm(x, residual, weight, eps)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """``silu(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``, the gate rounded to x.dtype before the product. Returns ``[T, I]``."""
+    return backend_for(x).silu_and_mul(x)
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor | None,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Split ``qkv [T, (Hq + 2 Hkv) D]``, norm and rotate q and k, write k and v into the cache, return ``q [T, Hq, D]``.
+
+    ``q_norm_weight``/``k_norm_weight [D]`` ask for an RMS norm of each head (Qwen3). ``cos_sin_cache [positions,
+    rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements of
+    a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
+    ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``.
+    """
+    return backend_for(qkv).rope_and_cache(
+        qkv,
+        positions,
+        cos_sin_cache,
+        kv_cache,
+        slot_mapping,
+        num_heads,
+        num_kv_heads,
+        head_size,
+        q_norm_weight,
+        k_norm_weight,
+        eps,
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's pages; returns ``[T, Hq, D]`` in q.dtype.
+
+    Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and sees the positions up to its own, only the
+    last ``window`` of them when that is set (itself included). ``softcap`` c bends scores to ``c * tanh(score / c)``.
+    Decode and prefill rows may be mixed. Padding rows (from ``metadata.num_actual_tokens`` on) give zeros.
+    """
+    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap)
+
+
+def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+    """Copy whole blocks within each layer's cache: ``pairs [n, 2]`` int64 of (source, destination).
+
+    All reads happen before all writes, so a block may be a source and a destination in one call.
+    """
+    if kv_caches:
+        backend_for(kv_caches[0]).copy_blocks(kv_caches, pairs)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x [T, K] @ weight [N, K]^T (+ bias [N])``: unquantised. Returns ``[T, N]``."""
+    return backend_for(x).linear(x, weight, bias)

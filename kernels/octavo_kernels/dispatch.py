@@ -1,0 +1,77 @@
+"""Which backend serves a call."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import lru_cache
+from types import ModuleType
+
+from torch import Tensor
+
+ENV = "OCTAVO_KERNEL_BACKEND"
+BACKENDS = ("reference", "cpu", "triton")
+
+_forced: ModuleType | None = None  # a backend for every tensor, whatever its device
+_selected = False
+
+
+class BackendUnavailableError(RuntimeError):
+    """The backend that was asked for cannot run here; the message says why and what to do."""
+
+
+def select_backend(name: str = "auto") -> str:
+    """Choose the backend of this process: "auto" (by device), "reference", "cpu" or "triton"; returns the choice made.
+
+    "auto" follows OCTAVO_KERNEL_BACKEND when that is set. Raises ValueError for a name that is not one of these,
+    BackendUnavailableError for a backend that cannot run on this machine.
+    """
+    global _forced, _selected
+    origin = "backend"
+    if name == "auto":
+        name = os.environ.get(ENV) or "auto"
+        origin = ENV
+    if name == "auto":
+        _forced = None
+    elif name in BACKENDS:
+        module = _load(name)
+        reason = module.unavailable_reason()
+        if reason:
+            raise BackendUnavailableError(f"{origin}={name!r} cannot run here: {reason}")
+        _forced = module
+    else:
+        raise ValueError(f"{origin}={name!r} is not a kernel backend; choose one of auto, {', '.join(BACKENDS)}")
+    _selected = True
+    return name
+
+
+def available_backends() -> list[str]:
+    """The backends that can run on this machine."""
+    names = []
+    for name in BACKENDS:
+        try:
+            if not _load(name).unavailable_reason():
+                names.append(name)
+        except BackendUnavailableError:
+            pass
+    return names
+
+
+def backend_for(tensor: Tensor) -> ModuleType:
+    """The backend module that serves ``tensor``."""
+    if not _selected:
+        select_backend()
+    if _forced is not None:
+        return _forced
+    return _load("cpu" if tensor.device.type == "cpu" else "triton" if tensor.is_cuda else "reference")
+
+
+@lru_cache(maxsize=None)
+def _load(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(f"octavo_kernels.{name}")
+    except ImportError as error:  # triton is not on every machine
+        raise BackendUnavailableError(f"the kernel backend {name!r} cannot be imported: {error}") from error
+    if not hasattr(module, "unavailable_reason"):
+        raise BackendUnavailableError(f"the kernel backend {name!r} is not part of this installation")
+    return module

@@ -1,0 +1,99 @@
+"""Rotary embedding, cache writes and paged attention, one sequence at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.reference.layers import rms_norm
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor | None,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    rows = qkv.shape[0]
+    q, k, v = qkv.view(rows, -1, head_size).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_norm_weight is not None:
+        q = rms_norm(q, q_norm_weight, eps)
+    if k_norm_weight is not None:
+        k = rms_norm(k, k_norm_weight, eps)
+    if cos_sin_cache is not None:
+        # Rows of padding may carry any position; theirs is looked up as 0.
+        table = cos_sin_cache[positions.clamp(0, cos_sin_cache.shape[0] - 1)]
+        q, k = _rotate(q, table), _rotate(k, table)
+    write_kv(k, v, kv_cache, slot_mapping)
+    return q.contiguous()
+
+
+def _rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotate ``x [T, heads, D]`` by ``table [T, rot_dim]`` (cosines, then sines): computed in float32, rounded once."""
+    half = table.shape[-1] // 2
+    cos, sin = table[:, None, :half], table[:, None, half:]
+    x1, x2 = x[..., :half].to(table.dtype), x[..., half : 2 * half].to(table.dtype)
+    return torch.cat(((x1 * cos - x2 * sin).to(x.dtype), (x2 * cos + x1 * sin).to(x.dtype), x[..., 2 * half :]), dim=-1)
+
+
+def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write ``k, v [T, Hkv, D]`` into the slots given, row by row; slot -1 is skipped."""
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    slots = slot_mapping[rows]
+    block_size = kv_cache.shape[3]
+    blocks, offsets = slots // block_size, slots % block_size
+    kv_cache[0, blocks, :, offsets] = k[rows].to(kv_cache.dtype)
+    kv_cache[1, blocks, :, offsets] = v[rows].to(kv_cache.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    num_heads = q.shape[1]
+    num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = torch.zeros_like(q)
+    starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    for r, length in enumerate(lengths):
+        start, end = starts[r], min(starts[r + 1], metadata.num_actual_tokens)
+        if end <= start or length == 0:
+            continue
+        pages = metadata.block_table[r, : -(-length // block_size)].long()
+        keys, values = (
+            cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, kv_cache.shape[4])[:length].to(wide)
+            for cache in kv_cache
+        )
+        group = num_heads // num_kv_heads
+        keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].to(wide), keys) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        query_positions = torch.arange(length - (starts[r + 1] - start), length, device=q.device)[: end - start, None]
+        key_positions = torch.arange(length, device=q.device)[None]
+        hidden = key_positions > query_positions
+        if window is not None:
+            hidden |= key_positions <= query_positions - window
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
+
+
+def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+    if pairs.numel() == 0:
+        return
+    source, destination = pairs.unbind(dim=1)
+    for cache in kv_caches:
+        cache[:, destination.to(cache.device)] = cache[:, source.to(cache.device)]
