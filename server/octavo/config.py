@@ -143,8 +143,12 @@ class EngineArgs:
 
         self._validate()
         files = resolve_model(
-            self.model, revision=self.revision, download_dir=self.download_dir, tokenizer=self.tokenizer,
-            progress=progress, need_weights=self.load_format != "dummy",
+            self.model,
+            revision=self.revision,
+            download_dir=self.download_dir,
+            tokenizer=self.tokenizer,
+            progress=progress,
+            need_weights=self.load_format != "dummy",
         )
         hf_config = load_hf_config(files)
         own_len = int(hf_config.get("max_position_embeddings") or 2048)
@@ -157,23 +161,38 @@ class EngineArgs:
                 "sequences could not all decode in one step; raise the first or lower the second"
             )
         model = ModelConfig(
-            model=files.model, files=files, hf_config=hf_config, dtype=self._dtype(hf_config),
-            max_model_len=max_model_len, quantization=self.quantization, seed=self.seed,
+            model=files.model,
+            files=files,
+            hf_config=hf_config,
+            dtype=self._dtype(hf_config),
+            max_model_len=max_model_len,
+            quantization=self.quantization,
+            seed=self.seed,
             generation_config=load_generation_config(files) if self.generation_config == "auto" else {},
         )
         cache = CacheConfig(
-            block_size=self.block_size, enable_prefix_caching=self.enable_prefix_caching,
-            gpu_memory_utilization=self.gpu_memory_utilization, kv_cache_dtype=self.kv_cache_dtype,
-            kv_cache_memory_bytes=self.kv_cache_memory_bytes, num_gpu_blocks_override=self.num_gpu_blocks_override,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
         )
         scheduler = SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=budget,
-            long_prefill_token_threshold=self.long_prefill_token_threshold, policy=self.scheduling_policy,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            policy=self.scheduling_policy,
             max_model_len=max_model_len,
         )
         return EngineConfig(
-            model=model, cache=cache, scheduler=scheduler, device=self.device, load_format=self.load_format,
-            enforce_eager=self.enforce_eager, skip_tokenizer_init=self.skip_tokenizer_init,
+            model=model,
+            cache=cache,
+            scheduler=scheduler,
+            device=self.device,
+            load_format=self.load_format,
+            enforce_eager=self.enforce_eager,
+            skip_tokenizer_init=self.skip_tokenizer_init,
         )
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
@@ -220,4 +239,6 @@ class EngineArgs:
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
             raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}")
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
+            )

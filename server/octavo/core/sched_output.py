@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.engine.messages import LogprobsLists
 from octavo.sampling_params import SamplingParams
 
 
@@ -25,30 +26,37 @@ class NewRequestData:
 
 @dataclass
 class CachedRequestData:
-    """A sequence that the runner knows, with what changed."""
+    """A sequence that the runner knows, with what changed; those without changes are not listed."""
 
     req_id: str
     new_block_ids: list[int]  # appended to its block table
     replaced_blocks: list[tuple[int, int]]  # (index in the block table, new block id): copy-on-write
-    num_computed_tokens: int
 
 
 @dataclass
 class SchedulerOutput:
     """One step. Sequences are computed in the order of ``num_scheduled_tokens``; each is given that many tokens,
-    starting at its ``num_computed_tokens``. A sequence whose last known (or placeholder) token is among them is sampled.
+    starting at its number of computed tokens. One whose last known (or placeholder) token is among them is sampled.
     """
 
     step_id: int
     scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)
     scheduled_cached_reqs: list[CachedRequestData] = field(default_factory=list)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    sampled_req_ids: frozenset[str] = frozenset()  # those whose step ends with a new token
+    sampled_req_ids: list[str] = field(default_factory=list)  # those whose step ends with a new token, in order
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
-    finished_req_ids: list[str] = field(default_factory=list)  # rows to drop, preempted sequences included
-    preempted_req_ids: list[str] = field(default_factory=list)
+    finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
+    total_num_scheduled_tokens: int = 0
+    num_prompt_tokens: int = 0  # of the total: those of prompts (recomputed ones included)
 
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        return sum(self.num_scheduled_tokens.values())
+
+@dataclass
+class ModelRunnerOutput:
+    """What one step gave. A sequence has one token here when it was sampled (more, once drafts are verified)."""
+
+    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
+    prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
+    errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why
+    embeddings: dict[str, list[float]] = field(default_factory=dict)

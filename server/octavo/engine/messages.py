@@ -31,6 +31,10 @@ class LogprobsLists:
     logprobs: list[list[float]]
     ranks: list[int]  # of the first column's token, from 1
 
+    def since(self, position: int) -> LogprobsLists:
+        """Without the first ``position`` positions."""
+        return LogprobsLists(self.token_ids[position:], self.logprobs[position:], self.ranks[position:])
+
 
 @dataclass
 class EngineCoreOutput:
