@@ -12,17 +12,23 @@ class ModelFiles:
     """A model that has been found or fetched.
 
     ``directory`` holds config.json, tokenizer.json, tokenizer_config.json and the like; for a GGUF file it is the folder
-    derived from its header. ``format`` is "safetensors" or "gguf"; ``weights`` may be empty when only dummy weights are asked for.
+    derived from its header. ``format`` is "safetensors" or "gguf"; ``weights`` may be empty when only dummy weights are
+    asked for. ``tokenizer_directory`` is set when the tokenizer comes from somewhere else than the model.
     """
 
     model: str  # the name under which it is served
     format: str
     directory: str
     weights: tuple[str, ...] = ()
+    tokenizer_directory: str | None = None
 
     @property
     def path(self) -> Path:
         return Path(self.directory)
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return Path(self.tokenizer_directory or self.directory)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelFiles:

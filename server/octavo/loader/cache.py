@@ -1,0 +1,93 @@
+"""Octavo's own cache folder, and writing to it so that neither a crash nor another process can spoil it.
+
+Every file appears by an atomic rename: what is there is whole. Whoever makes something holds a lock on it, and the kernel gives
+that lock back when the holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def cache_dir(download_dir: str | None = None) -> Path:
+    """``download_dir``, else OCTAVO_CACHE, else XDG_CACHE_HOME/octavo, else ~/.cache/octavo."""
+    if download_dir or os.environ.get("OCTAVO_CACHE"):
+        return Path(download_dir or os.environ["OCTAVO_CACHE"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "octavo"
+
+
+def disk_error(error: OSError, where: Path) -> ModelError:
+    """What went wrong while writing to ``where``, with the way out."""
+    if error.errno in _FULL:
+        return ModelError(
+            f"no space left while writing to {where}; free some, or set OCTAVO_CACHE (models from a hub: HF_HOME) "
+            "or --download-dir to a larger disk"
+        )
+    return ModelError(
+        f"cannot write to {where}: {error.strerror or error}; set OCTAVO_CACHE (models from a hub: HF_HOME) "
+        "or --download-dir to a folder that can be written"
+    )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold ``path``.lock; other processes wait."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise disk_error(error, lock.parent) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """A temporary folder beside what is to be made (same file system, so that a rename is atomic).
+
+    Call it under the lock of what is made: left-overs of killed processes go first.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for old in parent.glob(".making-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+    except OSError as error:
+        raise disk_error(error, parent) from None
+    try:
+        yield folder
+    except OSError as error:
+        if error.errno in (*_FULL, errno.EACCES, errno.EROFS):
+            raise disk_error(error, parent) from None
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(made: Path, final: Path) -> None:
+    """Move a finished file or folder to its place, contents first on the disk."""
+    for path in [made] if made.is_file() else [p for p in made.rglob("*") if p.is_file()]:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    os.rename(made, final)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

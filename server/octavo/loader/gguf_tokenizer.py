@@ -1,0 +1,179 @@
+"""tokenizer.json and tokenizer_config.json out of a GGUF header.
+
+GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece) and, for gpt2, the
+rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules are llama.cpp's (llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.errors import ModelError
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_QWEN2 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_TEKKEN = rf"{_CASED.replace('{0}', '')}|\p{{N}}|{_SYMBOLS}|{_REST}"
+_GPT4O = rf"{_CASED.replace('{0}', _ENDINGS + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_REST}"
+
+
+def _split(regex: str) -> list[dict[str, Any]]:
+    return [
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    ]
+
+
+_GPT2 = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
+_DIGITS = [{"type": "Digits", "individual_digits": True}, *_GPT2]
+
+# tokenizer.ggml.pre -> (how text is cut, BOS unless the file says otherwise, whole words before merges, normalizer)
+_PRE: dict[str, tuple[list[dict[str, Any]], bool, bool, str | None]] = {
+    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat"), (_GPT2, False, False, None)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (_DIGITS, False, False, None)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), (_split(_LLAMA3), True, True, None)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), (_split(_LLAMA3), False, False, None)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_split(_QWEN2), False, False, "NFC")),
+    "tekken": (_split(_TEKKEN), True, True, None),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_split(_GPT4O), False, False, None)),
+}
+
+
+def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
+    """Raises ModelError when the file has no vocabulary or one of an unknown kind."""
+    kind = meta.get("tokenizer.ggml.model")
+    tokens: list[str] | None = meta.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelError(f"{path} has no vocabulary (tokenizer.ggml.tokens); name one with --tokenizer")
+    types = meta.get("tokenizer.ggml.token_type")
+    types = [_NORMAL] * len(tokens) if types is None else types.tolist()
+    if kind == "gpt2":
+        parts = _byte_level(meta, tokens, path)
+    elif kind == "llama":
+        parts = _sentencepiece(meta, tokens, types, path)
+    else:
+        raise ModelError(
+            f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2 and llama are); name a tokenizer with --tokenizer"
+        )
+    added = [
+        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": types[i] != _USER_DEFINED}
+        for i in range(len(tokens))
+        if types[i] in (_CONTROL, _USER_DEFINED) or (types[i] == _UNKNOWN and kind == "llama")
+    ]  # fmt: skip
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+        "normalizer": parts["normalizer"], "pre_tokenizer": parts["pre_tokenizer"],
+        "post_processor": _post_processor(meta, tokens), "decoder": parts["decoder"], "model": parts["model"],
+    }  # fmt: skip
+
+
+def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = meta.get("tokenizer.ggml.tokens") or []
+
+    def token(key: str) -> str | None:
+        i = meta.get(f"tokenizer.ggml.{key}_token_id")
+        return tokens[i] if i is not None and i < len(tokens) else None
+
+    return {
+        "bos_token": token("bos"), "eos_token": token("eos"), "unk_token": token("unknown"), "pad_token": token("padding"),
+        "add_bos_token": _adds(meta, "bos"), "add_eos_token": _adds(meta, "eos"),
+        "model_max_length": 10**30, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
+    }  # fmt: skip
+
+
+def chat_templates(meta: Mapping[str, Any]) -> dict[str, str]:
+    """name -> template; the main one is "default"."""
+    found = {"default": meta["tokenizer.chat_template"]} if meta.get("tokenizer.chat_template") else {}
+    prefix = "tokenizer.chat_template."
+    return found | {key.removeprefix(prefix): meta[key] for key in meta if key.startswith(prefix)}
+
+
+def _adds(meta: Mapping[str, Any], which: str) -> bool:
+    said = meta.get(f"tokenizer.ggml.add_{which}_token")
+    if said is not None:
+        return bool(said)
+    if which == "eos":
+        return False
+    if meta.get("tokenizer.ggml.model") == "llama":
+        return True
+    return _PRE.get(meta.get("tokenizer.ggml.pre", "default"), _PRE["default"])[1]
+
+
+def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
+    around: dict[str, list[dict[str, Any]]] = {"bos": [], "eos": []}
+    special: dict[str, Any] = {}
+    for which, pieces in around.items():
+        i = meta.get(f"tokenizer.ggml.{which}_token_id")
+        if i is not None and i < len(tokens) and _adds(meta, which):
+            pieces.append({"SpecialToken": {"id": tokens[i], "type_id": 0}})
+            special[tokens[i]] = {"id": tokens[i], "ids": [int(i)], "tokens": [tokens[i]]}
+    if not special:
+        return None
+    one, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
+    single = [*around["bos"], one, *around["eos"]]
+    return {"type": "TemplateProcessing", "single": single, "pair": [*single, *around["bos"], other, *around["eos"]],
+            "special_tokens": special}  # fmt: skip
+
+
+def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+    return {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **options, "vocab": vocab, "merges": merges,
+    }  # fmt: skip
+
+
+def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dict[str, Any]:
+    pre = meta.get("tokenizer.ggml.pre", "default")
+    if pre not in _PRE:
+        raise ModelError(
+            f"{path}: its vocabulary cuts text by rule {pre!r}, which is not known here (known: {', '.join(_PRE)}); "
+            "name the original model's tokenizer with --tokenizer"
+        )
+    steps, _, whole_words, normalizer = _PRE[pre]
+    merges = [merge.split(" ", 1) for merge in meta.get("tokenizer.ggml.merges") or []]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    return {
+        "normalizer": {"type": normalizer} if normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe(vocab, [m for m in merges if len(m) == 2], ignore_merges=whole_words),
+    }
+
+
+def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:
+    scores = meta.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelError(f"{path}: its SentencePiece vocabulary has no scores; name a tokenizer with --tokenizer")
+    vocab = {token: i for i, token in enumerate(tokens)}
+    # SentencePiece joins the neighbours whose union scores best: as ranked merges, every way to cut each piece in two.
+    ranked = []
+    for i, token in enumerate(tokens):
+        if types[i] == _NORMAL and len(token) > 1:
+            cuts = [(token[:c], token[c:]) for c in range(1, len(token))]
+            ranked += [
+                (-float(scores[i]), i, vocab[a], vocab[b], a, b) for a, b in cuts if a in vocab and b in vocab
+            ]
+    ranked.sort()
+    unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
+    prefix = bool(meta.get("tokenizer.ggml.add_space_prefix", True))
+    underscore = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    decoders: list[dict[str, Any]] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "normalizer": {
+            "type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, underscore] if prefix else [underscore]
+        },
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": _bpe(vocab, [[r[4], r[5]] for r in ranked], unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True),
+    }  # fmt: skip

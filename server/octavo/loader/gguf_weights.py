@@ -1,0 +1,70 @@
+"""A GGUF file's tensors under Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from octavo.errors import ModelError
+from octavo.loader.gguf_dequant import dequantize
+from octavo.loader.gguf_reader import GGUFFile, TensorInfo
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_DERIVED = ("rope_freqs.weight",)  # part of the configuration, not of the weights
+
+
+def hf_name(name: str) -> str | None:
+    """The checkpoint name of a GGUF tensor; None where there is none."""
+    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        layer, part, kind = match.groups()
+        return f"model.layers.{layer}.{_LAYER[part]}.{kind}" if part in _LAYER else None
+    base, _, kind = name.rpartition(".")
+    return f"{_TOP[base]}.{kind}" if base in _TOP else None
+
+
+class GGUFWeight:
+    """See `WeightSource`; `raw` is for layers that compute on the quantised blocks themselves."""
+
+    def __init__(self, name: str, file: GGUFFile, info: TensorInfo, heads: int | None) -> None:
+        self.name, self.shape, self.qtype = name, info.shape, info.qtype
+        self._file, self._info, self._heads = file, info, heads
+
+    def raw(self) -> np.ndarray:
+        """Stored bytes, uint8 [rows, row_bytes], rows in the order of the Hugging Face checkpoint."""
+        raw = self._file.raw(self._info)
+        if not self._heads:
+            return raw
+        # llama.cpp stores the two halves of each rotary head interleaved; put them back one after the other.
+        width = raw.shape[-1] if len(self.shape) > 1 else raw.shape[-1] // self.shape[0]
+        rows = raw.reshape(self._heads, self.shape[0] // self._heads // 2, 2, width).swapaxes(1, 2)
+        return np.ascontiguousarray(rows).reshape(raw.shape)
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return dequantize(self.raw(), self.qtype, dtype).reshape(self.shape)
+
+
+def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
+    file = GGUFFile(path)
+    arch = file.architecture
+    heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
+    kv_heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count_kv", heads)))
+    for info in file.tensors.values():
+        if info.name in _DERIVED:
+            continue
+        name = hf_name(info.name)
+        if name is None:
+            raise ModelError(f"{path}: tensor {info.name!r} has no place in architecture {arch!r} as it is known here")
+        interleaved = None
+        if arch == "llama":
+            interleaved = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else None
+        yield name, GGUFWeight(name, file, info, interleaved)

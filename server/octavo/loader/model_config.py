@@ -1,0 +1,48 @@
+"""Reading the JSON files that describe a model. No torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelError
+from octavo.loader.files import ModelFiles
+
+_NUMBERS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ModelError when the file cannot be read or is not a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON ({error}); fetch the model again") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object; fetch the model again")
+    return value
+
+
+def load_hf_config(files: ModelFiles) -> dict[str, Any]:
+    """config.json as Hugging Face writes it (for GGUF: derived from the header). Raises ModelError."""
+    path = files.path / "config.json"
+    config = read_json(path)
+    for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
+        if "vocab_size" not in config and isinstance(config.get(key), dict):
+            config = {**config, **config[key], "architectures": config.get("architectures")}
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
+    for key in _NUMBERS:
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError(f"{path}: {key} must be a positive integer, got {value!r}")
+    return config
+
+
+def load_generation_config(files: ModelFiles) -> dict[str, Any]:
+    """generation_config.json, or nothing when the model has none. Raises ModelError."""
+    path = files.path / "generation_config.json"
+    return read_json(path) if path.exists() else {}

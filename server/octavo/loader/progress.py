@@ -1,0 +1,68 @@
+"""Showing that something long is under way: a bar on a terminal, plain lines elsewhere (logs of a pod)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_EVERY = 5.0  # seconds between plain lines
+
+
+class Progress:
+    """``total`` in bytes, None when it is not known. Writes to stderr; `advance` may be called from several threads."""
+
+    def __init__(self, what: str, total: int | None = None, enabled: bool = True) -> None:
+        self.what, self.total, self.done, self.enabled = what, total, 0, enabled
+        self._bar: Any = None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self.enabled:
+            if sys.stderr.isatty():
+                self._bar = _rich_bar()
+            if self._bar is not None:
+                self._bar.start()
+                self._task = self._bar.add_task(self.what, total=self.total)
+            else:
+                self._say(self.what + (f" ({_bytes(self.total)})" if self.total else ""))
+        return self
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+        elif self.enabled and time.monotonic() - self._last >= _EVERY:
+            part = f" of {_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
+            self._say(f"{self.what}: {_bytes(self.done)}{part}")
+
+    def set_total(self, total: int) -> None:
+        self.total = total
+        if self._bar is not None:
+            self._bar.update(self._task, total=total)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _say(self, line: str) -> None:
+        self._last = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+def _rich_bar() -> Any:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bar
+    except ImportError:
+        return None
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Bar(*columns, console=Console(stderr=True), transient=True)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

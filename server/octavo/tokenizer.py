@@ -1,0 +1,167 @@
+"""Text to token ids and back, by the `tokenizers` library alone: no transformers, no code from repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo import chat_template as chat
+from octavo.errors import ModelError
+from octavo.loader.files import ModelFiles
+from octavo.loader.model_config import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """``backend`` is a `tokenizers.Tokenizer`; ``config`` is tokenizer_config.json; ``chat_templates`` are by name,
+    the main one is "default"."""
+
+    def __init__(self, backend: Backend, config: dict[str, Any], chat_templates: dict[str, str] | None = None) -> None:
+        self.backend = backend
+        self.config = config
+        self.chat_templates = chat_templates or {}
+        # What tokenizer.json says about cutting and padding serves training; here prompts are taken as they are.
+        backend.no_truncation()
+        backend.no_padding()
+        self.special_tokens = {
+            name: content for name in _NAMED_TOKENS if (content := _content(config.get(name))) is not None
+        }
+
+    @classmethod
+    def from_files(cls, files: ModelFiles) -> Tokenizer:
+        return cls.from_directory(files.tokenizer_path)
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> Tokenizer:
+        """Raises ModelError when tokenizer.json is missing or damaged."""
+        from tokenizers import Tokenizer as Backend
+
+        folder = Path(directory)
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(
+                f"{folder} has no tokenizer.json; name a model or folder that has one with --tokenizer, "
+                "or start with --skip-tokenizer-init and send token ids"
+            )
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{path} is not a tokenizer that can be read ({error}); fetch the model again") from None
+        config_path = folder / "tokenizer_config.json"
+        config = read_json(config_path) if config_path.exists() else {}
+        return cls(backend, config, _read_chat_templates(folder, config))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """The vocabulary's own spelling of each id; None where there is none."""
+        return [self.backend.id_to_token(i) for i in ids]
+
+    def convert_tokens_to_ids(self, tokens: Sequence[str]) -> list[int | None]:
+        return [self.backend.token_to_id(token) for token in tokens]
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        return self._id("eos_token")
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        return self._id("bos_token")
+
+    @cached_property
+    def pad_token_id(self) -> int | None:
+        return self._id("pad_token")
+
+    @cached_property
+    def all_special_ids(self) -> frozenset[int]:
+        """The ids that `decode` leaves out when it skips special tokens."""
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Without the tokens that were added to the trained vocabulary."""
+        return self.backend.get_vocab_size(with_added_tokens=False)
+
+    @cached_property
+    def _length(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as the model's prompt; ``chat_template`` is a template or the name of one of the model's.
+
+        Raises ValueError when there is no template or when it refuses the conversation.
+        """
+        template = self.get_chat_template(chat_template, tools=bool(tools))
+        return chat.render(
+            template, messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message, **{**self.special_tokens, **kwargs},
+        )  # fmt: skip
+
+    def get_chat_template(self, chat_template: str | None = None, *, tools: bool = False) -> str:
+        if chat_template is not None:
+            return self.chat_templates.get(chat_template, chat_template)
+        if tools and "tool_use" in self.chat_templates:
+            return self.chat_templates["tool_use"]
+        if "default" in self.chat_templates:
+            return self.chat_templates["default"]
+        if self.chat_templates:
+            raise ValueError(f"the model has several chat templates and no default: choose with --chat-template "
+                             f"{' | '.join(sorted(self.chat_templates))}")  # fmt: skip
+        raise ValueError("the model has no chat template: give one with --chat-template, or use completions with a prompt")
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def _content(token: Any) -> str | None:
+    """A token in tokenizer_config.json is a string or an object with its content."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Templates are in tokenizer_config.json (one, or a list of named ones), chat_template.json or *.jinja files."""
+    found: dict[str, str] = {}
+    for value in (config.get("chat_template"), _json_template(folder)):
+        if isinstance(value, str):
+            found["default"] = value
+        elif isinstance(value, list):
+            found |= {e["name"]: e["template"] for e in value if isinstance(e, dict) and {"name", "template"} <= e.keys()}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    if (folder / "chat_template.jinja").exists():
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return found
+
+
+def _json_template(folder: Path) -> Any:
+    path = folder / "chat_template.json"
+    return read_json(path).get("chat_template") if path.exists() else None
