@@ -1,7 +1,8 @@
 """Configuration of one engine: plain frozen dataclasses, no torch, so that the API process can read them too.
 
-`EngineArgs` is what a user writes (flags of `octavo serve`, keyword arguments of `LLM`); `EngineArgs.create_engine_config`
-resolves it against the model's files into an `EngineConfig`, which travels to the core process as JSON.
+`EngineArgs` is what a user writes (flags of `octavo serve`, keyword arguments of `LLM`);
+`EngineArgs.create_engine_config` resolves it against the model's files into an `EngineConfig`, which travels to the
+core process as JSON.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class EngineConfig:
     load_format: str = "auto"
     enforce_eager: bool = False
     skip_tokenizer_init: bool = False
+    fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -193,6 +195,7 @@ class EngineArgs:
             load_format=self.load_format,
             enforce_eager=self.enforce_eager,
             skip_tokenizer_init=self.skip_tokenizer_init,
+            fit_max_model_len=self.max_model_len == "auto",
         )
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:

@@ -1,0 +1,49 @@
+# Every command a person needs; each is idempotent.
+PORT ?= 8000
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: setup serve test test-fast lint format bench pins clean
+
+setup: $(VENV)/.installed  ## .venv with everything pinned, and the CPU kernels built
+
+$(VENV)/.installed: requirements/dev.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode -r requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+serve: setup  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
+	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
+
+test: setup  ## every test that runs without a GPU or a cluster of your own
+	python -m pytest -m "not gpu and not cluster" $(ARGS)
+
+test-fast: setup
+	python -m pytest -m "not gpu and not cluster and not slow" $(ARGS)
+
+lint: setup
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+format: setup
+	ruff check --fix .
+	ruff format .
+
+bench: setup  ## print what the engine costs on this machine
+	python benchmarks/run.py $(ARGS)
+
+pins:  ## resolve requirements/*.in anew
+	for name in dev server engine; do \
+	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
+	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
+	    --output-file requirements/$$name.txt || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

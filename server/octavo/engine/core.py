@@ -1,0 +1,73 @@
+"""The engine's heart: a scheduler, an executor, and `step` between them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from octavo.config import EngineConfig
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.request import RequestStatus
+from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
+from octavo.core.scheduler import Scheduler
+from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from octavo.executor.uniproc import Executor, UniProcExecutor
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Add requests, call `step` while `has_unfinished_requests`. Not thread-safe: one thread owns it."""
+
+    def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
+        self.executor = executor or UniProcExecutor(config)
+        self.config = self.executor.config
+        cache = self.config.cache
+        kv = KVCacheManager(self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        self.scheduler = Scheduler(self.config.scheduler, kv)
+        self.num_steps = 0
+        self._pending: list[EngineCoreOutput] = []  # outcomes outside of steps, delivered by the next one
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Raises ValueError when the request can never run or its id is in use; the engine goes on unharmed."""
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests and free all they hold; unknown ids are ignored. Their outputs say finish_reason "abort"."""
+        self._pending += self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def finish_sample(self, request_id: str, index: int) -> None:
+        """End one sequence whose text has matched a stop string; the front end reports it, nothing is sent back."""
+        self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests() or bool(self._pending)
+
+    def step(self) -> EngineCoreOutputs:
+        """Schedule and compute once. When the model itself fails, every sequence of the step ends with an error."""
+        started = time.perf_counter()
+        outputs, self._pending = self._pending, []
+        step = self.scheduler.schedule(now=time.time())
+        if step.num_scheduled_tokens:
+            outputs += self.scheduler.update_from_output(self._execute(step))
+            self.num_steps += 1
+        stats = self.scheduler.make_stats()
+        stats.num_prompt_tokens = step.num_prompt_tokens
+        stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
+        stats.step_is_prefill = step.num_prompt_tokens > 0
+        stats.step_time = time.perf_counter() - started
+        return EngineCoreOutputs(outputs, stats, time.time())
+
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        try:
+            return self.executor.execute_model(step)
+        except Exception as error:
+            logger.exception(
+                "step %d failed; its %d sequences end with an error", step.step_id, len(step.num_scheduled_tokens)
+            )
+            return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, f"the step failed: {error}"))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the engine's bookkeeping contradicts itself."""
+        self.scheduler.check_integrity()

@@ -1,0 +1,63 @@
+"""What this process may use of the machine: CPUs by affinity and cgroup quota, memory by cgroup limit (v1 and v2)."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def _read_numbers(path: Path) -> list[int] | None:
+    try:
+        return [int(word) for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return None
+
+
+def _own_cgroups(controller: str, root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The cgroup directories that bound this process, innermost first."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = root if (root / "cgroup.controllers").exists() else root / "unified"
+        elif controller in controllers.split(","):
+            base = root / controllers if (root / controllers).exists() else root / controller
+        else:
+            continue
+        here = base / path.lstrip("/")
+        found += [here, *[p for p in here.parents if p.is_relative_to(base)]]
+    return found
+
+
+def cpu_count(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -> int:
+    """CPUs that can be kept busy: at least 1, at most the affinity mask, at most the smallest quota (rounded up)."""
+    count = float(len(os.sched_getaffinity(0)))
+    for cgroup in _own_cgroups("cpu", root, proc):
+        try:
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            v1_quota, v1_period = (_read_numbers(cgroup / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+            if v1_quota and v1_period and v1_quota[0] > 0:
+                count = min(count, v1_quota[0] / v1_period[0])
+            continue
+        if quota != "max":
+            count = min(count, int(quota) / int(period))
+    return max(1, math.ceil(count))
+
+
+def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes of host memory that this process can have: the machine's, or the smallest cgroup limit above it."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for cgroup in _own_cgroups("memory", root, proc):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            numbers = _read_numbers(cgroup / name)
+            if numbers and numbers[0] > 0:
+                limit = min(limit, numbers[0])
+    return limit

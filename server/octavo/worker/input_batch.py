@@ -1,0 +1,104 @@
+"""The state of running sequences between steps: one row each, kept in place for the sequence's whole life.
+
+A step gathers its rows by index; nothing is moved when others come and go.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from octavo.core.sched_output import CachedRequestData, NewRequestData
+from octavo_kernels.metadata import AttentionMetadata
+
+
+class InputBatch:
+    """Rows of token ids, block tables and counters for up to ``max_num_reqs`` sequences (host memory)."""
+
+    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        # Not touched before used: the pages of a long row cost nothing.
+        self.token_ids = np.empty((max_num_reqs, max_model_len + 1), dtype=np.int32)
+        self.block_table = np.zeros((max_num_reqs, max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
+        self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
+        self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
+        self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
+        self.row_of: dict[str, int] = {}
+        self._free_rows = list(range(max_num_reqs - 1, -1, -1))
+
+    def add(self, data: NewRequestData) -> int:
+        row = self.row_of[data.req_id] = self._free_rows.pop()
+        self.token_ids[row, : len(data.token_ids)] = data.token_ids
+        self.block_table[row, : len(data.block_ids)] = data.block_ids
+        self.num_blocks[row] = len(data.block_ids)
+        self.num_computed[row] = data.num_computed_tokens
+        self.num_kv_tokens[row] = data.num_kv_tokens
+        self.num_prompt[row] = data.num_prompt_tokens
+        return row
+
+    def update_blocks(self, data: CachedRequestData) -> None:
+        row = self.row_of[data.req_id]
+        for index, block_id in data.replaced_blocks:
+            self.block_table[row, index] = block_id
+        if data.new_block_ids:
+            end = self.num_blocks[row] + len(data.new_block_ids)
+            self.block_table[row, self.num_blocks[row] : end] = data.new_block_ids
+            self.num_blocks[row] = end
+
+    def remove(self, req_id: str) -> int | None:
+        """Give the row up; None when the sequence never had one."""
+        row = self.row_of.pop(req_id, None)
+        if row is not None:
+            self._free_rows.append(row)
+        return row
+
+    def check_integrity(self) -> None:
+        used = list(self.row_of.values())
+        assert len(set(used)) == len(used) and not set(used) & set(self._free_rows), "a row is used twice"
+        assert len(used) + len(self._free_rows) == len(self.num_blocks), "a row is lost"
+
+
+class StepInputs:
+    """One step's tensors, made from the rows of an InputBatch.
+
+    R sequences in the order of ``rows``, T tokens padded to a multiple of ``pad_to`` (token 0, position 0, slot -1).
+    """
+
+    def __init__(self, batch: InputBatch, rows: np.ndarray, num_scheduled: np.ndarray, pad_to: int) -> None:
+        """``rows``, ``num_scheduled``: int64 [R], every count at least 1."""
+        computed = batch.num_computed[rows]
+        starts = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(num_scheduled, out=starts[1:])
+        total = int(starts[-1])
+        padded = -(-total // pad_to) * pad_to
+        sequence_of = np.repeat(np.arange(len(rows)), num_scheduled)
+        offsets = np.arange(total) - np.repeat(starts[:-1], num_scheduled)
+        positions = np.zeros(padded, dtype=np.int64)
+        positions[:total] = computed[sequence_of] + offsets
+        real = positions[:total]
+        token_rows = rows[sequence_of]
+        input_ids = np.zeros(padded, dtype=np.int64)
+        input_ids[:total] = batch.token_ids[token_rows, real]
+        slots = np.full(padded, -1, dtype=np.int64)
+        block_ids = batch.block_table[token_rows, real // batch.block_size].astype(np.int64)
+        slots[:total] = block_ids * batch.block_size + real % batch.block_size
+        slots[:total][real < batch.num_kv_tokens[token_rows]] = -1
+        seq_lens = (computed + num_scheduled).astype(np.int32)
+        max_seq_len = int(seq_lens.max())
+        num_columns = -(-max_seq_len // batch.block_size)
+
+        self.starts = starts
+        self.seq_lens = seq_lens
+        self.input_ids = torch.from_numpy(input_ids)
+        self.positions = torch.from_numpy(positions)
+        self.metadata = AttentionMetadata(
+            query_start_loc=torch.from_numpy(starts),
+            seq_lens=torch.from_numpy(seq_lens),
+            block_table=torch.from_numpy(np.ascontiguousarray(batch.block_table[rows, :num_columns])),
+            slot_mapping=torch.from_numpy(slots),
+            max_query_len=int(num_scheduled.max()),
+            max_seq_len=max_seq_len,
+            num_actual_tokens=total,
+        )

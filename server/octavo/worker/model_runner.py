@@ -1,0 +1,163 @@
+"""Turns a SchedulerOutput into tensors, runs the model and the sampler, and reads the results back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+import octavo_kernels
+from octavo.config import EngineConfig
+from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.engine.messages import LogprobsLists
+from octavo.layers.attention import ForwardContext
+from octavo.sample.sampler import LogprobsTensors, Sampler, compute_prompt_logprobs
+from octavo.sample.states import SamplingStates
+from octavo.worker.input_batch import InputBatch, StepInputs
+
+# torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, and not below 8.
+ROW_MULTIPLE = 8
+# Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
+PROMPT_LOGPROBS_ROWS = 256
+
+
+class ModelRunner:
+    """Runs steps of one model on one device. ``kv_caches`` come from the worker, one tensor a layer."""
+
+    def __init__(self, config: EngineConfig, model: nn.Module, device: torch.device) -> None:
+        self.config = config
+        self.model = model
+        self.device = device
+        max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
+        self.batch = InputBatch(max_num_seqs, config.scheduler.max_model_len, config.cache.block_size)
+        self.states = SamplingStates(max_num_seqs, vocab_size, device)
+        self.sampler = Sampler()
+        self.kv_caches: list[torch.Tensor] = []
+        self._prompt_logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
+        self._pooling: dict[str, str] = {}
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; its order is the SchedulerOutput's contract: drop rows, copy blocks, add rows, compute."""
+        self._update_rows(step)
+        req_ids = list(step.num_scheduled_tokens)
+        rows = np.array([self.batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
+        num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
+        inputs = StepInputs(self.batch, rows, num_scheduled, ROW_MULTIPLE)
+        hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
+        output = ModelRunnerOutput()
+        if self._prompt_logprobs:
+            self._add_prompt_logprobs(output, step, inputs, hidden, req_ids)
+        self.batch.num_computed[rows] += num_scheduled
+        if step.sampled_req_ids:
+            self._sample(output, step, inputs, hidden, req_ids, rows)
+        return output
+
+    def _update_rows(self, step: SchedulerOutput) -> None:
+        for req_id in step.finished_req_ids:
+            row = self.batch.remove(req_id)
+            if row is not None:
+                self.states.remove_request(row)
+                self._prompt_logprobs.pop(req_id, None)
+                self._pooling.pop(req_id, None)
+        if step.block_copies:
+            pairs = torch.tensor(step.block_copies, dtype=torch.int64, device=self.device)
+            octavo_kernels.copy_blocks(self.kv_caches, pairs)
+        for data in step.scheduled_new_reqs:
+            self._add_row(data)
+        for change in step.scheduled_cached_reqs:
+            self.batch.update_blocks(change)
+
+    def _add_row(self, data: NewRequestData) -> None:
+        row = self.batch.add(data)
+        self.states.add_request(
+            row,
+            data.sampling_params,
+            data.token_ids[: data.num_prompt_tokens],
+            data.token_ids[data.num_prompt_tokens :],
+            stop_token_ids=data.stop_token_ids,
+            sample_index=data.sample_index,
+            default_seed=self.config.model.seed,
+        )
+        if data.sampling_params.prompt_logprobs is not None and data.sample_index == 0:
+            self._prompt_logprobs[data.req_id] = data.sampling_params.prompt_logprobs
+        if data.pooling is not None:
+            self._pooling[data.req_id] = data.pooling
+
+    def _logits(self, hidden: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
+        """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
+        padded = np.zeros(-(-len(indices) // ROW_MULTIPLE) * ROW_MULTIPLE, dtype=np.int64)
+        padded[: len(indices)] = indices
+        return self.model.compute_logits(hidden[torch.from_numpy(padded).to(self.device)])[: len(indices)]
+
+    def _sample(
+        self,
+        output: ModelRunnerOutput,
+        step: SchedulerOutput,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        req_ids: list[str],
+        rows: np.ndarray,
+    ) -> None:
+        if len(step.sampled_req_ids) == len(req_ids):
+            sampled = np.arange(len(req_ids))
+        else:
+            wanted = set(step.sampled_req_ids)
+            sampled = np.array([i for i, req_id in enumerate(req_ids) if req_id in wanted], dtype=np.int64)
+        sampled_rows, positions = rows[sampled], inputs.seq_lens[sampled]
+        logits = self._logits(hidden, inputs.starts[sampled + 1] - 1)
+        metadata = self.states.make_metadata(sampled_rows.tolist(), positions.tolist())
+        result = self.sampler(logits, metadata)
+        tokens = result.sampled_token_ids.tolist()
+        # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
+        self.batch.token_ids[sampled_rows, positions] = tokens
+        ids = [req_ids[i] for i in sampled]
+        output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
+        if result.num_nans is not None:
+            for req_id, num_nans in zip(ids, result.num_nans.tolist(), strict=True):
+                if num_nans:
+                    output.errors[req_id] = (
+                        f"the model computed {num_nans} NaN logits for this request; its weights may be damaged or "
+                        "its dtype too narrow: try dtype=float32"
+                    )
+        if result.logprobs is not None:
+            self._add_logprobs(output, result.logprobs, ids, sampled_rows)
+
+    def _add_logprobs(
+        self, output: ModelRunnerOutput, logprobs: LogprobsTensors, req_ids: list[str], rows: np.ndarray
+    ) -> None:
+        token_ids, values, ranks = logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist()
+        for i, (req_id, row) in enumerate(zip(req_ids, rows.tolist(), strict=True)):
+            wanted = self.states.num_logprobs(row)
+            if wanted is not None:
+                n = wanted + 1 if wanted >= 0 else None
+                output.logprobs[req_id] = LogprobsLists([token_ids[i][:n]], [values[i][:n]], [ranks[i]])
+
+    def _add_prompt_logprobs(
+        self,
+        output: ModelRunnerOutput,
+        step: SchedulerOutput,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        req_ids: list[str],
+    ) -> None:
+        """Position p's hidden state predicts prompt token p + 1: the step's rows before the prompt's last one."""
+        for i, req_id in enumerate(req_ids):
+            k = self._prompt_logprobs.get(req_id)
+            if k is None:
+                continue
+            row = self.batch.row_of[req_id]
+            start, until = int(self.batch.num_computed[row]), int(inputs.seq_lens[i])
+            until = min(until, int(self.batch.num_prompt[row]) - 1)
+            if until <= start:
+                continue
+            targets = torch.from_numpy(self.batch.token_ids[row, start + 1 : until + 1].astype(np.int64))
+            lists = LogprobsLists([], [], [])
+            for at in range(0, until - start, PROMPT_LOGPROBS_ROWS):
+                end = min(at + PROMPT_LOGPROBS_ROWS, until - start)
+                logits = self._logits(hidden, np.arange(inputs.starts[i] + at, inputs.starts[i] + end))
+                part = compute_prompt_logprobs(logits, targets[at:end].to(self.device), k)
+                lists.token_ids += part.token_ids.tolist()
+                lists.logprobs += part.logprobs.tolist()
+                lists.ranks += part.ranks.tolist()
+            output.prompt_logprobs[req_id] = lists
