@@ -1,0 +1,175 @@
+"""The engine offline: prompts in, answers out, no server and no sockets."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from octavo.config import EngineArgs
+from octavo.engine.core import EngineCore
+from octavo.engine.input_processor import InputProcessor
+from octavo.engine.output_processor import OutputProcessor
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Prompt = str | dict[str, Any] | list[int]
+
+
+class LLM:
+    """A model in this process.
+
+    >>> llm = LLM()                                   # the embedded model
+    >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
+
+    Keyword arguments are those of `octavo.config.EngineArgs`. Raises ConfigError or ModelError when it cannot start.
+    """
+
+    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
+        unknown = engine_args.keys() - EngineArgs.field_names()
+        if unknown:
+            raise TypeError(f"LLM() got unknown arguments: {', '.join(sorted(unknown))}")
+        config = EngineArgs(model=model, **engine_args).create_engine_config()
+        self.engine = EngineCore(config)
+        self.config = self.engine.config
+        self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
+        self._input = InputProcessor(self.config, self.tokenizer)
+        self._output = OutputProcessor(self.tokenizer)
+        self._ids = itertools.count()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json recommends."""
+        return self._input.default_sampling_params()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete every prompt: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or a list of ids.
+
+        Returns one RequestOutput a prompt, in their order. Raises ValueError, naming the field, before anything runs
+        when a prompt or its parameters cannot be served.
+        """
+        many: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else prompts
+        params = self._params_for(sampling_params, len(many))
+        if priority is not None and len(priority) != len(many):
+            raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
+        requests = []
+        for i, (prompt, one) in enumerate(zip(many, params, strict=True)):
+            one = one.clone()
+            one.output_kind = RequestOutputKind.FINAL_ONLY
+            requests.append(
+                self._input.process(str(next(self._ids)), prompt, one, priority=priority[i] if priority else 0)
+            )
+        for request, prompt in zip(requests, many, strict=True):
+            self._output.add_request(request, _text_of(prompt))
+            self.engine.add_request(request)
+        return self._run([request.request_id for request in requests], use_tqdm)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template."""
+        if self.tokenizer is None:
+            raise ValueError("chat needs a tokenizer, and skip_tokenizer_init=True was given")
+        conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            text = self.tokenizer.apply_chat_template(
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                **(chat_template_kwargs or {}),
+            )
+            prompts.append({"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)})
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise ValueError(f"sampling_params has {len(given)} entries for {count} prompts")
+        return list(given)
+
+    def _run(self, request_ids: list[str], show_progress: bool) -> list[RequestOutput]:
+        finished: dict[str, RequestOutput] = {}
+        progress = _Progress(len(request_ids)) if show_progress else None
+        try:
+            while len(finished) < len(request_ids):
+                for output in self._step():
+                    if output.finished:
+                        finished[output.request_id] = output
+                        if progress is not None:
+                            progress.update(output)
+        except BaseException:
+            # Ctrl-C, or a fault of our own: leave an engine that can be used again.
+            self.engine.abort_requests(request_ids)
+            while self.engine.has_unfinished_requests():
+                list(self._step())
+            raise
+        finally:
+            if progress is not None:
+                progress.close()
+        return [finished[request_id] for request_id in request_ids]
+
+    def _step(self) -> Iterator[RequestOutput]:
+        outputs, stopped = self._output.process_outputs(self.engine.step().outputs)
+        for request_id, index in stopped:
+            self.engine.finish_sample(request_id, index)
+        yield from outputs
+
+
+class _Progress:
+    """One line on stderr, kept current when it is a terminal and printed once at the end when it is not."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._tokens = 0
+        self._progress = Progress(
+            TextColumn("Processed prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[rate]}"), console=Console(file=sys.stderr),
+        )  # fmt: skip
+        self._task = self._progress.add_task("", total=total, rate="")
+        self._progress.start()
+
+    def update(self, output: RequestOutput) -> None:
+        self._tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        elapsed = self._progress.tasks[0].elapsed or 1e-9
+        self._progress.update(self._task, advance=1, rate=f"{self._tokens / elapsed:,.1f} output tok/s")
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    return isinstance(prompts, (str, dict)) or (
+        isinstance(prompts, (list, tuple)) and bool(prompts) and all(isinstance(p, int) for p in prompts)
+    )
+
+
+def _text_of(prompt: Any) -> str | None:
+    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
