@@ -1,0 +1,56 @@
+"""What a request may say at all: grammar and allowed-token bitmasks, bad words, min_tokens, logit_bias.
+
+All functions change the logits (float32 [R, V]) in place; a forbidden token's logit becomes -inf.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.sample.metadata import BadWords, RowBitmask, TokenLogits
+from octavo.sample.token_pool import TokenPool
+
+
+def pack_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
+    """int32 [ceil(V / 32)] with the bits of ``token_ids`` (int64 [N]) set: bit ``id % 32`` of word ``id // 32``."""
+    bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.int64)
+    bits[token_ids] = 1
+    words = (bits.view(-1, 32) << torch.arange(32)).sum(-1)
+    return words.to(torch.int32)  # keeps the low 32 bits
+
+
+def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
+    """Forbid every token whose bit is 0. ``bitmask`` int32 [R, ceil(V / 32)]."""
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = bitmask[:, :, None].bitwise_right_shift(shifts).bitwise_and_(1)
+    forbidden = (bits == 0).view(len(bitmask), -1)[:, : logits.shape[1]]
+    logits.masked_fill_(forbidden, -torch.inf)
+
+
+def apply_allowed(logits: Tensor, allowed: RowBitmask) -> None:
+    rows = logits.index_select(0, allowed.rows)
+    apply_bitmask(rows, allowed.bitmask)
+    logits.index_copy_(0, allowed.rows, rows)
+
+
+def apply_min_tokens(logits: Tensor, stops: TokenLogits) -> None:
+    logits[stops.rows, stops.token_ids] = -torch.inf
+
+
+def apply_logit_bias(logits: Tensor, bias: TokenLogits) -> None:
+    assert bias.values is not None
+    logits[bias.rows, bias.token_ids] += bias.values  # a request's ids are distinct
+
+
+def apply_bad_words(logits: Tensor, words: BadWords, pool: TokenPool) -> None:
+    """Forbid the last token of each bad word whose other tokens are what the output ends with."""
+    match = words.positions - words.prompt_len >= words.prefix_len
+    width = words.prefix.shape[1]
+    if width:
+        at = words.positions[:, None] - torch.arange(width, 0, -1, device=logits.device)
+        tail = pool.history[words.slots[:, None], at.clamp(min=0)]
+        match &= ((tail == words.prefix) | (words.prefix < 0)).all(-1)
+    # amin, because two words may forbid the same token and only one of them match
+    floor = torch.where(match, -torch.inf, torch.inf)
+    logits.view(-1).scatter_reduce_(0, words.rows * logits.shape[1] + words.last, floor, "amin")

@@ -1,0 +1,59 @@
+"""Log-probabilities of sampled and prompt tokens, from the model's own (raw) logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 23  # logits at a time: bounds the memory of long prompts
+
+
+@dataclass
+class LogprobsTensors:
+    """The chosen token first, then the most likely ones in order (the lower id first among equals).
+
+    A row that asked for fewer than ``k`` is cut by the reader; one that asked for none is padding (id -1, -inf).
+    """
+
+    token_ids: Tensor  # int64 [R, k + 1]
+    logprobs: Tensor  # float32 [R, k + 1]
+    ranks: Tensor  # int64 [R], of the chosen token, from 1
+
+    @classmethod
+    def padding(cls, num_rows: int, k: int, device: torch.device) -> LogprobsTensors:
+        return cls(
+            torch.full((num_rows, k + 1), -1, dtype=torch.int64, device=device),
+            torch.full((num_rows, k + 1), -torch.inf, device=device),
+            torch.zeros(num_rows, dtype=torch.int64, device=device),
+        )
+
+
+def gather_logprobs(logprobs: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
+    """Of log-probabilities [N, V]: the chosen tokens' [N], their ranks and the ``k`` best."""
+    chosen = token_ids[:, None]
+    value = logprobs.gather(1, chosen)
+    ranks = (logprobs > value).sum(-1) + 1
+    if k == 0:
+        return LogprobsTensors(chosen, value, ranks)
+    best, ids = torch.sort(logprobs, dim=-1, descending=True, stable=True)
+    return LogprobsTensors(torch.cat((chosen, ids[:, :k]), 1), torch.cat((value, best[:, :k]), 1), ranks)
+
+
+def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> LogprobsTensors:
+    """Logits [T, V] of prompt positions, the tokens [T] that follow them, and how many alternatives (-1: all)."""
+    vocab_size = logits.shape[1]
+    k = vocab_size if k < 0 else min(k, vocab_size)
+    step = max(1, _CHUNK // vocab_size)
+    parts = [
+        gather_logprobs(logits[i : i + step].float().log_softmax(-1), next_token_ids[i : i + step], k)
+        for i in range(0, len(logits), step)
+    ]
+    if not parts:
+        return LogprobsTensors.padding(0, k, logits.device)
+    return LogprobsTensors(
+        torch.cat([p.token_ids for p in parts]),
+        torch.cat([p.logprobs for p in parts]),
+        torch.cat([p.ranks for p in parts]),
+    )

@@ -1,0 +1,245 @@
+"""Sampling state of running requests: one row a request, kept on the CPU, token histories on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.sample.constraints import pack_bitmask
+from octavo.sample.gumbel import position_keys, stream_key
+from octavo.sample.metadata import (
+    BadWords,
+    Penalties,
+    RandomRows,
+    RowBitmask,
+    SamplingMetadata,
+    TokenAppend,
+    TokenLogits,
+)
+from octavo.sample.token_pool import TokenPool
+from octavo.sampling_params import SamplingParams
+
+GREEDY_BELOW = 1e-5  # a temperature under it is greedy, as in vLLM
+_HOTTEST = 1e30  # float32 keeps -inf / T = -inf
+
+
+@dataclass
+class _Row:
+    """What does not fit a number a row; empty for most requests."""
+
+    stop_token_ids: NDArray[np.int64]
+    bias_ids: NDArray[np.int64]
+    bias_values: NDArray[np.float32]
+    allowed: Tensor | None = None  # int32 bitmask
+    bad_words: list[list[int]] = field(default_factory=list)
+
+
+class SamplingStates:
+    """``max_num_reqs`` rows for a vocabulary. A request keeps its row from `add_request` to `remove_request`."""
+
+    def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.pool = TokenPool(vocab_size, self.device)
+        n = max_num_reqs
+        self._temperature = np.zeros(n, np.float32)
+        self._top_k = np.zeros(n, np.int64)
+        self._top_p = np.ones(n, np.float64)
+        self._min_p = np.zeros(n, np.float64)
+        self._repetition = np.ones(n, np.float32)
+        self._frequency = np.zeros(n, np.float32)
+        self._presence = np.zeros(n, np.float32)
+        self._stream = np.zeros(n, np.uint64)
+        self._prompt_len = np.zeros(n, np.int64)
+        self._min_position = np.zeros(n, np.int64)  # below it EOS and stop ids are held back
+        self._num_logprobs = np.full(n, -1, np.int64)  # -1: none
+        self._slot = np.full(n, -1, np.int64)
+        self._count_slot = np.full(n, -1, np.int64)
+        self._rows: list[_Row | None] = [None] * n
+        self._cached_rows: list[int] = []
+        self._cached: SamplingMetadata | None = None
+
+    def add_request(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int],
+        stop_token_ids: frozenset[int],
+        sample_index: int,
+        default_seed: int,
+    ) -> None:
+        """Occupy a free row, also with a sequence that comes back after a preemption (``output_token_ids``).
+
+        ``stop_token_ids``: EOS and the request's own, held back until min_tokens. ``default_seed`` is used when
+        ``params.seed`` is None. Raises ValueError for a taken row or for token ids outside the vocabulary.
+        """
+        if self._rows[row] is not None:
+            raise ValueError(f"row {row} is taken")
+        p, vocab = params, self.vocab_size
+        penalised = p.frequency_penalty != 0 or p.presence_penalty != 0
+        prefixed = any(len(word) > 1 for word in p.bad_words_token_ids)
+        bias = p.logit_bias or {}
+        state = _Row(
+            self._checked(sorted(stop_token_ids), "stop_token_ids", keep_known=True),
+            self._checked(list(bias), "logit_bias"),
+            np.fromiter(bias.values(), np.float32, len(bias)),
+            bad_words=p.bad_words_token_ids,
+        )
+        for word in p.bad_words_token_ids:
+            self._checked(word, "bad_words")
+        if p.allowed_token_ids is not None:
+            ids = self._checked(p.allowed_token_ids, "allowed_token_ids")
+            state.allowed = pack_bitmask(torch.from_numpy(ids), vocab).to(self.device)
+        slots = -1, -1
+        if penalised or prefixed or p.repetition_penalty != 1:
+            prompt = self._checked(prompt_token_ids, "prompt_token_ids")
+            output = self._checked(output_token_ids, "output_token_ids")
+            slots = self.pool.add(torch.from_numpy(prompt), torch.from_numpy(output), count=penalised)
+        self._slot[row], self._count_slot[row] = slots
+        self._temperature[row] = 0 if p.temperature < GREEDY_BELOW else min(p.temperature, _HOTTEST)
+        self._top_k[row] = vocab if p.top_k < 1 else min(p.top_k, vocab)
+        self._top_p[row] = p.top_p
+        self._min_p[row] = p.min_p
+        self._repetition[row] = p.repetition_penalty
+        self._frequency[row] = p.frequency_penalty
+        self._presence[row] = p.presence_penalty
+        self._stream[row] = stream_key(default_seed if p.seed is None else p.seed, sample_index)
+        self._prompt_len[row] = len(prompt_token_ids)
+        self._min_position[row] = len(prompt_token_ids) + p.min_tokens if len(state.stop_token_ids) else 0
+        self._num_logprobs[row] = -1 if p.logprobs is None else (vocab if p.logprobs < 0 else min(p.logprobs, vocab))
+        self._rows[row] = state
+        self._cached = None
+
+    def remove_request(self, row: int) -> None:
+        """Free a row; a free one stays as it is."""
+        if self._rows[row] is None:
+            return
+        if self._slot[row] >= 0:
+            self.pool.remove(int(self._slot[row]), int(self._count_slot[row]))
+            self._slot[row] = self._count_slot[row] = -1
+        self._rows[row] = None
+        self._cached = None
+
+    def make_metadata(self, rows: Sequence[int], positions: Sequence[int]) -> SamplingMetadata:
+        """Gather a step. ``positions[i]``: absolute position of the token that row ``rows[i]`` is about to get."""
+        rows, at = list(rows), np.asarray(positions, np.int64)
+        if self._cached is None or rows != self._cached_rows:
+            self._cached, self._cached_rows = self._gather(rows), rows
+        return self._at_positions(self._cached, np.asarray(rows, np.int64), at)
+
+    # What depends on the rows alone, kept while the batch stays the same.
+    def _gather(self, rows: list[int]) -> SamplingMetadata:
+        r = np.asarray(rows, np.int64)
+        out = SamplingMetadata(num_rows=len(rows), pool=self.pool)
+        random = self._temperature[r] > 0
+        cut = (self._top_k[r] < self.vocab_size) | (self._top_p[r] < 1) | (self._min_p[r] > 0)
+        if not random.all():
+            out.greedy_rows = self._put(np.flatnonzero(~random))
+        if (plain := np.flatnonzero(random & ~cut)).size:
+            out.plain = self._random_rows(r, plain)
+        if (cuts := np.flatnonzero(random & cut)).size:
+            out.truncated = replace(
+                self._random_rows(r, cuts),
+                top_k=self._put(self._top_k[r[cuts]]),
+                top_p=self._put(self._top_p[r[cuts]]),
+                min_p=self._put(self._min_p[r[cuts]]),
+            )
+        states = [self._rows[row] for row in rows]
+        if any(state is None for state in states):
+            raise ValueError("a row without a request was asked to sample")
+        if allowed := [(i, s.allowed) for i, s in enumerate(states) if s is not None and s.allowed is not None]:
+            index = self._put(np.array([i for i, _ in allowed]))
+            out.allowed = RowBitmask(index, torch.stack([mask for _, mask in allowed]))
+        if biased := [(i, s) for i, s in enumerate(states) if s is not None and s.bias_ids.size]:
+            out.logit_bias = TokenLogits(
+                self._put(np.repeat([i for i, _ in biased], [s.bias_ids.size for _, s in biased])),
+                self._put(np.concatenate([s.bias_ids for _, s in biased])),
+                self._put(np.concatenate([s.bias_values for _, s in biased])),
+            )
+        if words := [(i, w) for i, s in enumerate(states) if s is not None for w in s.bad_words]:
+            out.bad_words = self._bad_words(r, words)
+        wants = self._num_logprobs[r] >= 0
+        if wants.any():
+            out.logprobs_rows = self._put(np.flatnonzero(wants))
+            out.num_logprobs = int(self._num_logprobs[r].max())
+        return out
+
+    def _random_rows(self, r: NDArray[np.int64], index: NDArray[np.int64]) -> RandomRows:
+        keys = torch.empty(0, 2, dtype=torch.int32)
+        return RandomRows(self._put(index), self._put(self._temperature[r[index]][:, None]), keys)
+
+    def _bad_words(self, r: NDArray[np.int64], words: list[tuple[int, list[int]]]) -> BadWords:
+        index = np.array([i for i, _ in words])
+        width = max(len(word) for _, word in words) - 1
+        prefix = np.array([[-1] * (width + 1 - len(word)) + list(word[:-1]) for _, word in words], np.int32)
+        nothing = torch.empty(0, dtype=torch.int64)
+        return BadWords(
+            rows=self._put(index),
+            slots=self._put(np.maximum(self._slot[r[index]], 0)),
+            prefix=self._put(prefix.reshape(len(words), width)),
+            prefix_len=self._put(np.array([len(word) - 1 for _, word in words])),
+            last=self._put(np.array([word[-1] for _, word in words])),
+            positions=nothing,
+            prompt_len=self._put(self._prompt_len[r[index]]),
+        )
+
+    # What changes with every token.
+    def _at_positions(self, base: SamplingMetadata, r: NDArray[np.int64], at: NDArray[np.int64]) -> SamplingMetadata:
+        out = replace(base)
+        if base.plain is not None or base.truncated is not None:
+            keys = self._put(position_keys(self._stream[r], at))
+            if base.plain is not None:
+                out.plain = replace(base.plain, keys=keys[base.plain.rows])
+            if base.truncated is not None:
+                out.truncated = replace(base.truncated, keys=keys[base.truncated.rows])
+        if base.bad_words is not None:
+            out.bad_words = replace(base.bad_words, positions=self._put(at)[base.bad_words.rows])
+        if (early := np.flatnonzero(at < self._min_position[r])).size:
+            stops = [row.stop_token_ids for i in early if (row := self._rows[r[i]]) is not None]
+            out.min_tokens = TokenLogits(
+                self._put(np.repeat(early, [len(ids) for ids in stops])), self._put(np.concatenate(stops))
+            )
+        if (noted := np.flatnonzero(self._slot[r] >= 0)).size:
+            self.pool.reserve(int(at[noted].max()) + 1)
+            counted = np.flatnonzero(self._count_slot[r] >= 0)
+            out.append = TokenAppend(
+                rows=self._put(noted),
+                slots=self._put(self._slot[r[noted]]),
+                positions=self._put(at[noted]),
+                count_rows=self._put(counted) if counted.size else None,
+                count_slots=self._put(self._count_slot[r[counted]]) if counted.size else None,
+            )
+        penalised = np.flatnonzero((self._repetition[r] != 1) | (self._count_slot[r] >= 0))
+        if penalised.size:
+            row = r[penalised]
+            out.penalties = Penalties(
+                rows=self._put(penalised),
+                slots=self._put(self._slot[row]),
+                count_slots=self._put(self._count_slot[row]),
+                positions=self._put(at[penalised]),
+                max_position=int(at[penalised].max()),
+                repetition=self._put(self._repetition[row][:, None]),
+                frequency=self._put(self._frequency[row][:, None]),
+                presence=self._put(self._presence[row][:, None]),
+                any_counts=bool((self._count_slot[row] >= 0).any()),
+            )
+        return out
+
+    def _put(self, array: NDArray) -> Tensor:  # type: ignore[type-arg]
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+    def _checked(self, ids: Sequence[int], name: str, keep_known: bool = False) -> NDArray[np.int64]:
+        """As an array; ids outside the vocabulary raise ValueError, or are left out with ``keep_known``."""
+        array = np.asarray(ids, np.int64)
+        known = (array >= 0) & (array < self.vocab_size)
+        if keep_known:
+            return array[known]
+        if not known.all():
+            raise ValueError(f"{name} holds token id {array[~known][0]}, outside the vocabulary of {self.vocab_size}")
+        return array

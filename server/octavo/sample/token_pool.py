@@ -1,0 +1,73 @@
+"""Token histories on the device, for the requests that need them (penalties, bad words of several tokens).
+
+The device notes each sampled token itself, because the CPU learns of it only a step later. Memory is taken by the
+requests that use it: both pools grow by doubling and hand slots out again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class _Slots:
+    """Hands out small integers, lowest first as long as none came back."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.size = 0
+
+    def take(self) -> int:
+        if self.free:
+            return self.free.pop()
+        self.size += 1
+        return self.size - 1
+
+    def give_back(self, slot: int) -> None:
+        self.free.append(slot)
+
+
+class TokenPool:
+    """``history`` int32 [slots, width]: prompt and output tokens by absolute position.
+    ``counts`` int32 [count slots, vocab]: how often each token was output."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.history = torch.zeros(0, 0, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._slots = _Slots()
+        self._count_slots = _Slots()
+
+    def add(self, prompt: Tensor, output: Tensor, count: bool) -> tuple[int, int]:
+        """Note a request's tokens (int64, CPU). Returns its history slot and its count slot (-1 without ``count``)."""
+        slot, count_slot = self._slots.take(), -1
+        length = prompt.numel() + output.numel()
+        self.reserve(length + 1)
+        self.history[slot, :length] = torch.cat((prompt, output)).to(self.device, torch.int32)
+        if count:
+            count_slot = self._count_slots.take()
+            if count_slot >= self.counts.shape[0]:
+                self.counts = _grown(self.counts, max(4, 2 * count_slot), self.vocab_size)
+            counts = torch.bincount(output, minlength=self.vocab_size)
+            self.counts[count_slot] = counts.to(self.device, torch.int32)
+        return slot, count_slot
+
+    def remove(self, slot: int, count_slot: int) -> None:
+        self._slots.give_back(slot)
+        if count_slot >= 0:
+            self._count_slots.give_back(count_slot)
+
+    def reserve(self, width: int) -> None:
+        """Make room for histories of ``width`` tokens in every slot handed out."""
+        slots, old_width = self.history.shape
+        if self._slots.size > slots or width > old_width:
+            new_slots = slots if self._slots.size <= slots else max(4, 2 * slots, self._slots.size)
+            new_width = old_width if width <= old_width else max(256, 2 * old_width, width)
+            self.history = _grown(self.history, new_slots, new_width)
+
+
+def _grown(old: Tensor, rows: int, columns: int) -> Tensor:
+    new = torch.zeros(rows, columns, dtype=old.dtype, device=old.device)
+    new[: old.shape[0], : old.shape[1]] = old
+    return new
