@@ -142,27 +142,37 @@ class LLM:
 
 
 class _Progress:
-    """One line on stderr, kept current when it is a terminal and printed once at the end when it is not."""
+    """A bar on stderr with the rate of output tokens; silent where `rich` is not installed."""
 
     def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+        self._bar: Any = None
         self._tokens = 0
-        self._progress = Progress(
-            TextColumn("Processed prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[rate]}"), console=Console(file=sys.stderr),
-        )  # fmt: skip
-        self._task = self._progress.add_task("", total=total, rate="")
-        self._progress.start()
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:
+            return
+        columns = (
+            TextColumn("Processed prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
+        self._bar = Progress(*columns, console=Console(file=sys.stderr))
+        self._task = self._bar.add_task("", total=total, rate="")
+        self._bar.start()
 
     def update(self, output: RequestOutput) -> None:
+        if self._bar is None:
+            return
         self._tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        elapsed = self._progress.tasks[0].elapsed or 1e-9
-        self._progress.update(self._task, advance=1, rate=f"{self._tokens / elapsed:,.1f} output tok/s")
+        rate = self._tokens / max(self._bar.tasks[0].elapsed or 0.0, 1e-9)
+        self._bar.update(self._task, advance=1, rate=f"{rate:,.1f} output tok/s")
 
     def close(self) -> None:
-        self._progress.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def _is_one_prompt(prompts: Any) -> bool:
