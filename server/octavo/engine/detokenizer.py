@@ -3,9 +3,9 @@
 Nearly all tokenizers of language models are one of two kinds, and both map a token to bytes on its own:
 
 * byte-level BPE (GPT-2's alphabet of printable stand-ins for bytes), and
-* SentencePiece with byte fallback ("▁" for a space, ``<0xE6>`` for a byte; one leading space of the whole text is dropped).
+* SentencePiece with byte fallback ("▁" for a space, ``<0xE6>`` for a byte; the text's first space is dropped).
 
-So a table of token bytes and an incremental UTF-8 decoder give exactly the text that decoding all ids at once gives. Other
+So a table of token bytes and an incremental UTF-8 decoder give exactly the text of decoding all ids at once. Other
 kinds (WordPiece, ...) fall back to decoding a short window of tokens twice and taking the difference.
 """
 
@@ -29,7 +29,7 @@ _WINDOW_LIMIT = 16  # undecodable tokens after which the window decoder gives up
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte of GPT-2's byte-level alphabet: printable Latin-1 stands for itself, the rest for 256, 257, ..."""
+    """Character -> byte in GPT-2's alphabet: printable Latin-1 stands for itself, the rest for 256, 257, ..."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -209,8 +209,10 @@ class Detokenizer:
         self._num_taken = len(self._released)
         return new[0] if len(new) == 1 else "".join(new)
 
-    def update(self, token_ids: Sequence[int], finished: bool, stopped_by_token: bool = False) -> tuple[int, str | None]:
-        """Take new tokens in. Returns how many of them belong to the answer and the stop string that ended it, if one did.
+    def update(
+        self, token_ids: Sequence[int], finished: bool, stopped_by_token: bool = False
+    ) -> tuple[int, str | None]:
+        """Take new tokens in. Returns how many of them belong to the answer, and the stop string that ended it.
 
         ``stopped_by_token``: the last id ended the sequence (EOS or a stop token) and shows no text unless
         ``include_stop_str_in_output``.
@@ -238,7 +240,7 @@ class Detokenizer:
             self._released.append(text)
 
     def _search(self, new: str) -> str | None:
-        """Look for the stop string that ends first in the held text plus ``new``; release what cannot be part of one."""
+        """The stop string that ends first in the held text plus ``new``; text that cannot be part of one is let go."""
         text = self._held + new
         if self._num_tokens > self._min_tokens:
             found: tuple[int, int, str] | None = None

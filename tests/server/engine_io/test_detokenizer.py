@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from octavo.engine.detokenizer import REPLACEMENT, Detokenizer, Vocabulary
 from octavo.sampling_params import SamplingParams
 
@@ -30,7 +30,7 @@ def stream(vocabulary, ids, cuts=(), prompt=(), **params) -> tuple[list[str], st
     detokenizer = Detokenizer(vocabulary, SamplingParams(max_tokens=None, **params), list(prompt))
     bounds = [0, *sorted({c for c in cuts if 0 < c < len(ids)}), len(ids)]
     deltas: list[str] = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         _, stop = detokenizer.update(ids[start:end], finished=end == len(ids))
         deltas.append(detokenizer.take_delta())
         if stop is not None:

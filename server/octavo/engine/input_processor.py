@@ -1,0 +1,256 @@
+"""From what a user asks to what the core runs: checks everything, tokenises, fills in what was left open.
+
+Every complaint is a ValueError that names the field, its value, the limit and the way out; offline users see it as it
+is, the HTTP server turns it into a 400.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig
+from octavo.engine.messages import EngineCoreRequest
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.tokenizer import Tokenizer
+
+# A text, token ids, or a dict with one of them under "prompt" or "prompt_token_ids" (and perhaps "cache_salt").
+Prompt = str | Sequence[int] | dict[str, Any]
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1_000  # characters of one stop string
+MAX_STOP_TOKEN_IDS = 1_024
+MAX_BAD_WORDS = 128
+MAX_LOGPROBS = 20  # as OpenAI's API
+_SEED_RANGE = (-(2**63), 2**63 - 1)
+_FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class InputProcessor:
+    """Makes `EngineCoreRequest`s. Holds no per-request state and may be used from several threads."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = config.model.vocab_size
+        self.max_model_len = config.scheduler.max_model_len
+        self.generation_config = config.model.generation_config
+        self.eos_token_ids = _eos_token_ids(config, tokenizer)
+        self._max_token_chars = _longest_token(tokenizer) if tokenizer else 0
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """The model's own defaults (generation_config.json) under what the caller sets."""
+        values = {k: v for k in _FROM_GENERATION_CONFIG if (v := self.generation_config.get(k)) is not None}
+        if not self.generation_config.get("do_sample", True):
+            values["temperature"] = 0.0
+        if (max_new := self.generation_config.get("max_new_tokens")) is not None:
+            values["max_tokens"] = max_new
+        return SamplingParams(**{**values, **overrides})
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+    ) -> EngineCoreRequest:
+        """Check a request and make it ready for the core. Raises ValueError.
+
+        ``truncate_prompt_tokens`` keeps the last so many prompt tokens, -1 as many as the model takes.
+        """
+        text, ids, salt = _split_prompt(prompt)
+        if ids is None:
+            ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens)
+        else:
+            ids = self._check_ids(ids)
+        ids = self._truncate(ids, truncate_prompt_tokens)
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            sampling_params=self.complete_params(params, self.check_length(ids)),
+            eos_token_ids=[] if params.ignore_eos else self.eos_token_ids,
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            priority=priority,
+            cache_salt=cache_salt if cache_salt is not None else salt,
+            lora_name=lora_name,
+        )
+
+    # The prompt.
+
+    def tokenize(
+        self, text: str, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a prompt; a text that cannot fit is refused before any work is spent on it."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "prompt must be token ids, because the engine runs without a tokenizer (skip_tokenizer_init)"
+            )
+        if truncate_prompt_tokens is None and len(text) > self.max_model_len * self._max_token_chars:
+            at_least = len(text) // self._max_token_chars
+            raise ValueError(
+                f"prompt has {len(text)} characters, at least {at_least} tokens, but the model takes at most "
+                f"{self.max_model_len} tokens (max_model_len); shorten it"
+            )
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"prompt must be valid Unicode, but character {error.start} is the lone surrogate {text[error.start]!a}"
+            ) from None
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        ids = list(ids)
+        types = set(map(type, ids))
+        if types - {int}:
+            ids = [_as_int(value, i) for i, value in enumerate(ids)]
+        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = next(value for value in ids if not 0 <= value < self.vocab_size)
+            raise ValueError(
+                f"prompt_token_ids must be between 0 and {self.vocab_size - 1} (the model's vocabulary), got {bad} "
+                f"at position {ids.index(bad)}"
+            )
+        return ids
+
+    def _truncate(self, ids: list[int], limit: int | None) -> list[int]:
+        if limit is None:
+            return ids
+        if limit < -1 or limit == 0 or limit > self.max_model_len - 1:
+            raise ValueError(
+                f"truncate_prompt_tokens must be -1 or between 1 and {self.max_model_len - 1} (max_model_len - 1), "
+                f"got {limit}"
+            )
+        return ids[-(self.max_model_len - 1 if limit == -1 else limit) :]
+
+    def check_length(self, ids: list[int]) -> int:
+        """How many tokens can follow the prompt; raises ValueError when it is empty or leaves no room for one."""
+        if not ids:
+            raise ValueError("prompt must not be empty: it has no tokens; send at least one character or token id")
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise ValueError(
+                f"prompt has {len(ids)} tokens, but the model takes at most {self.max_model_len} tokens of prompt and "
+                "answer together (max_model_len); shorten it, or set truncate_prompt_tokens"
+            )
+        return room
+
+    # The parameters.
+
+    def complete_params(self, params: SamplingParams, room: int) -> SamplingParams:
+        """Check what only the model's limits can tell, and fill max_tokens, seed and bad words. Returns a copy."""
+        self._check_params(params)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        return dataclasses.replace(
+            params,
+            max_tokens=max_tokens,
+            min_tokens=min(params.min_tokens, max_tokens),
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            stop=[params.stop] if isinstance(params.stop, str) else list(params.stop or ()),
+            bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else params.bad_words_token_ids,
+        )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for field in dataclasses.fields(params):
+            value = getattr(params, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field.name} must be a finite number, got {value}")
+        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
+        _check_count("stop", stops, MAX_STOP_STRINGS)
+        for stop in stops:
+            if not 0 < len(stop) <= MAX_STOP_LENGTH:
+                raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got one of {len(stop)}")
+        if stops and (self.tokenizer is None or not params.detokenize):
+            raise ValueError(
+                "stop strings need text: leave detokenize on and the tokenizer loaded, or use stop_token_ids"
+            )
+        _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        _check_count("bad_words", params.bad_words, MAX_BAD_WORDS)
+        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids)
+        self._check_vocabulary("logit_bias", params.logit_bias)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and not -1 <= value <= self.vocab_size:
+                raise ValueError(
+                    f"{name} must be between 0 and {self.vocab_size} (the vocabulary), or -1 for all of it, got {value}"
+                )
+        if params.seed is not None and not _SEED_RANGE[0] <= params.seed <= _SEED_RANGE[1]:
+            raise ValueError(f"seed must fit 64 bits (-2**63 to 2**63 - 1), got {params.seed}")
+
+    def _check_vocabulary(self, name: str, ids: Any) -> None:
+        for value in ids or ():
+            if not 0 <= value < self.vocab_size:
+                raise ValueError(f"{name} must hold token ids between 0 and {self.vocab_size - 1}, got {value}")
+
+    def _bad_words(self, words: list[str]) -> list[list[int]]:
+        """Token sequences to forbid: each word as it begins a text and as it follows a space."""
+        if self.tokenizer is None:
+            raise ValueError("bad_words needs the tokenizer, but the engine runs without one (skip_tokenizer_init)")
+        sequences: list[list[int]] = []
+        for word in words:
+            stripped = word.strip()
+            if not stripped:
+                raise ValueError(f"bad_words must hold words with at least one visible character, got {word!r}")
+            for variant in (stripped, " " + stripped):
+                ids = self.tokenizer.encode(variant, add_special_tokens=False)
+                if ids and ids not in sequences:
+                    sequences.append(ids)
+        return sequences
+
+
+def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | None]:
+    """Text, token ids and cache salt of any form of prompt."""
+    if isinstance(prompt, str):
+        return prompt, None, None
+    if isinstance(prompt, dict):
+        if prompt.get("prompt_token_ids") is not None:
+            return prompt.get("prompt"), prompt["prompt_token_ids"], prompt.get("cache_salt")
+        if isinstance(prompt.get("prompt"), str):
+            return prompt["prompt"], None, prompt.get("cache_salt")
+        raise ValueError(f'prompt must have "prompt" (a text) or "prompt_token_ids", got the keys {sorted(prompt)}')
+    if isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
+        return None, prompt, None
+    raise ValueError(f"prompt must be a text, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _as_int(value: Any, position: int) -> int:
+    """An exact integer (numpy's too); a bool is none."""
+    if not isinstance(value, bool):
+        try:
+            return value.__index__()
+        except AttributeError:
+            pass
+    raise ValueError(f"prompt_token_ids must hold integers, got {value!r} at position {position}")
+
+
+def _check_count(name: str, values: Sequence[Any], limit: int) -> None:
+    if len(values) > limit:
+        raise ValueError(f"{name} takes at most {limit} entries, got {len(values)}")
+
+
+def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
+    """Every id that any of the model's files calls an end of sequence."""
+    found: list[int] = []
+    sources = [config.model.generation_config.get("eos_token_id"), config.model.hf_config.get("eos_token_id")]
+    if tokenizer is not None:
+        sources.append(tokenizer.eos_token_id)
+    for source in sources:
+        for token_id in source if isinstance(source, list) else [source]:
+            if isinstance(token_id, int) and token_id not in found:
+                found.append(token_id)
+    return found
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    """Characters of the longest token: no text has fewer tokens than its length over this."""
+    return max(map(len, tokenizer.backend.get_vocab(with_added_tokens=True)), default=1)

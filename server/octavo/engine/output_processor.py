@@ -1,0 +1,243 @@
+"""From what the core sends back to what the user reads: text, stop strings, log-probabilities, times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from octavo.engine.detokenizer import Detokenizer, Vocabulary
+from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from octavo.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from octavo.tokenizer import Tokenizer
+
+
+class OutputQueue(Protocol):
+    """Where the outputs of one request go when somebody waits for them."""
+
+    def put(self, output: RequestOutput) -> None: ...
+
+
+@dataclass
+class SampleState:
+    """One of the ``n`` answers while it grows."""
+
+    index: int
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    num_taken: int = 0  # tokens that an output has carried already (RequestOutputKind.DELTA)
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestState:
+    """A request from its arrival to its last output."""
+
+    request: EngineCoreRequest
+    prompt: str | None
+    samples: list[SampleState]
+    queue: OutputQueue | None
+    metrics: RequestMetrics
+    num_unfinished: int
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs_sent: bool = False
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.num_unfinished == 0
+
+
+class OutputProcessor:
+    """Keeps the state of every request in flight. Used from one thread."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.vocabulary = Vocabulary(tokenizer) if tokenizer is not None else None
+        self.requests: dict[str, RequestState] = {}
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def add_request(self, request: EngineCoreRequest, prompt: str | None, queue: OutputQueue | None = None) -> None:
+        """Expect outputs of ``request``; they go to ``queue`` when there is one, else process_outputs returns them."""
+        if request.request_id in self.requests:
+            raise ValueError(
+                f"request_id {request.request_id!r} is already in use by a running request; choose another"
+            )
+        params = request.sampling_params
+        samples = [
+            SampleState(
+                index=index,
+                detokenizer=Detokenizer(self.vocabulary, params, request.prompt_token_ids)
+                if self.vocabulary is not None and params.detokenize
+                else None,
+                cumulative_logprob=None if params.logprobs is None else 0.0,
+                logprobs=None if params.logprobs is None else [],
+            )
+            for index in range(params.n)
+        ]
+        self.requests[request.request_id] = RequestState(
+            request=request,
+            prompt=prompt,
+            samples=samples,
+            queue=queue,
+            metrics=RequestMetrics(arrival_time=request.arrival_time),
+            num_unfinished=params.n,
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+
+    def abort_requests(self, request_ids: Iterable[str], reason: str = "abort", error: str | None = None) -> list[str]:
+        """Forget requests; whoever waits for one gets a last output. Returns the ids that were known."""
+        known = []
+        for request_id in request_ids:
+            state = self.requests.pop(request_id, None)
+            if state is None:
+                continue
+            known.append(request_id)
+            for sample in state.samples:
+                if sample.finish_reason is None:
+                    sample.finish_reason = reason
+                    if sample.detokenizer is not None:
+                        sample.detokenizer.update([], finished=True)
+            state.num_unfinished = 0
+            state.error = error
+            if state.queue is not None:
+                state.queue.put(self._make_output(state, state.samples))
+        return known
+
+    def process_outputs(
+        self, outputs: list[EngineCoreOutput], timestamp: float | None = None
+    ) -> tuple[list[RequestOutput], list[tuple[str, int]]]:
+        """Take one step's results in.
+
+        Returns the outputs of requests without a queue, and the samples, as (request id, index), that a stop string
+        ended and that the core must be told to end too. ``timestamp``: when the tokens were known, seconds since the
+        epoch.
+        """
+        touched: dict[str, tuple[RequestState, dict[int, SampleState]]] = {}
+        stopped: list[tuple[str, int]] = []
+        for output in outputs:
+            state = self.requests.get(output.request_id)
+            if state is None:  # aborted meanwhile
+                continue
+            sample = state.samples[output.index]
+            if sample.finish_reason is not None:  # a token that was on its way when a stop string matched
+                continue
+            if self._take(state, sample, output, timestamp):
+                stopped.append((output.request_id, output.index))
+            touched.setdefault(output.request_id, (state, {}))[1][output.index] = sample
+        results: list[RequestOutput] = []
+        for request_id, (state, samples) in touched.items():
+            if state.finished:
+                state.metrics.finished_time = timestamp
+                del self.requests[request_id]
+            elif state.request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
+                continue
+            result = self._make_output(state, samples.values())
+            if state.queue is not None:
+                state.queue.put(result)
+            else:
+                results.append(result)
+        return results, stopped
+
+    def _take(
+        self, state: RequestState, sample: SampleState, output: EngineCoreOutput, timestamp: float | None
+    ) -> bool:
+        """Add one output to its sample; True when a stop string ended it before the core did."""
+        metrics = state.metrics
+        if metrics.scheduled_time is None:
+            metrics.scheduled_time = output.scheduled_time
+            state.num_cached_tokens = output.num_cached_tokens
+        token_ids = output.new_token_ids
+        finish_reason, stop_reason = output.finish_reason, output.stop_reason
+        stopped_by_string = False
+        if sample.detokenizer is not None and (token_ids or finish_reason):
+            used, stop = sample.detokenizer.update(token_ids, finish_reason is not None, finish_reason == "stop")
+            token_ids = token_ids[:used]
+            if stop is not None:
+                stopped_by_string = finish_reason is None
+                finish_reason, stop_reason = "stop", stop
+        if token_ids:
+            sample.token_ids.extend(token_ids)
+            metrics.last_token_time = timestamp
+            if metrics.first_token_time is None:
+                metrics.first_token_time = timestamp
+        if output.new_logprobs is not None and sample.logprobs is not None:
+            self._take_logprobs(sample, output.new_logprobs, len(token_ids))
+        if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
+            state.prompt_logprobs.extend(self._positions(output.prompt_logprobs))
+        if finish_reason is not None:
+            sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
+            state.error = output.error or state.error
+            state.num_unfinished -= 1
+        return stopped_by_string
+
+    def _take_logprobs(self, sample: SampleState, lists: LogprobsLists, count: int) -> None:
+        assert sample.logprobs is not None and sample.cumulative_logprob is not None
+        positions = self._positions(lists)[:count]
+        sample.cumulative_logprob += sum(row[0] for row in lists.logprobs[:count])
+        sample.logprobs.extend(positions)
+
+    def _positions(self, lists: LogprobsLists) -> list[PositionLogprobs]:
+        text = self.vocabulary.token_text if self.vocabulary is not None else None
+        positions = []
+        for ids, logprobs, rank in zip(lists.token_ids, lists.logprobs, lists.ranks, strict=True):
+            # The first column is the sampled (or prompt) token, the others are the best ones in order.
+            position = {ids[0]: Logprob(logprobs[0], rank, text(ids[0]) if text else None)}
+            for order in range(1, len(ids)):
+                if ids[order] != ids[0]:
+                    position[ids[order]] = Logprob(logprobs[order], order, text(ids[order]) if text else None)
+            positions.append(position)
+        return positions
+
+    def _make_output(self, state: RequestState, changed: Iterable[SampleState]) -> RequestOutput:
+        request = state.request
+        delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
+        prompt_logprobs = state.prompt_logprobs
+        if delta:
+            if state.prompt_logprobs_sent:
+                prompt_logprobs = None
+            state.prompt_logprobs_sent = True
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=state.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[_delta(s) for s in changed] if delta else [_whole(s) for s in state.samples],
+            finished=state.finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=state.num_cached_tokens,
+            metrics=state.metrics,
+            error=state.error,
+        )
+
+
+def _whole(sample: SampleState) -> CompletionOutput:
+    return CompletionOutput(
+        index=sample.index,
+        text=sample.detokenizer.text if sample.detokenizer is not None else "",
+        token_ids=list(sample.token_ids),
+        cumulative_logprob=sample.cumulative_logprob,
+        logprobs=None if sample.logprobs is None else list(sample.logprobs),
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+    )
+
+
+def _delta(sample: SampleState) -> CompletionOutput:
+    start, sample.num_taken = sample.num_taken, len(sample.token_ids)
+    return CompletionOutput(
+        index=sample.index,
+        text=sample.detokenizer.take_delta() if sample.detokenizer is not None else "",
+        token_ids=sample.token_ids[start:],
+        cumulative_logprob=sample.cumulative_logprob,
+        logprobs=None if sample.logprobs is None else sample.logprobs[start:],
+        finish_reason=sample.finish_reason,
+        stop_reason=sample.stop_reason,
+    )
