@@ -11,7 +11,8 @@ from octavo.config import EngineConfig
 from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.engine.messages import LogprobsLists
 from octavo.layers.attention import ForwardContext
-from octavo.sample.sampler import LogprobsTensors, Sampler, compute_prompt_logprobs
+from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
+from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
 from octavo.worker.input_batch import InputBatch, StepInputs
 
@@ -19,6 +20,11 @@ from octavo.worker.input_batch import InputBatch, StepInputs
 ROW_MULTIPLE = 8
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
+
+NOTHING_TO_SAMPLE = (
+    "no token could be sampled: the logits hold NaN or infinity (damaged weights, or a dtype too narrow: try float32), "
+    "or the request's constraints forbid every token"
+)
 
 
 class ModelRunner:
@@ -33,7 +39,8 @@ class ModelRunner:
         self.states = SamplingStates(max_num_seqs, vocab_size, device)
         self.sampler = Sampler()
         self.kv_caches: list[torch.Tensor] = []
-        self._prompt_logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
+        self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
+        self._prompt_logprobs: dict[str, int] = {}
         self._pooling: dict[str, str] = {}
 
     @torch.inference_mode()
@@ -47,7 +54,7 @@ class ModelRunner:
         hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
         output = ModelRunnerOutput()
         if self._prompt_logprobs:
-            self._add_prompt_logprobs(output, step, inputs, hidden, req_ids)
+            self._add_prompt_logprobs(output, inputs, hidden, req_ids)
         self.batch.num_computed[rows] += num_scheduled
         if step.sampled_req_ids:
             self._sample(output, step, inputs, hidden, req_ids, rows)
@@ -58,6 +65,7 @@ class ModelRunner:
             row = self.batch.remove(req_id)
             if row is not None:
                 self.states.remove_request(row)
+                self._logprobs.pop(req_id, None)
                 self._prompt_logprobs.pop(req_id, None)
                 self._pooling.pop(req_id, None)
         if step.block_copies:
@@ -79,6 +87,8 @@ class ModelRunner:
             sample_index=data.sample_index,
             default_seed=self.config.model.seed,
         )
+        if data.sampling_params.logprobs is not None:
+            self._logprobs[data.req_id] = data.sampling_params.logprobs
         if data.sampling_params.prompt_logprobs is not None and data.sample_index == 0:
             self._prompt_logprobs[data.req_id] = data.sampling_params.prompt_logprobs
         if data.pooling is not None:
@@ -113,30 +123,24 @@ class ModelRunner:
         self.batch.token_ids[sampled_rows, positions] = tokens
         ids = [req_ids[i] for i in sampled]
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
-        if result.num_nans is not None:
-            for req_id, num_nans in zip(ids, result.num_nans.tolist(), strict=True):
-                if num_nans:
-                    output.errors[req_id] = (
-                        f"the model computed {num_nans} NaN logits for this request; its weights may be damaged or "
-                        "its dtype too narrow: try dtype=float32"
-                    )
+        if result.invalid.any():
+            for req_id, invalid in zip(ids, result.invalid.tolist(), strict=True):
+                if invalid:
+                    output.errors[req_id] = NOTHING_TO_SAMPLE
         if result.logprobs is not None:
-            self._add_logprobs(output, result.logprobs, ids, sampled_rows)
+            self._add_logprobs(output, result.logprobs, ids)
 
-    def _add_logprobs(
-        self, output: ModelRunnerOutput, logprobs: LogprobsTensors, req_ids: list[str], rows: np.ndarray
-    ) -> None:
+    def _add_logprobs(self, output: ModelRunnerOutput, logprobs: LogprobsTensors, req_ids: list[str]) -> None:
         token_ids, values, ranks = logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist()
-        for i, (req_id, row) in enumerate(zip(req_ids, rows.tolist(), strict=True)):
-            wanted = self.states.num_logprobs(row)
+        for i, req_id in enumerate(req_ids):
+            wanted = self._logprobs.get(req_id)
             if wanted is not None:
-                n = wanted + 1 if wanted >= 0 else None
-                output.logprobs[req_id] = LogprobsLists([token_ids[i][:n]], [values[i][:n]], [ranks[i]])
+                end = wanted + 1 if wanted >= 0 else None
+                output.logprobs[req_id] = LogprobsLists([token_ids[i][:end]], [values[i][:end]], [ranks[i]])
 
     def _add_prompt_logprobs(
         self,
         output: ModelRunnerOutput,
-        step: SchedulerOutput,
         inputs: StepInputs,
         hidden: torch.Tensor,
         req_ids: list[str],
