@@ -20,6 +20,8 @@ class OutputQueue(Protocol):
 
     def put(self, output: RequestOutput) -> None: ...
 
+    def put_error(self, error: Exception) -> None: ...
+
 
 @dataclass
 class SampleState:
@@ -126,6 +128,9 @@ class OutputProcessor:
         for output in outputs:
             state = self.requests.get(output.request_id)
             if state is None:  # aborted meanwhile
+                continue
+            if output.index < 0:  # the core refused the whole request
+                self.abort_requests([output.request_id], reason="error", error=output.error)
                 continue
             sample = state.samples[output.index]
             if sample.finish_reason is not None:  # a token that was on its way when a stop string matched

@@ -1,0 +1,210 @@
+"""The engine as an asyncio program sees it: requests in, one stream of outputs a request out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from octavo.config import EngineConfig
+from octavo.engine.core_client import CoreClient, CoreReady
+from octavo.engine.input_processor import InputProcessor, Prompt
+from octavo.engine.launcher import CoreProcess
+from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import EngineDeadError
+from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_LONG_PROMPT = 4_000  # characters or ids from which preparing a prompt is worth a thread of its own
+
+
+class RequestStream:
+    """The outputs of one request, read by one task. A slow reader finds outputs merged, so nothing piles up."""
+
+    def __init__(self, request: EngineCoreRequest) -> None:
+        self.request = request
+        self._merge_deltas = request.sampling_params.output_kind is RequestOutputKind.DELTA
+        self._pending: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.finished = False  # the last output is there, read or not
+
+    def put(self, output: RequestOutput) -> None:
+        if self._pending is not None and self._merge_deltas:
+            _merge(self._pending, output)
+        else:
+            self._pending = output
+        self.finished = output.finished
+        self._wake()
+
+    def put_error(self, error: Exception) -> None:
+        self._error = error
+        self.finished = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> RequestOutput:
+        """The next output. Raises EngineDeadError when the engine ended before the request did."""
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        output, self._pending = self._pending, None
+        return output
+
+
+def _merge(first: RequestOutput, second: RequestOutput) -> None:
+    """Append the new parts in ``second`` to those in ``first``."""
+    by_index = {output.index: output for output in first.outputs}
+    for new in second.outputs:
+        old = by_index.get(new.index)
+        if old is None:
+            first.outputs.append(new)
+        else:
+            _append(old, new)
+    first.finished = second.finished
+    first.num_cached_tokens = second.num_cached_tokens
+    first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
+    first.error = second.error
+
+
+def _append(old: CompletionOutput, new: CompletionOutput) -> None:
+    old.text += new.text
+    old.token_ids += new.token_ids
+    if new.logprobs:
+        old.logprobs = (old.logprobs or []) + new.logprobs
+    old.cumulative_logprob = new.cumulative_logprob
+    old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
+
+
+class AsyncLLM:
+    """One engine core in a process of its own and everything that stands between it and the requests.
+
+    Belongs to one event loop. All methods but `prepare` return at once.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, process: CoreProcess) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.input_processor = InputProcessor(config, tokenizer)
+        self.output_processor = OutputProcessor(tokenizer)
+        self.client = CoreClient(process, self._take_outputs, self._core_exited)
+        self.ready: CoreReady | None = None
+        self.dead: EngineDeadError | None = None
+        self.core_exited = asyncio.Event()
+        self._closing = False
+        self._work_since = float("inf")  # monotonic time since when there has been work without a pause
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+
+    async def wait_ready(self) -> CoreReady:
+        """Wait until the model is loaded. Raises OctavoError when that fails."""
+        self.ready = await self.client.wait_ready()
+        self.config = self.ready.engine_config
+        self.input_processor.max_model_len = self.config.scheduler.max_model_len
+        return self.ready
+
+    @property
+    def is_running(self) -> bool:
+        return self.ready is not None and self.dead is None
+
+    # Requests.
+
+    async def prepare(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, **options: Any
+    ) -> EngineCoreRequest:
+        """Check and tokenise as InputProcessor.process does, off the event loop when it may take long."""
+        process = self.input_processor.process
+        if len(prompt) < _LONG_PROMPT and not isinstance(prompt, dict):
+            return process(request_id, prompt, params, **options)
+        return await self.run_in_thread(process, request_id, prompt, params, **options)
+
+    async def run_in_thread(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Work that would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
+
+    def add_request(self, request: EngineCoreRequest, prompt: str | None = None) -> RequestStream:
+        """Hand a prepared request to the core. Raises EngineDeadError, or ValueError when its id is in use."""
+        if self.dead is not None:
+            raise self.dead
+        stream = RequestStream(request)
+        if not self.output_processor.requests:
+            self._work_since = time.monotonic()
+        self.output_processor.add_request(request, prompt, stream)
+        try:
+            self.client.add_request(request)
+        except Exception:
+            self.output_processor.abort_requests([request.request_id])
+            raise
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request, wherever it is; unknown or finished ones are ignored."""
+        if self.output_processor.abort_requests([request_id]) and self.dead is None:
+            self.client.abort_requests([request_id])
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one request until it is finished. Leaving the loop early, or cancelling it, aborts the request."""
+        request = await self.prepare(request_id, prompt, params, **options)
+        stream = self.add_request(request, prompt if isinstance(prompt, str) else None)
+        try:
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if not stream.finished:
+                self.abort(request_id)
+
+    # The core's side.
+
+    def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
+        _, stopped = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp)
+        if stopped and self.dead is None:
+            self.client.finish_samples(stopped)
+
+    def _core_exited(self, code: int) -> None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self.dead = EngineDeadError(f"the engine core {how}; see its log")
+        if not self._closing:
+            logger.error("%s", self.dead)
+        for state in list(self.output_processor.requests.values()):
+            if state.queue is not None:
+                state.queue.put_error(self.dead)
+        self.output_processor.requests.clear()
+        self.core_exited.set()
+
+    # Health.
+
+    def seconds_since_beat(self) -> float:
+        """How long the core process has shown no sign of life."""
+        return self.client.heartbeat.seconds_since_beat()
+
+    def seconds_stalled(self) -> float:
+        """How long the core has had work and not finished a step."""
+        if not self.output_processor.requests:
+            return 0.0
+        return min(self.client.heartbeat.seconds_since_progress(), time.monotonic() - self._work_since)
+
+    def close(self, grace: float = 5.0) -> None:
+        """End the core. Requests still under way end with EngineDeadError."""
+        self._closing = True
+        self.client.close(grace)
+        if self.dead is None:
+            self._core_exited(0)
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,57 @@
+"""Signs of life that one process leaves in shared memory and another reads: no messages, so nothing queues up or wakes
+anybody, and a frozen reader or writer is seen for what it is."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+FILE_NAME = "heartbeat"
+_SIZE = mmap.PAGESIZE
+_BEAT, _PROGRESS, _STEPS = range(3)  # slots of 8 bytes each; each is written by one store
+
+
+class Heartbeat:
+    """A page of counters: `beat` by a thread of the core that does nothing else, `progress` by its main loop.
+
+    Times are of the monotonic clock, which processes of one machine share.
+    """
+
+    def __init__(self, directory: Path, create: bool) -> None:
+        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
+        fd = os.open(directory / FILE_NAME, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(fd, _SIZE)
+            self._slots = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
+        finally:
+            os.close(fd)
+
+    # The core writes.
+
+    def beat(self) -> None:
+        self._slots[_BEAT] = time.monotonic_ns()
+
+    def progress(self, num_steps: int) -> None:
+        """The main loop has come round: a step is done, or work has just arrived."""
+        self._slots[_STEPS] = num_steps
+        self._slots[_PROGRESS] = time.monotonic_ns()
+
+    # Anybody reads.
+
+    @property
+    def num_steps(self) -> int:
+        return self._slots[_STEPS]
+
+    def seconds_since_beat(self) -> float:
+        """Infinite before the first beat."""
+        return _seconds_since(self._slots[_BEAT])
+
+    def seconds_since_progress(self) -> float:
+        return _seconds_since(self._slots[_PROGRESS])
+
+
+def _seconds_since(stamp_ns: int) -> float:
+    return (time.monotonic_ns() - stamp_ns) / 1e9 if stamp_ns else float("inf")

@@ -1,0 +1,83 @@
+"""Starts the core process. Imports next to nothing: the core's own imports take longest, so it is started first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from octavo.engine.heartbeat import Heartbeat
+from octavo.errors import ConfigError
+
+REQUEST_SOCKET = "requests.sock"  # front end -> core
+OUTPUT_SOCKET = "outputs.sock"  # core -> front end
+_MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """What the core process is told besides the engine's configuration."""
+
+    watchdog_seconds: float = 300.0  # of standing still with work to do, after which the core ends itself; 0: never
+    log_level: str = "info"
+    log_format: str = "text"
+
+
+class CoreProcess:
+    """The core as a child process: ``python -m octavo.engine.core_proc DIRECTORY``.
+
+    The directory, private to the user, holds the two sockets and the heartbeat until both sides are connected. The core
+    reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="octavo-"))
+        if len(str(self.directory / REQUEST_SOCKET)) > _MAX_SOCKET_PATH:
+            self.remove_directory()
+            raise ConfigError(
+                f"the folder for temporary files, {self.directory.parent}, has too long a path for unix sockets "
+                f"(they take {_MAX_SOCKET_PATH} bytes); set TMPDIR to a shorter one"
+            )
+        self.heartbeat = Heartbeat(self.directory, create=True)
+        command = [sys.executable, "-m", "octavo.engine.core_proc", str(self.directory)]
+        # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+        self._stdin: IO[bytes] | None = self.process.stdin
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def configure(self, config: dict[str, Any], options: CoreOptions) -> None:
+        """Send the engine's configuration (`EngineConfig.to_dict`)."""
+        line = json.dumps({"config": config, "options": asdict(options)}).encode() + b"\n"
+        assert self._stdin is not None
+        try:
+            self._stdin.write(line)
+            self._stdin.flush()
+        except BrokenPipeError:  # it has ended already; whoever waits for it will see that
+            pass
+
+    def remove_directory(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def stop(self, grace: float = 5.0) -> int:
+        """End the core: politely, then by force. Returns its exit code."""
+        if self._stdin is not None:
+            try:
+                self._stdin.close()
+            except BrokenPipeError:
+                pass
+            self._stdin = None
+        try:
+            code = self.process.wait(grace)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self.remove_directory()
+        return code
