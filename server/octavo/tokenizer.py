@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import chat_template as chat
 from octavo.errors import ModelError
-from octavo.loader.files import ModelFiles
+from octavo.loader.files import NO_TOKENIZER, ModelFiles
 from octavo.loader.model_config import read_json
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ class Tokenizer:
         folder = Path(directory)
         path = folder / "tokenizer.json"
         if not path.exists():
+            why = folder / NO_TOKENIZER
             raise ModelError(
-                f"{folder} has no tokenizer.json; name a model or folder that has one with --tokenizer, "
+                (why.read_text(encoding="utf-8") if why.exists() else f"{folder} has no tokenizer.json")
+                + "; name a model or folder that has one with --tokenizer, "
                 "or start with --skip-tokenizer-init and send token ids"
             )
         try:
@@ -133,7 +135,9 @@ class Tokenizer:
         if self.chat_templates:
             raise ValueError(f"the model has several chat templates and no default: choose with --chat-template "
                              f"{' | '.join(sorted(self.chat_templates))}")  # fmt: skip
-        raise ValueError("the model has no chat template: give one with --chat-template, or use completions with a prompt")
+        raise ValueError(
+            "the model has no chat template: give one with --chat-template, or use completions with a prompt"
+        )
 
     def _id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
@@ -154,7 +158,9 @@ def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]
         if isinstance(value, str):
             found["default"] = value
         elif isinstance(value, list):
-            found |= {e["name"]: e["template"] for e in value if isinstance(e, dict) and {"name", "template"} <= e.keys()}
+            found |= {
+                e["name"]: e["template"] for e in value if isinstance(e, dict) and {"name", "template"} <= e.keys()
+            }
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         found[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():

@@ -1,7 +1,8 @@
 """Finding a model's files, reading its description and streaming its weights.
 
-`sources` finds or fetches, `model_config` reads config.json, `checkpoint` streams tensors (safetensors or GGUF). Nothing here
-imports torch before a tensor is asked for, so the API process can find models and build tokenizers without it.
+`sources` finds or fetches, `model_config` reads config.json, `checkpoint` streams tensors (safetensors or GGUF).
+Nothing here imports torch before a tensor is asked for, so the API process can find models and build tokenizers
+without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Octavo's own cache folder, and writing to it so that neither a crash nor another process can spoil it.
 
-Every file appears by an atomic rename: what is there is whole. Whoever makes something holds a lock on it, and the kernel gives
-that lock back when the holder dies.
+Every file appears by an atomic rename: what is there is whole. Whoever makes something holds a lock on it, and the
+kernel gives that lock back when the holder dies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +44,8 @@ def disk_error(error: OSError, where: Path) -> ModelError:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold ``path``.lock; other processes wait."""
+def locked(path: Path, *, wait_for: str | None = None) -> Iterator[None]:
+    """Hold ``path``.lock; other processes wait, and say what for when it has a name."""
     lock = path.with_name(path.name + ".lock")
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,12 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, lock.parent) from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if wait_for:
+                print(f"waiting for another process that is fetching {wait_for}", file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
@@ -87,6 +93,13 @@ def publish(made: Path, final: Path) -> None:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     os.rename(made, final)
+
+
+def write_json_atomically(path: Path, value: Any) -> None:
+    """For small records; call it under a lock of ``path``."""
+    made = path.with_name(path.name + ".new")
+    write_json(made, value)
+    publish(made, path)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+NO_TOKENIZER = "no-tokenizer.txt"  # in the folder derived from a GGUF file: why there is no tokenizer.json
+
 
 @dataclass(frozen=True)
 class ModelFiles:
     """A model that has been found or fetched.
 
-    ``directory`` holds config.json, tokenizer.json, tokenizer_config.json and the like; for a GGUF file it is the folder
-    derived from its header. ``format`` is "safetensors" or "gguf"; ``weights`` may be empty when only dummy weights are
-    asked for. ``tokenizer_directory`` is set when the tokenizer comes from somewhere else than the model.
+    ``directory`` holds config.json, tokenizer.json, tokenizer_config.json and the like; for a GGUF file it is the
+    folder derived from its header. ``format`` is "safetensors" or "gguf"; ``weights`` may be empty when only dummy
+    weights are asked for. ``tokenizer_directory`` is set when the tokenizer comes from somewhere else than the model.
     """
 
     model: str  # the name under which it is served

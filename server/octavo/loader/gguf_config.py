@@ -141,7 +141,7 @@ def _from_frequency_factors(file: GGUFFile, head_dim: int) -> dict[str, Any]:
     base = float(file.metadata.get(f"{file.architecture}.rope.freq_base", 10000.0))
     wavelength = 2 * np.pi * base ** (np.arange(0, 2 * len(factors), 2) / (2 * len(factors)))
     for original in (8192, 4096, 2048, 16384, 32768):
-        candidate = {
+        candidate: dict[str, Any] = {
             "rope_type": "llama3", "factor": _shortest(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": original,
         }  # fmt: skip

@@ -1,8 +1,8 @@
 """GGUF's tensor types turned into floats by whole-tensor operations.
 
-Each ``_q...`` function takes blocks (uint8 [n, bytes a block]) and returns float32 [n, values a block], equal bit for bit
-to `gguf.quants`. The layouts are ggml's (ggml-common.h, ggml-quants.c). Types that are rare in the wild go through
-`gguf.quants` itself, imported when the first of them is met.
+Each ``_q...`` function takes blocks (uint8 [n, bytes a block]) and returns float32 [n, values a block], equal bit for
+bit to `gguf.quants`. The layouts are ggml's (ggml-common.h, ggml-quants.c). Types that are rare in the wild go
+through `gguf.quants` itself, imported when the first of them is met.
 """
 
 from __future__ import annotations

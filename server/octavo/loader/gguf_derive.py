@@ -1,7 +1,8 @@
 """The folder of Hugging Face files that is derived from a GGUF header, made once and kept in the cache.
 
-All that it holds follows from the header, so it is keyed by the header's sha256: a 40 GB file need not be read to find it. Which
-key a file has is remembered by path, size and time of change, so that a warm start does not even parse the header.
+All that it holds follows from the header, so it is keyed by the header's sha256: a 40 GB file need not be read to
+find it. Which key a file has is remembered by path, size and time of change, so that a warm start does not even parse
+the header.
 """
 
 from __future__ import annotations
@@ -10,50 +11,43 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
-from octavo.loader.cache import cache_dir, locked, publish, scratch, write_json
-from octavo.loader.gguf_config import generation_config, hf_config
-from octavo.loader.gguf_reader import GGUFFile
-from octavo.loader.gguf_tokenizer import chat_templates, tokenizer_config, tokenizer_json
+from octavo.loader.cache import cache_dir, locked, publish, scratch, write_json, write_json_atomically
+from octavo.loader.files import NO_TOKENIZER
+
+if TYPE_CHECKING:
+    from octavo.loader.gguf_reader import GGUFFile
 
 _VERSION = 1  # raise it when what is derived changes
 
 
-def derived_directory(path: Path, *, need_tokenizer: bool = True) -> Path:
-    """config.json, generation_config.json, tokenizer.json, tokenizer_config.json and chat_template.jinja of a GGUF file.
+def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
+    """The folder with config.json, generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
-    With ``need_tokenizer`` False a vocabulary that cannot be converted is left out. Raises ModelError.
+    A vocabulary that cannot be converted is left out, and a note says why. Raises ModelError.
     """
-    root = cache_dir() / "gguf"
+    root = cache_dir(download_dir) / "gguf"
     stat = os.stat(path)
     stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino, _VERSION]
     index = root / "index" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
     known = _read_index(index)
-    if known.get("stamp") == stamp:
-        folder = root / known["key"]
-        if _complete(folder, need_tokenizer):
-            return folder
+    if known.get("stamp") == stamp and (folder := root / str(known.get("key"))).exists():
+        return folder
+    from octavo.loader.gguf_reader import GGUFFile  # and numpy with it, which a warm start does without
+
     file = GGUFFile(path)
     key = f"{file.header_sha256()}-v{_VERSION}"
     folder = root / key
-    if not _complete(folder, need_tokenizer):
-        with locked(folder), scratch(root / "tmp" / key) as made:
-            if not _complete(folder, need_tokenizer):
-                _derive(file, made, need_tokenizer)
-                root.mkdir(parents=True, exist_ok=True)
-                if folder.exists():  # it lacked the tokenizer
-                    os.rename(folder, made.with_name(made.name + "-old"))
+    if not folder.exists():
+        with locked(root / "tmp" / key), scratch(root / "tmp" / f"{key}.d") as made:
+            if not folder.exists():
+                _derive(file, made)
                 publish(made, folder)
-    with locked(index), scratch(root / "tmp" / index.stem) as made:
-        write_json(made / index.name, {"path": str(path), "stamp": stamp, "key": key})
-        publish(made / index.name, index)
+    with locked(index):
+        write_json_atomically(index, {"path": str(path), "stamp": stamp, "key": key})
     return folder
-
-
-def _complete(folder: Path, need_tokenizer: bool) -> bool:
-    return (folder / ("tokenizer.json" if need_tokenizer else "config.json")).exists()
 
 
 def _read_index(index: Path) -> dict[str, Any]:
@@ -63,14 +57,16 @@ def _read_index(index: Path) -> dict[str, Any]:
         return {}
 
 
-def _derive(file: GGUFFile, into: Path, need_tokenizer: bool) -> None:
+def _derive(file: GGUFFile, into: Path) -> None:
+    from octavo.loader.gguf_config import generation_config, hf_config
+    from octavo.loader.gguf_tokenizer import chat_templates, tokenizer_config, tokenizer_json
+
     write_json(into / "config.json", hf_config(file))
     write_json(into / "generation_config.json", generation_config(file))
     try:
         vocabulary = tokenizer_json(file.metadata, file.path)
-    except ModelError:
-        if need_tokenizer:
-            raise
+    except ModelError as error:
+        (into / NO_TOKENIZER).write_text(str(error), encoding="utf-8")
         return
     write_json(into / "tokenizer.json", vocabulary)
     write_json(into / "tokenizer_config.json", tokenizer_config(file.metadata))

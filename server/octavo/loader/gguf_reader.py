@@ -1,7 +1,8 @@
 """Reading a GGUF file's header: metadata and the table of tensors, without copying a single weight.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian). Arrays of strings, which
-make up nearly all of a header, are only walked over; they become Python strings when somebody asks for them.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian). Arrays of
+strings, which make up nearly all of a header, are only walked over; they become Python strings when somebody asks for
+them.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ class GGUFFile:
             qtype, block, block_bytes = TENSOR_TYPES[kind]
             if (shape[-1] if shape else 1) % block:
                 raise ModelError(
-                    f"{self.path}: tensor {name!r} has rows of {shape[-1]} values, not a multiple of {qtype}'s {block}; "
-                    "the file is damaged: fetch it again"
+                    f"{self.path}: tensor {name!r} has rows of {shape[-1]} values, not a multiple of {qtype}'s "
+                    f"{block}; the file is damaged: fetch it again"
                 )
             nbytes = prod(shape) // block * block_bytes
             if start + offset + nbytes > size:

@@ -1,7 +1,8 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF header.
 
-GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece) and, for gpt2, the
-rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules are llama.cpp's (llama-vocab.cpp).
+GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece) and, for
+gpt2, the rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules are llama.cpp's (llama-
+vocab.cpp).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
     kind = meta.get("tokenizer.ggml.model")
     tokens: list[str] | None = meta.get("tokenizer.ggml.tokens")
     if not tokens:
-        raise ModelError(f"{path} has no vocabulary (tokenizer.ggml.tokens); name one with --tokenizer")
+        raise ModelError(f"{path} has no vocabulary (tokenizer.ggml.tokens)")
     types = meta.get("tokenizer.ggml.token_type")
     types = [_NORMAL] * len(tokens) if types is None else types.tolist()
     if kind == "gpt2":
@@ -59,9 +60,7 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
     elif kind == "llama":
         parts = _sentencepiece(meta, tokens, types, path)
     else:
-        raise ModelError(
-            f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2 and llama are); name a tokenizer with --tokenizer"
-        )
+        raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2 and llama are)")
     added = [
         {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": types[i] != _USER_DEFINED}
@@ -83,7 +82,8 @@ def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         return tokens[i] if i is not None and i < len(tokens) else None
 
     return {
-        "bos_token": token("bos"), "eos_token": token("eos"), "unk_token": token("unknown"), "pad_token": token("padding"),
+        "bos_token": token("bos"), "eos_token": token("eos"),
+        "unk_token": token("unknown"), "pad_token": token("padding"),
         "add_bos_token": _adds(meta, "bos"), "add_eos_token": _adds(meta, "eos"),
         "model_max_length": 10**30, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
     }  # fmt: skip
@@ -125,8 +125,9 @@ def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
 
 def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
     return {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
-        "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, **options, "vocab": vocab, "merges": merges,
+        "type": "BPE", "dropout": None, "unk_token": None,
+        "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+        "byte_fallback": False, "ignore_merges": False, **options, "vocab": vocab, "merges": merges,
     }  # fmt: skip
 
 
@@ -134,8 +135,7 @@ def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dic
     pre = meta.get("tokenizer.ggml.pre", "default")
     if pre not in _PRE:
         raise ModelError(
-            f"{path}: its vocabulary cuts text by rule {pre!r}, which is not known here (known: {', '.join(_PRE)}); "
-            "name the original model's tokenizer with --tokenizer"
+            f"{path}: its vocabulary cuts text by rule {pre!r}, which is not known here (known: {', '.join(_PRE)})"
         )
     steps, _, whole_words, normalizer = _PRE[pre]
     merges = [merge.split(" ", 1) for merge in meta.get("tokenizer.ggml.merges") or []]
@@ -151,29 +151,28 @@ def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dic
 def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:
     scores = meta.get("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
-        raise ModelError(f"{path}: its SentencePiece vocabulary has no scores; name a tokenizer with --tokenizer")
+        raise ModelError(f"{path}: its SentencePiece vocabulary has no scores")
     vocab = {token: i for i, token in enumerate(tokens)}
     # SentencePiece joins the neighbours whose union scores best: as ranked merges, every way to cut each piece in two.
     ranked = []
     for i, token in enumerate(tokens):
         if types[i] == _NORMAL and len(token) > 1:
             cuts = [(token[:c], token[c:]) for c in range(1, len(token))]
-            ranked += [
-                (-float(scores[i]), i, vocab[a], vocab[b], a, b) for a, b in cuts if a in vocab and b in vocab
-            ]
+            ranked += [(-float(scores[i]), i, vocab[a], vocab[b], a, b) for a, b in cuts if a in vocab and b in vocab]
     ranked.sort()
     unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
     prefix = bool(meta.get("tokenizer.ggml.add_space_prefix", True))
-    underscore = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    spaces: list[dict[str, Any]] = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
+    spaces.append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
     back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
     decoders: list[dict[str, Any]] = [back, {"type": "ByteFallback"}, {"type": "Fuse"}]
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {
-        "normalizer": {
-            "type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, underscore] if prefix else [underscore]
-        },
+        "normalizer": {"type": "Sequence", "normalizers": spaces},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(vocab, [[r[4], r[5]] for r in ranked], unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True),
+        "model": _bpe(
+            vocab, [[r[4], r[5]] for r in ranked], unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True
+        ),
     }  # fmt: skip

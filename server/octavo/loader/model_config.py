@@ -46,3 +46,17 @@ def load_generation_config(files: ModelFiles) -> dict[str, Any]:
     """generation_config.json, or nothing when the model has none. Raises ModelError."""
     path = files.path / "generation_config.json"
     return read_json(path) if path.exists() else {}
+
+
+def weight_map_files(index: Path) -> list[str]:
+    """File names of a safetensors index. Raises ModelError when one points out of the folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(f"{index} has no weight_map of tensors to files; fetch the model again")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(
+                f"{index} points to {json.dumps(name)}, which is not a .safetensors file beside it; refused"
+            )
+    return names

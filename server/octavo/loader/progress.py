@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ class Progress:
         self.what, self.total, self.done, self.enabled = what, total, 0, enabled
         self._bar: Any = None
         self._last = time.monotonic()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Progress:
         if self.enabled:
@@ -30,7 +32,8 @@ class Progress:
         return self
 
     def advance(self, count: int) -> None:
-        self.done += count
+        with self._lock:
+            self.done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif self.enabled and time.monotonic() - self._last >= _EVERY:
@@ -60,7 +63,13 @@ def _rich_bar() -> Any:
         from rich.progress import Progress as Bar
     except ImportError:
         return None
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     return Bar(*columns, console=Console(stderr=True), transient=True)
 
 

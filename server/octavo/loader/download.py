@@ -1,0 +1,159 @@
+"""HTTP as fetching models needs it: JSON answers, and large files that go on where they stopped.
+
+Standard library only: proxies (HTTPS_PROXY, NO_PROXY) and certificates (SSL_CERT_FILE) are taken from the
+environment.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+_PIECE = 1 << 20
+_ATTEMPTS = 5  # in a row without a single new byte
+_BUSY = (408, 429, 500, 502, 503, 504)
+_LONGEST_WAIT = 10.0  # seconds
+_MAX_JSON = 64 << 20
+
+
+class Refused(Exception):
+    """The server answered with an error. ``code`` is the hub's X-Error-Code, if it gave one."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message or f"HTTP {status}")
+        self.status, self.code = status, code
+
+
+class Unreachable(Exception):
+    """There is no server, or it stopped answering."""
+
+
+class _SameHostAuthorization(urllib.request.HTTPRedirectHandler):
+    """Large files are redirected to storage elsewhere; the token is for the hub alone."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str  # type: ignore[override]
+    ) -> urllib.request.Request | None:  # fmt: skip
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+        if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            new.remove_header("Authorization")
+        return new
+
+
+_opener = urllib.request.build_opener(_SameHostAuthorization)
+
+
+def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
+    """Raises Refused, Unreachable (also for an answer that is not JSON)."""
+
+    def read() -> Any:
+        with _open(url, headers, timeout) as answer:
+            return json.loads(answer.read(_MAX_JSON))
+
+    try:
+        return _retrying(read)
+    except ValueError:
+        raise Unreachable("the answer is not JSON; is this the hub's address?") from None
+
+
+def resume(
+    url: str, into: Path, size: int | None, *, headers: dict[str, str], timeout: float, advance: Callable[[int], None]
+) -> None:
+    """Fetch ``url`` to the end of ``into``, asking only for what it lacks. ``advance`` hears of every new byte.
+
+    Raises Refused, Unreachable, and OSError when the disk does.
+    """
+    failures = 0
+    while True:
+        have = into.stat().st_size if into.exists() else 0
+        if size is not None and have > size:
+            os.truncate(into, 0)
+            have = 0
+        if size is not None and have == size and into.exists():
+            return
+        try:
+            with _open(url, headers | ({"Range": f"bytes={have}-"} if have else {}), timeout) as answer:
+                if have and answer.status != 206:  # the server sends all of it again
+                    os.truncate(into, 0)
+                    advance(-have)
+                    have = 0
+                got = _append(answer, into, advance)
+            if size is None or have + got == size:
+                return
+            raise Unreachable(f"the connection ended after {have + got} of {size} bytes")
+        except Refused as error:
+            if error.status == 416:  # what is there is not a beginning of that file
+                os.truncate(into, 0)
+                advance(-have)
+            elif error.status not in _BUSY:
+                raise
+            failures += 1
+            if failures >= _ATTEMPTS:
+                raise
+        except Unreachable:
+            failures = 1 if (into.stat().st_size if into.exists() else 0) > have else failures + 1
+            if failures >= _ATTEMPTS:
+                raise
+        time.sleep(min(_LONGEST_WAIT, 0.25 * 2**failures))
+
+
+def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int], None]) -> int:
+    got = 0
+    with open(into, "ab", buffering=0) as file:
+        while True:
+            try:
+                piece = answer.read1(_PIECE)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unreachable(_why(error)) from None
+            if not piece:
+                return got
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+            got += len(piece)
+            advance(len(piece))
+
+
+def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers={"User-Agent": "octavo", **headers})
+    try:
+        return _opener.open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        message = error.headers.get("X-Error-Message") or error.reason or ""
+        raise Refused(error.code, error.headers.get("X-Error-Code") or "", str(message)) from None
+    except urllib.error.URLError as error:
+        raise Unreachable(_why(error.reason)) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(_why(error)) from None
+    except ValueError as error:  # not an address at all
+        raise Unreachable(str(error)) from None
+
+
+def _retrying(read: Callable[[], Any]) -> Any:
+    """A busy server is asked again; one that is not there is not, so that a wrong address shows at once."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return read()
+        except Refused as error:
+            if error.status not in _BUSY or attempt == _ATTEMPTS:
+                raise
+            time.sleep(min(_LONGEST_WAIT, 0.25 * 2**attempt))
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(_why(error)) from None
+
+
+def _why(error: object) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer (timeout)"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

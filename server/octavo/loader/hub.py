@@ -1,0 +1,376 @@
+"""Models from a Hugging Face hub, kept in the cache folder that every Hugging Face tool shares.
+
+HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE and the timeouts mean what they mean elsewhere, and so do
+the folders (blobs, snapshots, refs, .locks). The transfer is our own because `huggingface_hub` starts a download that
+was killed from the beginning, does not check what arrived, and takes half a second to import. Everything fetched is
+compared with the hash that the hub states (sha256 for large files, git's sha1 for small ones) before it gets its
+name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from octavo.errors import ModelError
+from octavo.loader.cache import disk_error, locked, write_json_atomically
+from octavo.loader.download import Refused, Unreachable, get_json, resume
+from octavo.loader.model_config import weight_map_files
+from octavo.loader.progress import Progress
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ADDRESS = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")  # at the top level
+_TEMPLATES = "additional_chat_templates/*.jinja"
+_WORKERS = 4  # files at a time
+
+
+@dataclass(frozen=True)
+class _File:
+    name: str
+    size: int | None
+    sha256: str | None  # of large files
+    git_sha1: str | None
+
+    @property
+    def blob(self) -> str:
+        """Its name among the blobs: what the hub's ETag says."""
+        return self.sha256 or self.git_sha1 or hashlib.sha256(self.name.encode()).hexdigest()
+
+
+def hub_cache(download_dir: str | None = None) -> Path:
+    if download_dir:
+        return Path(download_dir).expanduser()
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    return _hf_home() / "hub"
+
+
+def fetch_repository(
+    address: str, *, revision: str | None = None, download_dir: str | None = None, progress: bool = True,
+    need_weights: bool = True, refresh: bool = False,
+) -> Path:  # fmt: skip
+    """The snapshot's folder of ``[hf://]org/name``, or the file of ``org/name/file.gguf`` and ``org/name:Q4_K_M``.
+
+    What was fetched once is used without asking the hub again, unless ``refresh``. Raises ModelError.
+    """
+    match = _ADDRESS.fullmatch(address.removeprefix("hf://"))
+    if not match or not _REPOSITORY.fullmatch(match["repo"]):
+        raise ModelError(
+            f"{address!r} is no model: not an alias, not a path on this machine, and not org/name, org/name/file.gguf "
+            "or org/name:QUANT on a hub"
+        )
+    return _Repository(match["repo"], revision or "main", download_dir, progress).fetch(
+        match["file"], match["quant"], need_weights, refresh
+    )
+
+
+class _Repository:
+    def __init__(self, repo: str, revision: str, download_dir: str | None, progress: bool) -> None:
+        self.repo, self.revision, self.progress = repo, revision, progress
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        self.cache = hub_cache(download_dir)
+        self.folder = self.cache / ("models--" + repo.replace("/", "--"))
+        token = _token()
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.stopped = False
+
+    def fetch(self, file: str | None, quant: str | None, need_weights: bool, refresh: bool) -> Path:
+        wanted = json.dumps([self.revision, file, quant, need_weights])
+        record = self.folder / "octavo" / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json"
+        if not refresh and (found := self._recorded(record)):
+            return found
+        if _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE"):
+            if found := self._cached(file, quant):
+                return found
+            raise ModelError(
+                f"{self.repo} (revision {self.revision}) is not in {self.cache}, and HF_HUB_OFFLINE keeps it from "
+                "being fetched; unset it, or fetch the model first with `octavo fetch`"
+            )
+        try:
+            return self._download(record, file, quant, need_weights)
+        except Unreachable as error:
+            if found := self._cached(file, quant):
+                print(
+                    f"cannot reach {self.endpoint} ({error}); using {self.repo} as it is in {self.cache}",
+                    file=sys.stderr,
+                )
+                return found
+            raise ModelError(
+                f"cannot reach {self.endpoint} to fetch {self.repo}: {error}; check the network, HTTPS_PROXY and "
+                "HF_ENDPOINT, or name a model that is on this machine"
+            ) from None
+        except Refused as error:
+            raise self._refused(error) from None
+        except OSError as error:
+            raise disk_error(error, self.cache) from None
+
+    def _recorded(self, record: Path) -> Path | None:
+        """What an earlier fetch brought, when all of it is still there."""
+        try:
+            known = json.loads(record.read_text(encoding="utf-8"))
+            snapshot = self.folder / "snapshots" / known["commit"]
+            if all((snapshot / name).exists() for name in known["files"]):
+                return snapshot / known["result"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def _cached(self, file: str | None, quant: str | None) -> Path | None:
+        """A snapshot that somebody fetched, whole or not (a missing file is found later, by name)."""
+        commit = self.revision
+        if not _COMMIT.fullmatch(commit):
+            try:
+                commit = (self.folder / "refs" / self.revision).read_text().strip()
+            except OSError:
+                return None
+        snapshot = self.folder / "snapshots" / commit
+        if file or quant:
+            names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.gguf")]
+            names = [file] if file in names else _by_quant(names, quant) if quant else []
+            return snapshot / names[0] if len(names) == 1 else None
+        return snapshot if (snapshot / "config.json").exists() or any(snapshot.glob("*.gguf")) else None
+
+    def _download(self, record: Path, file: str | None, quant: str | None, need_weights: bool) -> Path:
+        commit, files = self._list()
+        snapshot = self.folder / "snapshots" / commit
+        result = self._gguf(files, file, quant)
+        if result:
+            names = [result]
+        else:
+            names = [n for n in files if _is_description(n)]
+            if "config.json" not in names:
+                raise ModelError(
+                    f"{self.repo} at {self.endpoint} has no config.json: it is not a model that can be served"
+                )
+        with locked(record):
+            self._get((files[n] for n in names), snapshot)
+            if not result and need_weights:
+                weights = self._weights(files, snapshot)
+                self._get((files[n] for n in weights), snapshot)
+                names += weights
+            if self.revision != commit:
+                ref = self.folder / "refs" / self.revision
+                ref.parent.mkdir(parents=True, exist_ok=True)
+                ref.write_text(commit)
+            write_json_atomically(record, {"commit": commit, "files": names, "result": result or ""})
+        return snapshot / (result or "")
+
+    def _list(self) -> tuple[str, dict[str, _File]]:
+        """The commit that the revision stands for, and its files by name."""
+        url = f"{self.endpoint}/api/models/{self.repo}/revision/{quote(self.revision, safe='')}?blobs=true"
+        answer = get_json(url, headers=self.headers, timeout=_seconds("HF_HUB_ETAG_TIMEOUT"))
+        try:
+            commit, files = answer["sha"], [_parse(sibling) for sibling in answer["siblings"]]
+        except (KeyError, TypeError, AttributeError):
+            raise Unreachable("its answer is not a hub's; is this the hub's address?") from None
+        if not _COMMIT.fullmatch(str(commit)):
+            raise Unreachable(f"it names no commit but {commit!r}")
+        for file in files:
+            if file.name.startswith("/") or ".." in PurePosixPath(file.name).parts or "\\" in file.name:
+                raise ModelError(
+                    f"{self.repo} has a file called {file.name!r}, which would lie outside its folder; refused"
+                )
+        return commit, {file.name: file for file in files}
+
+    def _gguf(self, files: Iterable[str], file: str | None, quant: str | None) -> str | None:
+        """The .gguf that is meant, if one is: by name, by quantisation, or because there is nothing else."""
+        ggufs = sorted(name for name in files if name.endswith(".gguf"))
+        listed = ", ".join(ggufs[:12]) + (", ..." if len(ggufs) > 12 else "") if ggufs else "none"
+        if file:
+            if file not in ggufs:
+                raise ModelError(f"{self.repo} has no file {file!r}; its GGUF files: {listed}")
+            return file
+        chosen = _by_quant(ggufs, quant) if quant else ggufs
+        if quant and len(chosen) != 1:
+            problem = "several files match" if chosen else "no file matches"
+            raise ModelError(f"{self.repo}:{quant}: {problem}; name one as {self.repo}/FILE: {listed}")
+        if quant or (chosen and not any(name.endswith(".safetensors") for name in files)):
+            if len(chosen) != 1:
+                raise ModelError(f"{self.repo} holds several GGUF files; choose one as {self.repo}/FILE: {listed}")
+            return chosen[0]
+        return None
+
+    def _weights(self, files: dict[str, _File], snapshot: Path) -> list[str]:
+        index = "model.safetensors.index.json"
+        if index in files:
+            names = weight_map_files(snapshot / index)
+            if missing := [name for name in names if name not in files]:
+                raise ModelError(
+                    f"{self.repo} lacks {', '.join(missing[:3])}, which its {index} names; tell its authors"
+                )
+            return names
+        if "model.safetensors" in files:
+            return ["model.safetensors"]
+        names = [n for n in files if n.endswith(".safetensors") and "/" not in n]
+        if names:
+            return names
+        pickles = [n for n in files if n.endswith((".bin", ".pt", ".pth"))]
+        if pickles:
+            raise ModelError(
+                f"{self.repo} holds its weights as Python pickles ({', '.join(pickles[:3])}), which can run code when "
+                "they are read and are therefore refused; look for a safetensors or GGUF version of the model"
+            )
+        raise ModelError(f"{self.repo} has no safetensors or GGUF weights")
+
+    def _get(self, files: Iterable[_File], snapshot: Path) -> None:
+        missing = [file for file in files if not (snapshot / file.name).exists()]
+        if not missing:
+            return
+        total = sum(file.size or 0 for file in missing)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        have = sum(_size(self._blob(f)) or _size(self._incomplete(f)) for f in missing)
+        free = shutil.disk_usage(self.cache).free
+        if total - have > free:
+            raise ModelError(
+                f"{self.repo} needs {(total - have) / 1e9:.2f} GB more in {self.cache}, which has {free / 1e9:.2f} GB "
+                "free; free some, or set HF_HOME or --download-dir to a larger disk"
+            )
+        what = f"fetching {self.repo}" + (f" ({len(missing)} files)" if len(missing) > 1 else f" {missing[0].name}")
+        with Progress(what, total=total, enabled=self.progress) as bar, ThreadPoolExecutor(_WORKERS) as pool:
+            jobs = [pool.submit(self._get_one, file, snapshot, bar) for file in missing]
+            try:
+                for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                    job.result()
+            except BaseException:
+                self.stopped = True  # the others end at their next piece
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _get_one(self, file: _File, snapshot: Path, bar: Progress) -> None:
+        def advance(count: int) -> None:
+            if self.stopped:
+                raise InterruptedError
+            bar.advance(count)
+
+        target, blob, part = snapshot / file.name, self._blob(file), self._incomplete(file)
+        # The lock is where huggingface_hub has it, so that its processes and ours wait for each other.
+        with locked(self.cache / ".locks" / self.folder.name / file.blob, wait_for=f"{self.repo} {file.name}"):
+            for path in (blob, target):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if blob.exists():
+                bar.advance(file.size or 0)
+                self._check(file, blob)
+            else:
+                bar.advance(_size(part))
+                url = f"{self.endpoint}/{self.repo}/resolve/{snapshot.name}/{quote(file.name)}"
+                timeout = _seconds("HF_HUB_DOWNLOAD_TIMEOUT")
+                resume(url, part, file.size, headers=self.headers, timeout=timeout, advance=advance)
+                self._check(file, part)
+                with open(part, "rb") as done:
+                    os.fsync(done.fileno())
+                os.replace(part, blob)
+            if not target.exists():
+                target.unlink(missing_ok=True)  # a link to a blob that is gone
+                try:
+                    target.symlink_to(os.path.relpath(blob, target.parent))
+                except OSError:  # a file system without links
+                    os.replace(blob, target)
+
+    def _check(self, file: _File, path: Path) -> None:
+        """Delete a file that is not what the hub says it is."""
+        expected = file.sha256 or file.git_sha1
+        digest = hashlib.sha256()
+        if not file.sha256:  # git names a file by the sha1 of its length and content
+            digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        with open(path, "rb") as source:
+            while piece := source.read(1 << 20):
+                digest.update(piece)
+        if expected and digest.hexdigest() != expected:
+            path.unlink(missing_ok=True)
+            raise ModelError(
+                f"{file.name} of {self.repo} came damaged (hash {digest.hexdigest()[:12]}..., expected "
+                f"{expected[:12]}...) and was deleted; try again"
+            )
+
+    def _blob(self, file: _File) -> Path:
+        return self.folder / "blobs" / file.blob
+
+    def _incomplete(self, file: _File) -> Path:
+        return self.folder / "blobs" / f"{file.blob}.incomplete"
+
+    def _refused(self, error: Refused) -> ModelError:
+        where = f"{self.repo} at {self.endpoint}"
+        if error.code == "GatedRepo" or error.status == 403:
+            return ModelError(
+                f"{where} is gated (HTTP {error.status}): accept its conditions at {self.endpoint}/{self.repo} and set "
+                "HF_TOKEN to a token of that account"
+            )
+        if error.code == "RevisionNotFound":
+            return ModelError(f"{where} has no revision {self.revision!r} (HTTP {error.status}); check --revision")
+        if error.status == 401 and self.headers and error.code != "RepoNotFound":
+            return ModelError(f"{self.endpoint} refused HF_TOKEN for {self.repo} (HTTP 401): it is wrong or expired")
+        if error.status in (401, 404):
+            hint = "HF_TOKEN may lack access" if self.headers else "if it is private, set HF_TOKEN"
+            return ModelError(f"there is no model {where} (HTTP {error.status}): check the name; {hint}")
+        return ModelError(f"{self.endpoint} answered HTTP {error.status} for {self.repo} ({error}); try again later")
+
+
+def _parse(sibling: dict[str, Any]) -> _File:
+    lfs = sibling.get("lfs") or {}
+    sha256, sha1 = lfs.get("sha256") or lfs.get("oid"), sibling.get("blobId")
+    return _File(
+        name=str(sibling["rfilename"]),
+        size=lfs.get("size", sibling.get("size")),
+        sha256=sha256 if re.fullmatch(r"[0-9a-f]{64}", str(sha256)) else None,
+        git_sha1=sha1 if re.fullmatch(r"[0-9a-f]{40}", str(sha1)) else None,
+    )
+
+
+def _is_description(name: str) -> bool:
+    if "/" in name:
+        return fnmatch.fnmatch(name, _TEMPLATES)
+    return any(fnmatch.fnmatch(name, pattern) for pattern in _DESCRIPTION)
+
+
+def _by_quant(names: Iterable[str], quant: str) -> list[str]:
+    """Files whose name has ``quant`` as a word: model.Q4_K_M.gguf, model-q4_k_m.gguf."""
+    word = re.compile(rf"(^|[.\-_/]){re.escape(quant)}\.gguf$", re.IGNORECASE)
+    return [name for name in names if word.search(name)]
+
+
+def _hf_home() -> Path:
+    if os.environ.get("HF_HOME"):
+        return Path(os.environ["HF_HOME"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+
+
+def _token() -> str | None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if os.environ.get(name, "").strip():
+            return os.environ[name].strip()
+    try:
+        return Path(os.environ.get("HF_TOKEN_PATH") or _hf_home() / "token").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _seconds(name: str) -> float:
+    try:
+        return float(os.environ.get(name) or 10)
+    except ValueError:
+        return 10.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
