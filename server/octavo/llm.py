@@ -6,11 +6,13 @@ import itertools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
+from octavo.engine.messages import SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -19,6 +21,21 @@ from octavo.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Prompt = str | dict[str, Any] | list[int]
+
+
+@dataclass
+class Totals:
+    """What an `LLM` has computed since it was made. Prompt tokens count as often as they were computed."""
+
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0  # tokens
+
+    def add(self, stats: SchedulerStats) -> None:
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
 class LLM:
@@ -41,6 +58,7 @@ class LLM:
         self._input = InputProcessor(self.config, self.tokenizer)
         self._output = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
+        self.totals = Totals()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
@@ -135,7 +153,10 @@ class LLM:
         return [finished[request_id] for request_id in request_ids]
 
     def _step(self) -> Iterator[RequestOutput]:
-        outputs, stopped = self._output.process_outputs(self.engine.step().outputs)
+        step = self.engine.step()
+        if step.stats is not None:
+            self.totals.add(step.stats)
+        outputs, stopped = self._output.process_outputs(step.outputs, step.timestamp)
         for request_id, index in stopped:
             self.engine.finish_sample(request_id, index)
         yield from outputs

@@ -1,0 +1,56 @@
+"""Small random checkpoints, made by transformers and saved as safetensors: the reference's own weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+VOCAB_SIZE = 320
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GQA = _COMMON | {"num_key_value_heads": 2, "intermediate_size": 112}
+
+# name -> (config class, settings)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", _GQA | {"tie_word_embeddings": True}),
+    "mistral": ("MistralConfig", _GQA | {"sliding_window": 24, "head_dim": 24, "tie_word_embeddings": False}),
+    "qwen2": ("Qwen2Config", _GQA | {"tie_word_embeddings": False}),
+    "qwen3": ("Qwen3Config", _GQA | {"head_dim": 32, "tie_word_embeddings": True}),
+    "opt": ("OPTConfig", _COMMON | {"ffn_dim": 112, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
+}
+
+
+def make_model(config_class: str, settings: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """A causal language model in float32 whose logits are spread enough to have clear winners."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, config_class)(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
+                parameter.uniform_(0.5, 1.5)
+            elif parameter.ndim == 1:
+                parameter.normal_(0, 0.1)
+            else:
+                parameter.normal_(0, 0.15)
+    return model.eval()
+
+
+def save_all(directory: Path) -> dict[str, Path]:
+    paths = {}
+    for name, (config_class, settings) in FAMILIES.items():
+        paths[name] = directory / name
+        make_model(config_class, settings).save_pretrained(paths[name])
+    return paths
