@@ -1,0 +1,13 @@
+"""How a linear layer's weights are stored and multiplied: the one place where quantisation plugs in."""
+
+from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.quantization.registry import quantization_config
+from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
+
+__all__ = [
+    "LinearMethod",
+    "QuantizationConfig",
+    "UnquantizedConfig",
+    "UnquantizedLinearMethod",
+    "quantization_config",
+]

@@ -1,0 +1,74 @@
+"""Token embeddings and the head that turns hidden states back into logits; both split the vocabulary over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.layers.linear import LinearBase, Shard
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
+from octavo.layers.weights import WeightSlot, fill_tensor
+
+
+def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:
+    """This rank's rows. Every rank has equally many; the last ones may have rows that stay without a token."""
+    size = -(-vocab_size // tp.size)
+    start = min(tp.rank * size, vocab_size)
+    return Shard((vocab_size, hidden_size), slice(start, min(start + size, vocab_size)), slice(0, hidden_size), 0)
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows of an embedding table ``[vocab_size, hidden_size]`` by token id."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp, self.shard = tp, _vocab_shard(vocab_size, hidden_size, tp)
+        rows = -(-vocab_size // tp.size)
+        self.weight = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(input_ids, self.weight)
+        local = input_ids - self.shard.rows.start
+        elsewhere = (local < 0) | (local >= self.shard.num_rows)
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        rows = self.weight[: self.shard.num_rows]
+        yield WeightSlot(0, "weight", self.shard.shape, lambda source: fill_tensor(rows, source, self.shard.rows))
+
+
+class ParallelLMHead(LinearBase):
+    """Logits ``[R, vocab_size]`` float32 of hidden states ``[R, hidden_size]``; ``tied_to`` shares an embedding's table."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, tp: TensorParallel, tied_to: VocabParallelEmbedding | None = None
+    ) -> None:
+        super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], False, tp)
+        self.vocab_size = vocab_size
+        self.output_size = -(-vocab_size // tp.size)
+        self.tied_weight = [tied_to.weight] if tied_to is not None else []  # a list, so that it is not registered twice
+
+    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        self.method = method
+        if self.shares_weight:
+            self.weight = self.tied_weight[0]
+        else:
+            method.create_weights(self, dtype)
+
+    @property
+    def shares_weight(self) -> bool:
+        """A tied head that is quantised keeps a copy of its own, filled from the embedding's tensor."""
+        return bool(self.tied_weight) and isinstance(self.method, UnquantizedLinearMethod)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        return iter(()) if self.shares_weight else super().weight_slots()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = self.tp.all_gather(self.method.apply(self, hidden, None))
+        return logits[:, : self.vocab_size].float()

@@ -1,0 +1,134 @@
+"""Linear layers that know their part of a tensor-parallel group and that several checkpoint tensors may be one weight.
+
+The partitioning is Megatron-LM's (Shoeybi et al., 2019): column-parallel layers hold rows of the weight (outputs), row-parallel
+ones hold columns (inputs) and sum their results over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization import LinearMethod
+from octavo.layers.weights import WeightSlot
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One checkpoint weight ``[rows, columns]`` within a layer: this rank takes ``rows x columns`` of it, as rows
+    ``offset ...`` of the layer's own weight."""
+
+    shape: tuple[int, int]
+    rows: slice
+    columns: slice
+    offset: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.stop - self.rows.start
+
+
+class LinearBase(nn.Module):
+    """``y = x W^T + b``. It gets its weights from `create_weights`, which the loader calls once it knows how they are stored."""
+
+    method: LinearMethod
+
+    def __init__(self, shards: list[Shard], bias: bool, tp: TensorParallel) -> None:
+        super().__init__()
+        self.shards, self.has_bias, self.tp = shards, bias, tp
+        self.input_size = shards[0].columns.stop - shards[0].columns.start  # of this rank
+        self.output_size = sum(shard.num_rows for shard in shards)  # of this rank
+        self.register_parameter("bias", None)
+
+    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        self.method = method
+        method.create_weights(self, dtype)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        for part, shard in enumerate(self.shards):
+            yield from self.method.weight_slots(self, part, shard)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size} -> {self.output_size}, bias={self.has_bias}"
+
+
+class MergedColumnParallelLinear(LinearBase):
+    """Several column-parallel weights in one product; the result has this rank's part of each, one after the other."""
+
+    def __init__(self, input_size: int, output_sizes: list[int], bias: bool, tp: TensorParallel) -> None:
+        shards, offset = [], 0
+        for total in output_sizes:
+            size = tp.divide(total, "the layer's output size")
+            shards.append(_rows(total, input_size, tp.rank * size, size, offset))
+            offset += size
+        super().__init__(shards, bias, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.apply(self, x, self.bias)
+
+
+class ColumnParallelLinear(MergedColumnParallelLinear):
+    """One weight whose outputs are spread over the ranks."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, tp: TensorParallel) -> None:
+        super().__init__(input_size, [output_size], bias, tp)
+
+
+class QKVParallelLinear(LinearBase):
+    """Query, key and value projections in one product: ``[T, (Hq + 2 Hkv) D]`` with this rank's heads.
+
+    With fewer key/value heads than ranks, each of those heads is held by several ranks.
+    """
+
+    def __init__(
+        self, hidden_size: int, head_size: int, num_heads: int, num_kv_heads: int, bias: bool, tp: TensorParallel
+    ) -> None:
+        self.head_size = head_size
+        q_size = tp.divide(num_heads, "num_attention_heads") * head_size
+        copies = max(1, tp.size // num_kv_heads)
+        kv_size = num_kv_heads * copies // tp.size * head_size
+        if num_kv_heads * copies % tp.size:
+            tp.divide(num_kv_heads, "num_key_value_heads")
+        kv_start = tp.rank // copies * kv_size
+        q_total, kv_total = num_heads * head_size, num_kv_heads * head_size
+        shards = [
+            _rows(q_total, hidden_size, tp.rank * q_size, q_size, 0),
+            _rows(kv_total, hidden_size, kv_start, kv_size, q_size),
+            _rows(kv_total, hidden_size, kv_start, kv_size, q_size + kv_size),
+        ]
+        super().__init__(shards, bias, tp)
+        self.num_heads, self.num_kv_heads = q_size // head_size, kv_size // head_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.apply(self, x, self.bias)
+
+
+class RowParallelLinear(LinearBase):
+    """A weight whose inputs are spread over the ranks, as a column-parallel layer leaves them; the result is whole."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, tp: TensorParallel) -> None:
+        size = tp.divide(input_size, "the layer's input size")
+        columns = slice(tp.rank * size, (tp.rank + 1) * size)
+        super().__init__([Shard((output_size, input_size), slice(0, output_size), columns, 0)], bias, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The bias is added by one rank, or the sum would hold it several times.
+        return self.tp.all_reduce(self.method.apply(self, x, self.bias if self.tp.rank == 0 else None))
+
+
+class ReplicatedLinear(LinearBase):
+    """A weight that every rank holds whole."""
+
+    def __init__(self, input_size: int, output_size: int, bias: bool, tp: TensorParallel) -> None:
+        super().__init__([_rows(output_size, input_size, 0, output_size, 0)], bias, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.method.apply(self, x, self.bias)
+
+
+def _rows(total: int, columns: int, start: int, size: int, offset: int) -> Shard:
+    return Shard((total, columns), slice(start, start + size), slice(0, columns), offset)

@@ -1,0 +1,47 @@
+"""Normalisation of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import octavo_kernels
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from octavo.layers.weights import WeightSlot, copy_slot
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Returns the norm of ``residual + x`` (of ``x`` without one) and that sum, the new residual."""
+        if residual is None:
+            return octavo_kernels.rms_norm(x, self.weight, self.eps), x
+        return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        yield copy_slot("weight", self.weight)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with weight and bias, or plain when ``affine`` is False."""
+
+    def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.eps, self.shape = eps, (size,)
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        for leaf, param in self.named_parameters():
+            yield copy_slot(leaf, param)

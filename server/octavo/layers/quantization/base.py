@@ -1,0 +1,49 @@
+"""The interface between linear layers and the ways to store their weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo.layers.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from octavo.layers.linear import LinearBase, Shard
+
+
+class LinearMethod(ABC):
+    """One way to hold and apply a linear layer's weights. Called in the order of the functions here."""
+
+    @abstractmethod
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """Register empty parameters on ``layer``, on the current default device; ``dtype`` is that of activations."""
+
+    @abstractmethod
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """The checkpoint tensors that part ``part`` of the layer is filled from.
+
+        A slot is handed the tensor's `WeightSource`, not its values: a method may take the stored bytes (``source.raw()``
+        of a GGUF tensor, ``source.qtype`` says which type) where it can compute on them.
+        """
+
+    def process_weights_after_loading(self, layer: LinearBase) -> None:
+        """Repack what was loaded, once every slot is filled."""
+        return None
+
+    @abstractmethod
+    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x [T, input_size]`` times the layer's weight: ``[T, output_size]`` in x.dtype."""
+
+
+class QuantizationConfig(ABC):
+    """A choice of methods for a whole model."""
+
+    name: str
+
+    @abstractmethod
+    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        """The method of the layer at module path ``name`` ("model.layers.0.mlp.down_proj", "lm_head")."""

@@ -1,0 +1,42 @@
+"""Weights as floating-point matrices in the dtype of the activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import octavo_kernels
+import torch
+from torch import Tensor, nn
+
+from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.weights import WeightSlot, fill_tensor
+
+if TYPE_CHECKING:
+    from octavo.layers.linear import LinearBase, Shard
+
+
+class UnquantizedLinearMethod(LinearMethod):
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        weight = torch.empty(layer.output_size, layer.input_size, dtype=dtype)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if layer.has_bias:
+            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=dtype), requires_grad=False)
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        end = shard.offset + shard.num_rows
+        weight, bias = layer.weight[shard.offset : end], layer.bias
+        yield WeightSlot(part, "weight", shard.shape, lambda s: fill_tensor(weight, s, shard.rows, shard.columns))
+        if bias is not None:
+            rows = bias[shard.offset : end]
+            yield WeightSlot(part, "bias", shard.shape[:1], lambda s: fill_tensor(rows, s, shard.rows))
+
+    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        return octavo_kernels.linear(x, layer.weight, bias)
+
+
+class UnquantizedConfig(QuantizationConfig):
+    name = "none"
+
+    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        return UnquantizedLinearMethod()

@@ -1,0 +1,119 @@
+"""Rotary position embedding (Su et al., 2021) and the ways to stretch it to longer contexts.
+
+config.json says it in one of two ways: ``rope_theta`` and ``rope_scaling`` beside each other, or both in ``rope_parameters``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.config import ModelConfig
+from octavo.errors import ModelError
+
+
+class RotaryEmbedding(nn.Module):
+    """``cos_sin_cache`` float32 [max_model_len, rot_dim]: row p holds the cosines, then the sines of position p.
+
+    ``rot_dim`` is less than the head size when only the first part of each head is rotated.
+    """
+
+    cos_sin_cache: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        parameters = rope_parameters(config.hf_config)
+        rot_dim = int(config.head_size * parameters.get("partial_rotary_factor", 1.0))
+        rope_type = parameters["rope_type"]
+        if rope_type not in _SCALINGS:
+            raise ModelError(f"config.json asks for rope_type {rope_type!r}; known are {', '.join(_SCALINGS)}")
+        try:
+            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, rot_dim), parameters)
+        except KeyError as error:
+            raise ModelError(f"config.json's rope parameters of type {rope_type!r} lack {error}") from None
+        # Computed on the CPU whatever the device is, so that every platform turns by the same angles.
+        angles = torch.arange(config.max_model_len, dtype=torch.float32, device="cpu")[:, None] * inv_freq
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
+        self.register_buffer("cos_sin_cache", table.to(torch.get_default_device()), persistent=False)
+
+
+def rope_parameters(hf_config: dict[str, Any]) -> dict[str, Any]:
+    """One dictionary of rope_type, rope_theta and whatever the type needs, from either way of saying it."""
+    stated = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    parameters = {key: value for key, value in stated.items() if value is not None}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ModelError("config.json has rope parameters that differ between layers, which is not supported here")
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
+        stated_value = hf_config.get(key)
+        parameters.setdefault(key, default if stated_value is None else stated_value)
+    # Beside the dictionary it wins (as Phi-3 writes it); without any, the model was not trained for less.
+    original = hf_config.get("original_max_position_embeddings")
+    if original is not None:
+        parameters["original_max_position_embeddings"] = original
+    elif "max_position_embeddings" in hf_config:
+        parameters.setdefault("original_max_position_embeddings", hf_config["max_position_embeddings"])
+    return parameters
+
+
+def _inverse_frequencies(parameters: dict[str, Any], rot_dim: int) -> Tensor:
+    exponents = torch.arange(0, rot_dim, 2, dtype=torch.float32, device="cpu") / rot_dim
+    return 1.0 / (parameters["rope_theta"] ** exponents)
+
+
+def _default(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    return inv_freq, 1.0
+
+
+def _linear(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """Positions divided by ``factor`` (position interpolation, Chen et al., 2023)."""
+    return inv_freq / parameters["factor"], 1.0
+
+
+def _llama3(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """Llama 3.1: slow turns (long waves) are stretched by ``factor``, fast ones kept, those between blended."""
+    factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = original / (2 * math.pi / inv_freq)  # within the original context
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    blended = (1 - keep) * inv_freq / factor + keep * inv_freq
+    return torch.where(turns < low, inv_freq / factor, torch.where(turns > high, inv_freq, blended)), 1.0
+
+
+def _yarn(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """YaRN (Peng et al., 2023): as llama3 but blended by dimension, and cosines and sines scaled up a little."""
+    factor, original = parameters["factor"], parameters["original_max_position_embeddings"]
+    base, dim = parameters["rope_theta"], 2 * len(inv_freq)
+
+    def dimension_of(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dimension_of(parameters.get("beta_fast", 32)), dimension_of(parameters.get("beta_slow", 1))
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    stretched = ramp.clamp(0, 1)
+    scaled = inv_freq / factor * stretched + inv_freq * (1 - stretched)
+
+    def attention(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if "attention_factor" in parameters:
+        return scaled, parameters["attention_factor"]
+    if mscale and mscale_all_dim:
+        return scaled, attention(mscale) / attention(mscale_all_dim)
+    return scaled, attention(1.0)
+
+
+_SCALINGS: dict[str, Callable[[Tensor, dict[str, Any]], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

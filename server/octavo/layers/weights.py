@@ -1,0 +1,47 @@
+"""Where the tensors of a checkpoint go.
+
+Every module that owns weights lists one `WeightSlot` for each checkpoint tensor that it takes; the loader fills slots by name and
+what is left over at the end is what the checkpoint lacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from octavo.errors import ModelError
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import WeightSource
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """``part`` is which of a merged module's checkpoint modules it is (q, k, v = 0, 1, 2), ``leaf`` the tensor's own name
+    ("weight", "bias"), ``shape`` the shape it has in the checkpoint, before any partitioning."""
+
+    part: int
+    leaf: str
+    shape: tuple[int, ...]
+    load: Callable[[WeightSource], None]
+
+    def fill(self, source: WeightSource) -> None:
+        if tuple(source.shape) != self.shape:
+            raise ModelError(
+                f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {list(self.shape)}; "
+                "the weights and config.json are not of one model"
+            )
+        self.load(source)
+
+
+def copy_slot(leaf: str, param: Tensor) -> WeightSlot:
+    """A slot for a parameter that is stored just as it is used."""
+    return WeightSlot(0, leaf, tuple(param.shape), lambda source: fill_tensor(param, source))
+
+
+def fill_tensor(target: Tensor, source: WeightSource, *index: slice) -> None:
+    """Copy ``source`` (the part of it at ``index``) into ``target``."""
+    target.copy_(source.load(target.dtype)[index])

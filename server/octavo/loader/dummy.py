@@ -1,0 +1,43 @@
+"""Random weights for benchmarks: the right shapes without a download."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from octavo.layers.weights import WeightSlot
+
+_SPREAD = 0.02 * 3**0.5  # uniform numbers with the standard deviation that models are initialised with
+
+
+class DummyWeight:
+    """A `WeightSource` of numbers made on the device, the same for the same seed, name and kind of device.
+
+    Norms (vectors called weight) are ones and biases zeros, so that activations stay of sane size at any depth.
+    """
+
+    qtype = "F32"
+
+    def __init__(self, name: str, shape: tuple[int, ...], seed: int, device: torch.device | str) -> None:
+        self.name, self.shape = name, shape
+        self._seed, self._device = seed, device
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if len(self.shape) < 2:
+            return torch.full(self.shape, float(self.name.endswith(".weight")), dtype=dtype, device=self._device)
+        generator = torch.Generator(self._device)
+        generator.manual_seed((self._seed << 32) ^ zlib.crc32(self.name.encode()))
+        return torch.empty(self.shape, dtype=dtype, device=self._device).uniform_(
+            -_SPREAD, _SPREAD, generator=generator
+        )
+
+
+def dummy_weights(
+    slots: dict[str, list[WeightSlot]], seed: int, device: torch.device | str
+) -> Iterator[tuple[str, DummyWeight]]:
+    for name, takers in slots.items():
+        yield name, DummyWeight(name, takers[0].shape, seed, device)

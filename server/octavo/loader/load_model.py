@@ -1,0 +1,115 @@
+"""Building a model and filling it: parameters are made empty in the dtype of computation and on the device, then each tensor of
+the checkpoint is read once and copied to its place, so that the peak of host memory is the model and one tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from octavo.config import ModelConfig
+from octavo.errors import ModelError
+from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.linear import LinearBase
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization import quantization_config
+from octavo.layers.weights import WeightSlot
+from octavo.loader.checkpoint import iterate_weights
+from octavo.loader.dummy import dummy_weights
+from octavo.models.registry import model_class
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import WeightSource
+
+# Tables that old checkpoints carry along although they follow from config.json.
+_DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$")
+
+
+def load_model(
+    config: ModelConfig,
+    load_format: str = "auto",
+    device: torch.device | str = "cpu",
+    tp: TensorParallel | None = None,
+) -> nn.Module:
+    """The model of ``config`` with its weights, ready to run. ``load_format`` "dummy" fills it with random numbers.
+
+    Raises ModelError when the architecture is unknown or when config.json and the checkpoint do not match.
+    """
+    model = build_model(config, device, tp or TensorParallel())
+    slots = weight_slots(model)
+    if load_format == "dummy":
+        weights: Iterable[tuple[str, WeightSource]] = dummy_weights(slots, config.seed, device)
+    else:
+        weights = iterate_weights(config.files)
+    fill(slots, weights, config)
+    for module in model.modules():
+        if isinstance(module, LinearBase):
+            module.method.process_weights_after_loading(module)
+    return model
+
+
+def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParallel) -> nn.Module:
+    """The model with empty parameters: no memory is touched yet."""
+    quantization = quantization_config(config)
+    cls = model_class(config.architecture)
+    dtype = getattr(torch, config.dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = cls(config, tp)
+            for name, module in model.named_modules():
+                if isinstance(module, LinearBase):
+                    module.create_weights(quantization.linear_method(name, module), dtype)
+    except KeyError as error:
+        raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval()
+
+
+def weight_slots(model: nn.Module) -> dict[str, list[WeightSlot]]:
+    """Who takes each tensor, by the name that it has in the checkpoint."""
+    slots: dict[str, list[WeightSlot]] = {}
+    packed = model.packed_modules_mapping
+    names = {id(param): name for name, param in model.named_parameters()}
+    for path, module in model.named_modules():
+        if not hasattr(module, "weight_slots"):
+            continue
+        parent, _, own = path.rpartition(".")
+        parts = packed.get(own, [own])
+        for slot in module.weight_slots():
+            name = ".".join(filter(None, (parent, parts[slot.part], slot.leaf)))
+            if isinstance(module, ParallelLMHead) and module.tied_weight:
+                name = names[id(module.tied_weight[0])]
+            slots.setdefault(name, []).append(slot)
+    return slots
+
+
+def fill(slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, WeightSource]], config: ModelConfig) -> None:
+    """Give every slot its tensor. Raises ModelError naming tensors that are missing or that have no place."""
+    missing, strange = set(slots), []
+    for name, source in weights:
+        if name not in slots and f"model.{name}" in slots:  # saved from the model without its head
+            name = f"model.{name}"
+        if name in slots:
+            for slot in slots[name]:
+                slot.fill(source)
+            missing.discard(name)
+        elif name != "lm_head.weight" and not _DERIVED.search(name):  # a tied head is often stored all the same
+            strange.append(name)
+    if missing:
+        raise ModelError(f"{config.model}: the checkpoint lacks {_some(sorted(missing))}; fetch it again")
+    if strange:
+        raise ModelError(
+            f"{config.model}: {config.architecture} has no place for {_some(strange)} with this config.json; "
+            "the weights and config.json are not of one model"
+        )
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{len(names)} tensors, such as {shown}" if len(names) > 3 else f"tensor {shown}"

@@ -1,0 +1,24 @@
+"""From the architecture's name in config.json to the class; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from octavo.errors import ModelError
+
+_MODELS = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "OPTForCausalLM": "opt",
+}
+
+
+def model_class(architecture: str) -> Any:
+    """The ``nn.Module`` class of ``architecture``; ModelError when there is none."""
+    if architecture not in _MODELS:
+        said = f"architecture {architecture!r} is" if architecture else "config.json names no architecture, that is"
+        raise ModelError(f"{said} not supported; known are {', '.join(_MODELS)}")
+    return getattr(import_module(f"octavo.models.{_MODELS[architecture]}"), architecture)
