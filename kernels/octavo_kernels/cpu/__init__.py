@@ -1,17 +1,10 @@
-"""The CPU backend."""
+"""The CPU backend: C kernels for float32 and bfloat16; what they do not cover goes to plain torch."""
 
 from __future__ import annotations
 
-from octavo_kernels.reference import (
-    copy_blocks,
-    fused_add_rms_norm,
-    linear,
-    paged_attention,
-    rms_norm,
-    rope_and_cache,
-    silu_and_mul,
-    unavailable_reason,
-)
+from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
+from octavo_kernels.cpu.layers import fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.cpu.runtime import unavailable_reason
 
 __all__ = [
     "copy_blocks",

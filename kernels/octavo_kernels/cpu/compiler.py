@@ -1,0 +1,125 @@
+"""Compile the C kernels: one small shared library for each instruction set, cached by a hash of the sources.
+
+Needs a C compiler (``CC``, else cc, gcc or clang) and nothing else: no Python headers, no OpenMP.
+Imports only the standard library, so that the build hook of the wheel can use this file on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+LIBRARIES = Path(__file__).parent / "lib"
+
+_FLAGS = "-O3 -std=gnu11 -fPIC -shared -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off"
+
+# Best first: the first one whose CPU flags (as in /proc/cpuinfo) are all there is used.
+_TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
+    "x86_64": {
+        "avx512": (
+            "-march=x86-64-v4 -mavx512vnni",
+            frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx2", "fma", "f16c"}),
+        ),
+        "avx2": ("-march=x86-64-v3", frozenset({"avx2", "fma", "f16c", "bmi2"})),
+        "baseline": ("-march=x86-64", frozenset()),
+    },
+    "aarch64": {
+        "dotprod": ("-march=armv8.2-a+dotprod", frozenset({"asimddp"})),
+        "baseline": ("-march=armv8-a", frozenset()),
+    },
+}
+
+
+class BuildError(RuntimeError):
+    """The kernels cannot be compiled here; the message is one line and says what to do."""
+
+
+def machine() -> str:
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def all_isas() -> list[str]:
+    """The instruction sets there is code for on this architecture, best first; empty if there is none."""
+    return list(_TARGETS.get(machine(), {}))
+
+
+def supported_isas() -> list[str]:
+    """Those of `all_isas` that this CPU runs, best first."""
+    flags = _cpu_flags()
+    return [isa for isa, (_, needed) in _TARGETS.get(machine(), {}).items() if needed <= flags]
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return frozenset(line.partition(":")[2].split())
+    except OSError:
+        pass
+    # No /proc (macOS): every arm64 Mac has the dot product, of others nothing is known.
+    return frozenset({"asimddp"}) if machine() == "aarch64" and sys.platform == "darwin" else frozenset()
+
+
+def source_hash() -> str:
+    """Twelve digits that change with any source file or compiler flag."""
+    digest = hashlib.sha256(repr((_FLAGS, sorted(_TARGETS.get(machine(), {}).items(), key=str))).encode())
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def library_name(isa: str) -> str:
+    return f"octavo_cpu-{machine()}-{isa}-{source_hash()}.so"
+
+
+def find_compiler() -> str | None:
+    named = os.environ.get("CC")
+    if named:
+        return named
+    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+
+
+def build(isa: str, directory: Path = LIBRARIES) -> Path:
+    """Compile for ``isa`` into ``directory`` unless it is there; returns the library. Safe for several processes at once.
+
+    Raises BuildError when there is no compiler, it fails, or the directory cannot be written.
+    """
+    target = directory / library_name(isa)
+    if target.exists():
+        return target
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang); install gcc or clang, or use a wheel")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=directory)
+        os.close(handle)
+    except OSError as error:
+        raise BuildError(f"cannot write {directory}: {error.strerror}") from error
+    try:
+        command = [*shlex.split(compiler), *_FLAGS.split(), *_TARGETS[machine()][isa][0].split()]
+        command += [str(path) for path in sorted(SOURCES.glob("*.c"))] + ["-lm", "-o", temporary]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"cannot run the C compiler {compiler!r}: {error}") from error
+        if result.returncode:
+            lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
+            raise BuildError(f"{compiler} failed for {isa}: {lines[0] if lines else f'exit code {result.returncode}'}")
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    for old in directory.glob(f"octavo_cpu-{machine()}-{isa}-*.so"):
+        if old != target:
+            old.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,443 @@
+// Paged attention without gathering, for prefill and decode rows in one call.
+//
+// Work item: (sequence, kv head, tile of query tokens); the query heads that share the kv head are rows of the item, so its
+// keys and values are read once for all of them. Keys come in tiles of TILE positions, transposed into scratch, so that
+// scores are computed for whole vectors of positions; values are used where they lie. Softmax is computed online
+// (Milakov & Gimelshein 2018), as in FlashAttention.
+//
+// A row's result depends on nothing but the row and its sequence's keys and values: tiles and splits are counted from
+// position 0, every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, whether one
+// thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
+// are computed side by side, never in which order one row's terms are added.
+#include "ops.h"
+#include "simd.h"
+
+#define TILE 64
+#define SPLIT 256
+#define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
+#define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
+
+static const float ZEROS[MAX_HEAD_SIZE + VW];
+
+// One item: q rows of consecutive tokens, `group` rows a token.
+struct item {
+    const struct paged_attention_args *a;
+    const int32_t *table;
+    const char *keys;  // of this head in block 0
+    int64_t block_stride, row_stride, value_offset;  // bytes
+    int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
+    const char *q;
+    char *out;
+};
+
+// Scratch of one thread.
+struct work {
+    float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
+    float *m, *l, *total_m, *total_l;  // [rows]
+    const void *keys[TILE], *values[TILE];
+};
+
+static struct work get_work(int64_t rows, int64_t depth) {
+    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + 4 * rows + 64) * sizeof(float));
+    struct work w;
+    w.kt = p, p += TILE * depth;
+    w.vt = p, p += TILE * depth;
+    w.q = p, p += rows * depth;
+    w.acc = p, p += rows * depth;
+    w.total = p, p += rows * depth;
+    w.m = p, p += rows;
+    w.l = p, p += rows;
+    w.total_m = p, p += rows;
+    w.total_l = p;
+    return w;
+}
+
+// Where the rows of positions start .. start + TILE lie; rows past the sequence are zeros (never what the page holds).
+INLINE int64_t find_rows(const struct item *it, int64_t start, struct work *w) {
+    int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
+    for (int64_t j = 0; j < count;) {
+        int64_t position = start + j, offset = position % block_size;
+        const char *key = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
+        for (int64_t end = MIN(count, j + block_size - offset); j < end; j++, key += it->row_stride) {
+            w->keys[j] = key;
+            w->values[j] = key + it->value_offset;
+        }
+    }
+    for (int64_t j = count; j < TILE; j++) w->keys[j] = w->values[j] = ZEROS;
+    return count;
+}
+
+INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
+    return d + VW <= head_size ? load_as(row, d, dtype) : load_part(row, d, head_size - d, dtype);
+}
+
+#if VW == 16
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VW == 8
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+
+// Keys [TILE, head_size] -> kt [depth, TILE], square by square: interleaving rows i and i + VW / 2 log2(VW) times over
+// transposes a VW x VW square.
+INLINE void transpose_keys(const struct work *w, int64_t count, int64_t head_size, int dtype) {
+    for (int64_t j = 0; j < count; j += VW) {
+        for (int64_t d = 0; d < head_size; d += VW) {
+            vf r[VW], t[VW];
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) r[i] = load_row(w->keys[j + i], d, head_size, dtype);
+#pragma GCC unroll 4
+            for (int round = 1; round < VW; round *= 2) {
+#pragma GCC unroll 8
+                for (int i = 0; i < VW / 2; i++) {
+                    t[2 * i] = INTERLEAVE(r[i], r[i + VW / 2], LOW);
+                    t[2 * i + 1] = INTERLEAVE(r[i], r[i + VW / 2], HIGH);
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < VW; i++) r[i] = t[i];
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) vstore(w->kt + (d + i) * TILE + j, r[i]);
+        }
+    }
+}
+
+// s[mr][TILE] = q[mr][head_size] . kt, one accumulator a score, terms in order of the head's elements
+INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, const int mr) {
+    for (int c = 0; c < TILE; c += NV * VW) {
+        vf sum[MR][NV] = {0};
+        for (int64_t d = 0; d < head_size; d++) {
+            vf k[NV];
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) k[n] = vload(kt + d * TILE + c + n * VW);
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i++) {
+                vf x = splat(q[i * depth + d]);
+#pragma GCC unroll 4
+                for (int n = 0; n < NV; n++) sum[i][n] = vfma(x, k[n], sum[i][n]);
+            }
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) vstore(s + i * TILE + c + n * VW, sum[i][n]);
+    }
+}
+
+// acc[mr][nv vectors] += p[mr][from .. to] . values, terms in order of position
+INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
+                  int64_t to, int dtype, const int mr, const int nv) {
+    vf sum[MR][NV];
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
+    for (int64_t j = from; j < to; j++) {
+        vf v[NV];
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) v[n] = load_as(values[j], d + n * VW, dtype);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            vf x = splat(p[i * TILE + j]);
+#pragma GCC unroll 4
+            for (int n = 0; n < nv; n++) sum[i][n] = vfma(x, v[n], sum[i][n]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
+}
+
+INLINE void weigh_all(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
+                      int dtype, const int mr) {
+    int64_t d = 0;
+    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 4);
+    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 2);
+    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 1);
+}
+
+// Online softmax of one row: scores s[TILE] -> weights, with the row's maximum m, sum l and acc brought up to date.
+// Positions outside [from, to) of the tile are hidden.
+INLINE void soften(const struct paged_attention_args *a, float *s, int64_t from, int64_t to, float *m, float *l, float *acc,
+                   int64_t depth) {
+    const vf minus_infinity = splat(-INFINITY), scale = splat((float)a->scale);
+    vf x[TILE / VW], top = minus_infinity;
+    int whole = from <= 0 && to >= TILE;
+#pragma GCC unroll 16
+    for (int n = 0; n < TILE / VW; n++) {
+        x[n] = vload(s + n * VW) * scale;
+        if (a->softcap > 0) x[n] = splat((float)a->softcap) * vtanh(x[n] / splat((float)a->softcap));
+        if (!whole) {
+            vi j = lane_index() + splat_int(n * VW);
+            x[n] = vselect((j >= splat_int((int)from)) & (j < splat_int((int)to)), x[n], minus_infinity);
+        }
+        top = vmax(top, x[n]);
+    }
+    float highest = MAX(*m, vmax_all(top));
+    if (highest == -INFINITY) highest = 0.0f;  // nothing visible yet: weights become exp(-inf) = 0
+    if (highest != *m && *m != -INFINITY) {
+        float shrink = exp_one(*m - highest);
+        *l *= shrink;
+        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * splat(shrink));
+    }
+    vf sum = {0};
+#pragma GCC unroll 16
+    for (int n = 0; n < TILE / VW; n++) {
+        vf p = vexp(x[n] - splat(highest));
+        vstore(s + n * VW, p);
+        sum += p;
+    }
+    *l += vsum(sum);
+    if (from < to) *m = highest;
+}
+
+// Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
+INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int dtype,
+                      const int mr) {
+    float s[MR * TILE] __attribute__((aligned(64)));
+    int64_t window = it->a->window ? it->a->window : INT64_MAX / 2, depth = it->depth;
+    int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
+    int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
+    if (from >= TILE || to <= 0) return;
+    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, mr);
+    for (int i = 0; i < mr; i++) {
+        int64_t position = it->first_position + (r + i) / it->group - start;
+        soften(it->a, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i, w->l + r + i,
+               w->acc + (r + i) * depth, depth);
+    }
+    weigh_all(w->acc + r * depth, depth, s, values, from, to, dtype, mr);
+}
+
+static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
+                                                const void *const *values, int dtype) {
+#define CASE(n)                                                                  \
+    case n:                                                                      \
+        if (dtype == BFLOAT16) tile_rows(it, w, start, r, values, BFLOAT16, n);  \
+        else tile_rows(it, w, start, r, values, FLOAT32, n);                     \
+        break;
+    switch (mr) {
+        CASE(1)
+        CASE(2)
+        CASE(3)
+#if MR >= 6
+        CASE(4)
+        CASE(5)
+        CASE(6)
+#endif
+    }
+#undef CASE
+}
+
+// All rows of the item against positions [begin, end): w->m, w->l, w->acc. `begin` is a multiple of SPLIT.
+INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, int kv_dtype) {
+    int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
+    for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
+    memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
+    int pack = depth != head_size || (kv_dtype == BFLOAT16 && rows > MR);
+    for (int64_t start = begin; start < end; start += TILE) {
+        int64_t count = find_rows(it, start, w);
+        if (kv_dtype == BFLOAT16) transpose_keys(w, count, head_size, BFLOAT16);
+        else transpose_keys(w, count, head_size, FLOAT32);
+        const void *const *values = w->values;
+        const void *packed[TILE];
+        if (pack) {
+            for (int64_t j = 0; j < TILE; j++) {
+                float *row = w->vt + j * depth;
+                for (int64_t d = 0; d < head_size; d += VW) vstore(row + d, load_row(w->values[j], d, head_size, kv_dtype));
+                packed[j] = row;
+            }
+            values = packed;
+        }
+        for (int64_t r = 0; r < rows; r += MR) {
+            tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kv_dtype);
+        }
+    }
+}
+
+// Fold one part (of a split) into a row's total, in order of position.
+INLINE void merge(float *total, float *total_m, float *total_l, const float *part, float m, float l, int64_t depth) {
+    if (m == -INFINITY) return;
+    if (*total_m == -INFINITY) {
+        memcpy(total, part, (size_t)depth * sizeof(float));
+        *total_m = m, *total_l = l;
+        return;
+    }
+    float highest = MAX(*total_m, m), keep = exp_one(*total_m - highest), add = exp_one(m - highest);
+    for (int64_t d = 0; d < depth; d += VW) vstore(total + d, vfma(vload(part + d), splat(add), vload(total + d) * splat(keep)));
+    *total_l = vfma(splat(l), splat(add), splat(*total_l * keep))[0];
+    *total_m = highest;
+}
+
+INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
+// Row r of an item in q and out: token r / group, head r % group of the group.
+INLINE int64_t row_offset(const struct item *it, int64_t r) {
+    return ((r / it->group) * it->a->num_heads + r % it->group) * row_bytes(it->a);
+}
+
+static void load_queries(const struct item *it, struct work *w) {
+    for (int64_t r = 0; r < it->rows; r++)
+        for (int64_t d = 0; d < it->a->head_size; d += VW)
+            vstore(w->q + r * it->depth + d, load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype));
+}
+
+static void finish_row(const struct item *it, int64_t r, const float *total, float l) {
+    char *out = it->out + row_offset(it, r);
+    vf sum = splat(l > 0.0f ? l : 1.0f);
+    for (int64_t d = 0; d < it->a->head_size; d += VW) {
+        int64_t n = MIN(VW, it->a->head_size - d);
+        vf x = vload(total + d) / sum;
+        if (n == VW) store_as(out, d, x, (int)it->a->dtype);
+        else store_part(out, d, n, x, (int)it->a->dtype);
+    }
+}
+
+static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end) {
+    if (it->a->kv_dtype == BFLOAT16) attend(it, w, begin, end, BFLOAT16);
+    else attend(it, w, begin, end, FLOAT32);
+}
+
+// Positions that some row of the item sees, the lower end rounded down to a tile.
+static void visible(const struct item *it, int64_t *begin, int64_t *end) {
+    *begin = it->a->window ? MAX(0, it->first_position - it->a->window + 1) / TILE * TILE : 0;
+    *end = it->first_position + (it->rows - 1) / it->group + 1;
+}
+
+static void run_whole(const struct item *it, struct work *w) {
+    int64_t begin, end;
+    visible(it, &begin, &end);
+    for (int64_t r = 0; r < it->rows; r++) w->total_m[r] = -INFINITY, w->total_l[r] = 0.0f;
+    load_queries(it, w);
+    for (int64_t split = begin / SPLIT * SPLIT; split < end; split += SPLIT) {
+        attend_dispatch(it, w, MAX(begin, split), MIN(end, split + SPLIT));
+        for (int64_t r = 0; r < it->rows; r++)
+            merge(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
+                  it->depth);
+    }
+    for (int64_t r = 0; r < it->rows; r++) finish_row(it, r, w->total + r * it->depth, w->total_l[r]);
+}
+
+// One split of an item into parts[rows][depth + 2]: m, l, acc
+static void run_part(const struct item *it, struct work *w, int64_t split, float *parts) {
+    int64_t begin, end, stride = it->depth + 2;
+    visible(it, &begin, &end);
+    begin = MAX(begin, split * SPLIT), end = MIN(end, (split + 1) * SPLIT);
+    if (begin < end) {
+        load_queries(it, w);
+        attend_dispatch(it, w, begin, end);
+    }
+    for (int64_t r = 0; r < it->rows; r++) {
+        float *part = parts + r * stride;
+        part[0] = begin < end ? w->m[r] : -INFINITY;
+        part[1] = begin < end ? w->l[r] : 0.0f;
+        if (begin < end) memcpy(part + 2, w->acc + r * it->depth, (size_t)it->depth * sizeof(float));
+    }
+}
+
+static void merge_parts(const struct item *it, struct work *w, int64_t splits, int64_t rows, const float *parts) {
+    int64_t stride = it->depth + 2;
+    for (int64_t r = 0; r < it->rows; r++) {
+        float m = -INFINITY, l = 0.0f;
+        for (int64_t s = 0; s < splits; s++) {
+            const float *part = parts + (s * rows + r) * stride;
+            merge(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
+        }
+        finish_row(it, r, w->total, l);
+    }
+}
+
+// Walks over the items in one order that all threads know: sequences from the last to the first (new prompts come last in
+// a step and are the longest work), tiles from the end of a sequence (which see most), heads.
+struct walk {
+    const struct paged_attention_args *a;
+    int64_t tokens_per_item, request;
+    int64_t before, here;              // units of the requests already passed, and of this one
+    int64_t parts_before, parts_here;  // the same for parts: an item has one for each split of its sequence
+};
+
+static int64_t request_tokens(const struct paged_attention_args *a, int64_t r) {
+    int64_t first = a->query_start_loc[r], last = MIN(a->query_start_loc[r + 1], a->actual_rows);
+    return a->seq_lens[r] > 0 ? MAX(0, last - first) : 0;
+}
+static int64_t request_items(const struct walk *k, int64_t r) {
+    return CEIL_DIV(request_tokens(k->a, r), k->tokens_per_item) * k->a->num_kv_heads;
+}
+static int64_t request_splits(const struct paged_attention_args *a, int64_t r) { return CEIL_DIV(a->seq_lens[r], SPLIT); }
+
+static struct walk start_walk(const struct paged_attention_args *a, int64_t tokens_per_item) {
+    struct walk k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
+    return k;
+}
+// Move on to the request that holds unit `n`: units are items, or with `split` parts. False when there are no more.
+static int find_unit(struct walk *k, int64_t n, int split) {
+    while (n >= k->before + k->here) {
+        if (k->request == 0) return 0;
+        k->request--;
+        k->before += k->here, k->parts_before += k->parts_here;
+        int64_t items = request_items(k, k->request);
+        k->parts_here = items * request_splits(k->a, k->request);
+        k->here = split ? k->parts_here : items;
+    }
+    return 1;
+}
+
+static struct item make_item(const struct walk *k, int64_t index) {
+    const struct paged_attention_args *a = k->a;
+    int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
+    int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
+    int64_t first = tile * k->tokens_per_item, kv_bytes = a->kv_dtype == BFLOAT16 ? 2 : 4;
+    struct item it = {.a = a};
+    it.group = a->num_heads / heads;
+    it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
+    it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
+    it.length = a->seq_lens[r];
+    it.depth = CEIL_DIV(a->head_size, VW) * VW;
+    it.table = a->block_table + r * a->table_stride;
+    it.row_stride = a->head_size * kv_bytes;
+    it.block_stride = heads * a->block_size * it.row_stride;
+    it.value_offset = a->num_blocks * it.block_stride;
+    it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
+    int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
+    it.q = (const char *)a->q + skip;
+    it.out = (char *)a->out + skip;
+    return it;
+}
+
+void op_paged_attention(const struct paged_attention_args *a, struct member *m) {
+    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), rows = tokens_per_item * group;
+    int64_t depth = CEIL_DIV(a->head_size, VW) * VW, begin, end, items = 0;
+    team_share(m, a->rows - a->actual_rows, &begin, &end);
+    memset((char *)a->out + (a->actual_rows + begin) * a->num_heads * row_bytes(a), 0,
+           (size_t)((end - begin) * a->num_heads * row_bytes(a)));
+    struct work w = get_work(rows, depth);
+    struct walk k = start_walk(a, tokens_per_item);
+    for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
+    if (m->size == 1 || items >= 4 * m->size) {
+        for (int64_t n; find_unit(&k, n = team_next(m), 0);) {
+            struct item it = make_item(&k, n - k.before);
+            run_whole(&it, &w);
+        }
+        return;
+    }
+    // Too few items for the threads: share out the splits of each, then merge.
+    int64_t parts = 0, part_size = rows * (depth + 2);
+    for (int64_t r = 0; r < a->requests; r++) parts += request_items(&k, r) * request_splits(a, r);
+    float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
+    for (int64_t n; find_unit(&k, n = team_next(m), 1);) {
+        int64_t splits = request_splits(a, k.request), unit = n - k.before;
+        struct item it = make_item(&k, unit / splits);
+        run_part(&it, &w, unit % splits, all + n * part_size);
+    }
+    team_barrier(m);
+    k = start_walk(a, tokens_per_item);
+    for (int64_t n; find_unit(&k, n = team_next(m), 0);) {
+        int64_t splits = request_splits(a, k.request), index = n - k.before;
+        struct item it = make_item(&k, index);
+        merge_parts(&it, &w, splits, rows, all + (k.parts_before + index * splits) * part_size);
+    }
+}

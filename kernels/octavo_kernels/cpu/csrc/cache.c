@@ -1,0 +1,108 @@
+// Everything between the qkv projection and attention in one pass (per-head norm, rotation, cache write); block copies.
+#include <stdlib.h>
+
+#include "ops.h"
+#include "simd.h"
+
+INLINE float get(const void *p, int64_t i, int dtype) {
+    if (dtype == FLOAT32) return ((const float *)p)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// One head, read into `head` as float32: normed (rounded where the reference rounds), then rotated.
+INLINE void prepare_head(const void *in, float *head, const void *norm, const float *cos_sin, int64_t size, int64_t rot,
+                         float eps, int dtype) {
+    for (int64_t i = 0; i < size; i += VW) {
+        int64_t n = MIN(VW, size - i);
+        vstore(head + i, n == VW ? load_as(in, i, dtype) : load_part(in, i, n, dtype));  // head has room for whole vectors
+    }
+    if (norm) {
+        vf sum = {0};
+        for (int64_t i = 0; i < size; i += VW) {
+            vf v = vload(head + i);
+            sum = vfma(v, v, sum);
+        }
+        vf inverse = splat(1.0f / sqrtf(vsum(sum) / (float)size + eps));
+        for (int64_t i = 0; i < size; i += VW) {
+            int64_t n = MIN(VW, size - i);
+            vf w = n == VW ? load_as(norm, i, dtype) : load_part(norm, i, n, dtype);
+            vstore(head + i, round_as(round_as(vload(head + i) * inverse, dtype) * w, dtype));
+        }
+    }
+    if (cos_sin) {  // x1 * cos - x2 * sin and x2 * cos + x1 * sin, unfused, as torch computes it
+        int64_t half = rot / 2, i = 0;
+        float *first = head, *second = head + half;
+        const float *cosine = cos_sin, *sine = cos_sin + half;
+        for (; i + VW <= half; i += VW) {
+            vf x1 = vload(first + i), x2 = vload(second + i), c = vload(cosine + i), s = vload(sine + i);
+            vstore(first + i, x1 * c - x2 * s);
+            vstore(second + i, x2 * c + x1 * s);
+        }
+        for (; i < half; i++) {
+            float x1 = first[i], x2 = second[i];
+            first[i] = x1 * cosine[i] - x2 * sine[i];
+            second[i] = x2 * cosine[i] + x1 * sine[i];
+        }
+    }
+}
+
+INLINE void put_head(void *out, const float *head, int64_t size, int through, int dtype) {
+    for (int64_t i = 0; i < size; i += VW) {
+        int64_t n = MIN(VW, size - i);
+        vf x = round_as(vload(head + i), through);  // a value has the activations' precision before it has the cache's
+        if (n == VW) store_as(out, i, x, dtype);
+        else store_part(out, i, n, x, dtype);
+    }
+}
+
+INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *head, int dtype, int kv_dtype) {
+    int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_width = kv_dtype == BFLOAT16 ? 2 : 4;
+    int64_t heads = a->num_heads, kv_heads = a->num_kv_heads;
+    const char *in = (const char *)a->qkv + row * (heads + 2 * kv_heads) * size * width;
+    int64_t position = MAX(0, MIN(a->positions[row], a->max_position - 1));
+    const float *table = a->cos_sin ? a->cos_sin + position * a->rot_dim : NULL;
+    for (int64_t h = 0; h < heads; h++) {
+        prepare_head(in + h * size * width, head, a->q_norm, table, size, a->rot_dim, (float)a->eps, dtype);
+        put_head((char *)a->q + (row * heads + h) * size * width, head, size, FLOAT32, dtype);
+    }
+    int64_t slot = a->slots[row];
+    if (slot < 0) return;
+    int64_t block = slot / a->block_size, offset = slot % a->block_size;
+    for (int64_t h = 0; h < kv_heads; h++) {
+        char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * size * kv_width;
+        char *value = key + a->num_blocks * kv_heads * a->block_size * size * kv_width;
+        prepare_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype);
+        put_head(key, head, size, dtype, kv_dtype);
+        prepare_head(in + (heads + kv_heads + h) * size * width, head, NULL, NULL, size, 0, 0.0f, dtype);
+        put_head(value, head, size, dtype, kv_dtype);
+    }
+}
+
+void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m) {
+    float *head = scratch((size_t)(a->head_size + VW) * 4);
+    int64_t row, end;
+    team_share(m, a->rows, &row, &end);
+    for (; row < end; row++) {
+        if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
+        else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);
+        else if (a->kv_dtype == BFLOAT16) rope_row(a, row, head, FLOAT32, BFLOAT16);
+        else rope_row(a, row, head, FLOAT32, FLOAT32);
+    }
+}
+
+// Halves (keys, values) of layers are shared out; within one, all sources are read before anything is written.
+void op_copy_blocks(const struct copy_blocks_args *a, struct member *m) {
+    char *held = scratch((size_t)(a->num_pairs * a->block_bytes));
+    int64_t half, end;
+    team_share(m, 2 * a->count, &half, &end);
+    for (; half < end; half++) {
+        char *base = (char *)a->caches[half / 2] + (half % 2) * a->num_blocks * a->block_bytes;
+        for (int64_t i = 0; i < a->num_pairs; i++)
+            memcpy(held + i * a->block_bytes, base + a->pairs[2 * i] * a->block_bytes, (size_t)a->block_bytes);
+        for (int64_t i = 0; i < a->num_pairs; i++)
+            memcpy(base + a->pairs[2 * i + 1] * a->block_bytes, held + i * a->block_bytes, (size_t)a->block_bytes);
+    }
+}

@@ -1,0 +1,57 @@
+// The operations and their arguments. Every field is 8 bytes wide, in the order in which octavo_kernels/cpu/library.py
+// packs them; oct_run() refuses a call whose size differs from the struct's.
+#pragma once
+#include <stdint.h>
+
+#include "team.h"
+
+// x, weight, out [rows, width]; residual and residual_out NULL: plain RMS norm
+struct rms_norm_args {
+    const void *x, *residual, *weight;
+    void *out, *residual_out;
+    int64_t rows, width, dtype;
+    double eps;
+};
+
+// x [rows, 2 * width] -> out [rows, width]
+struct silu_and_mul_args {
+    const void *x;
+    void *out;
+    int64_t rows, width, dtype;
+};
+
+// kv_cache [2, blocks, num_kv_heads, block_size, head_size]; norms and cos_sin may be NULL; dtype is qkv's and q's
+struct rope_and_cache_args {
+    const void *qkv;
+    const int64_t *positions;
+    const float *cos_sin;
+    void *kv_cache;
+    const int64_t *slots;
+    const void *q_norm, *k_norm;
+    void *q;
+    int64_t rows, num_heads, num_kv_heads, head_size, rot_dim, max_position, block_size, num_blocks, dtype, kv_dtype;
+    double eps;
+};
+
+// window 0: none; softcap 0: none
+struct paged_attention_args {
+    const void *q, *kv_cache;
+    const int32_t *block_table, *seq_lens, *query_start_loc;
+    void *out;
+    int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, num_blocks, table_stride, window,
+        dtype, kv_dtype;
+    double scale, softcap;
+};
+
+// caches: base addresses of `count` layers, each [2, num_blocks, block_bytes]; pairs [num_pairs, 2] (source, destination)
+struct copy_blocks_args {
+    void *const *caches;
+    const int64_t *pairs;
+    int64_t count, num_pairs, num_blocks, block_bytes;
+};
+
+void op_rms_norm(const struct rms_norm_args *a, struct member *m);
+void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m);
+void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m);
+void op_paged_attention(const struct paged_attention_args *a, struct member *m);
+void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);

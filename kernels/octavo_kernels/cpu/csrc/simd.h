@@ -1,0 +1,159 @@
+// Vectors of one width for every instruction set: GCC/Clang vector extensions, with an intrinsic only where the compiler
+// has no portable spelling (a true fused multiply-add). The files are compiled with -ffp-contract=off, so that a result
+// has the same bits in whichever code path it is computed: what is fused is fused because vfma() says so.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VW 16  // floats in a vector
+#define MR 6   // rows of a register tile: MR x NV accumulators stay in registers
+#elif defined(__AVX2__)
+#define VW 8
+#define MR 3
+#elif defined(__aarch64__)
+#define VW 4
+#define MR 6
+#else
+#define VW 4
+#define MR 3
+#endif
+#define NV 4  // vectors across a register tile
+
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
+
+enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+
+typedef float vf __attribute__((vector_size(VW * 4)));
+typedef int32_t vi __attribute__((vector_size(VW * 4)));
+typedef uint32_t vu __attribute__((vector_size(VW * 4)));
+typedef uint16_t vh __attribute__((vector_size(VW * 2)));
+typedef vf vf_unaligned __attribute__((aligned(1), may_alias));
+typedef vh vh_unaligned __attribute__((aligned(1), may_alias));
+
+INLINE vf vload(const float *p) { return *(const vf_unaligned *)p; }
+INLINE void vstore(float *p, vf x) { *(vf_unaligned *)p = x; }
+INLINE vf splat(float x) { return x - (vf){0}; }
+INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
+INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+INLINE vf vmax(vf a, vf b) { return vselect(a > b, a, b); }
+
+// a * b + c, rounded once where the instruction exists.
+INLINE vf vfma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vi lane_index(void) {
+    vi x;
+    for (int i = 0; i < VW; i++) x[i] = i;
+    return x;
+}
+
+// Sums and maxima over a vector, always by halving, so in one fixed order.
+INLINE float vsum(vf x) {
+    float t[VW];
+    vstore(t, x);
+    for (int half = VW / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) t[i] += t[i + half];
+    return t[0];
+}
+INLINE float vmax_all(vf x) {
+    float t[VW];
+    vstore(t, x);
+    for (int half = VW / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) t[i] = MAX(t[i], t[i + half]);
+    return t[0];
+}
+
+// ---- bfloat16: the upper half of a float32; rounding to nearest, ties to even, as torch does
+INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+INLINE vh narrow(vf x) {
+    vu u = (vu)x;
+    vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vu is_nan = (vu)((u & 0x7fffffffu) > 0x7f800000u);
+    return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), vh);
+}
+INLINE vf round_bf16(vf x) { return widen(narrow(x)); }
+
+// Elements i .. i + VW of an array of either dtype (a compile-time constant where speed matters).
+INLINE vf load_as(const void *p, int64_t i, int dtype) {
+    return dtype == BFLOAT16 ? widen(*(const vh_unaligned *)((const uint16_t *)p + i)) : vload((const float *)p + i);
+}
+INLINE void store_as(void *p, int64_t i, vf x, int dtype) {
+    if (dtype == BFLOAT16) *(vh_unaligned *)((uint16_t *)p + i) = narrow(x);
+    else vstore((float *)p + i, x);
+}
+// The last n < VW elements: nothing is read or written past them; the rest of the vector is 0.
+INLINE vf load_part(const void *p, int64_t i, int64_t n, int dtype) {
+    if (dtype == BFLOAT16) {
+        vh h = {0};
+        memcpy(&h, (const uint16_t *)p + i, (size_t)n * 2);
+        return widen(h);
+    }
+    vf x = {0};
+    memcpy(&x, (const float *)p + i, (size_t)n * 4);
+    return x;
+}
+INLINE void store_part(void *p, int64_t i, int64_t n, vf x, int dtype) {
+    if (dtype == BFLOAT16) {
+        vh h = narrow(x);
+        memcpy((uint16_t *)p + i, &h, (size_t)n * 2);
+    } else {
+        memcpy((float *)p + i, &x, (size_t)n * 4);
+    }
+}
+INLINE vf round_as(vf x, int dtype) { return dtype == BFLOAT16 ? round_bf16(x) : x; }
+
+// exp by range reduction to |r| <= ln2 / 2 and a polynomial of degree 6 (Cephes' expf); about 1 ulp. exp(0) is exactly
+// 1, everything below -87.3 (also -inf) gives 0, NaN stays NaN.
+INLINE vf vexp(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vf clamped = vselect(x > splat(88.7f), splat(88.7f), x);
+    clamped = vselect(clamped < splat(-87.3f), splat(-87.3f), clamped);
+    vf n = vfma(clamped, splat(1.44269504088896341f), magic) - magic;
+    vf r = vfma(n, splat(-0.693359375f), clamped);
+    r = vfma(n, splat(2.12194440e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = vfma(p, r, splat(1.3981999507e-3f));
+    p = vfma(p, r, splat(8.3334519073e-3f));
+    p = vfma(p, r, splat(4.1665795894e-2f));
+    p = vfma(p, r, splat(1.6666665459e-1f));
+    p = vfma(p, r, splat(5.0000001201e-1f));
+    p = vfma(p, r * r, r) + splat(1.0f);
+    vi exponent = __builtin_convertvector(n, vi) << 23;
+    vf result = (vf)((vi)p + exponent);
+    return vselect(x < splat(-87.3f), splat(0.0f), result);
+}
+INLINE float exp_one(float x) { return vexp(splat(x))[0]; }
+// tanh as Cephes' tanhf: a polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose its digits.
+INLINE vf vtanh(vf x) {
+    vf z = x * x;
+    vf p = splat(-5.70498872745e-3f);
+    p = vfma(p, z, splat(2.06390887954e-2f));
+    p = vfma(p, z, splat(-5.37397155531e-2f));
+    p = vfma(p, z, splat(1.33314422036e-1f));
+    p = vfma(p, z, splat(-3.33332819422e-1f));
+    vf near = vfma(p * z, x, x);
+    vf far = splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f));
+    return vselect((z < splat(0.390625f)), near, far);
+}
+INLINE vf vsilu(vf x) { return x / (splat(1.0f) + vexp(-x)); }

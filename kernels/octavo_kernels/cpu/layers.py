@@ -1,0 +1,63 @@
+"""Norms, activation and the unquantised linear on CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import reference
+from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
+
+# Below this many elements a second thread costs more than it saves.
+_SERIAL_ELEMENTS = 16384
+
+
+def _threads(elements: int) -> int | None:
+    return 1 if elements < _SERIAL_ELEMENTS else None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None or weight.dtype != x.dtype:
+        return reference.rms_norm(x, weight, eps)
+    x, weight = dense(x), dense(weight)
+    out = torch.empty_like(x)
+    width, elements = x.shape[-1], x.numel()
+    op = library.pack(
+        "rms_norm",
+        x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, elements // width, width, dtype, eps,
+    )  # fmt: skip
+    library.run(op, _threads(elements))
+    return out
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None or weight.dtype != x.dtype or residual.dtype != x.dtype:
+        return reference.fused_add_rms_norm(x, residual, weight, eps)
+    x, residual, weight = dense(x), dense(residual), dense(weight)
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    width, elements = x.shape[-1], x.numel()
+    op = library.pack(
+        "rms_norm",
+        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
+        elements // width, width, dtype, eps,
+    )  # fmt: skip
+    library.run(op, _threads(elements))
+    return out, total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None:
+        return reference.silu_and_mul(x)
+    x = dense(x)
+    width = x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], width))
+    op = library.pack("silu_and_mul", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width, dtype)
+    library.run(op, _threads(out.numel()))
+    return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return reference.linear(x, weight, bias)  # oneDNN and MKL are hard to beat in float32 and bfloat16

@@ -1,0 +1,99 @@
+"""The compiled kernels: which library, and how an operation is packed for it.
+
+C knows one call, ``oct_run(program)``: a list of operations, each as opcode, number of argument words, arguments of eight
+bytes each. A single call is a program of one operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import struct
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from octavo_kernels.cpu import compiler
+
+logger = logging.getLogger("octavo_kernels")
+
+ISA_ENV = "OCTAVO_CPU_ISA"
+
+# Operation -> opcode and argument layout ("q" integer or address, "d" float), as in csrc/team.c and csrc/ops.h.
+_OPS = {
+    "rms_norm": (0, "qqqqqqqqd"),
+    "silu_and_mul": (1, "qqqqq"),
+    "rope_and_cache": (2, "q" * 17 + "d"),
+    "paged_attention": (3, "q" * 18 + "dd"),
+    "copy_blocks": (4, "qqqqqq"),
+}
+
+
+class Library:
+    """One loaded library. ``pack`` makes an operation, ``run`` executes one or several packed operations."""
+
+    def __init__(self, path: Path, isa: str) -> None:
+        self.path, self.isa = path, isa
+        library = ctypes.CDLL(str(path))
+        self._run = library.oct_run
+        self._run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
+        self._run.restype = ctypes.c_int64
+        _share_openmp(library)
+        self._packers = {
+            name: (struct.Struct("=qq" + layout), code, len(layout)) for name, (code, layout) in _OPS.items()
+        }
+
+    def pack(self, name: str, *args: int | float) -> bytes:
+        packer, code, words = self._packers[name]
+        return packer.pack(code, words, *args)
+
+    def run(self, program: bytes, threads: int | None = None) -> None:
+        """Run packed operations on ``threads`` (torch's number by default) of the OpenMP threads that torch uses."""
+        bad = self._run(program, len(program) // 8, threads or torch.get_num_threads())
+        if bad:
+            raise RuntimeError(f"{self.path.name} does not know the operation at word {bad - 1}: rebuild the kernels")
+
+
+def _share_openmp(library: ctypes.CDLL) -> None:
+    """Run on the OpenMP runtime that torch has loaded: two runtimes would have two sets of spinning threads."""
+    try:
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        functions = [ctypes.cast(getattr(torch_cpu, name), ctypes.c_void_p) for name in names]
+    except (OSError, AttributeError):
+        logger.warning("torch has no OpenMP runtime here: the CPU kernels run on one thread.")
+        return
+    library.oct_set_openmp.argtypes = (ctypes.c_void_p,) * 3
+    library.oct_set_openmp.restype = None
+    library.oct_set_openmp(*functions)
+
+
+@lru_cache(maxsize=None)
+def load(isa: str) -> Library:
+    """The library for one instruction set, compiled now if it is not there. Raises compiler.BuildError."""
+    name = compiler.library_name(isa)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "kernels"
+    for directory in (compiler.LIBRARIES, cache):
+        if (directory / name).exists():
+            return Library(directory / name, isa)
+    # A source tree that `make setup` has not seen, or whose sources changed since.
+    directory = compiler.LIBRARIES if os.access(compiler.LIBRARIES.parent, os.W_OK) else cache
+    logger.info("Compiling the CPU kernels (%s) into %s", isa, directory)
+    return Library(compiler.build(isa, directory), isa)
+
+
+@lru_cache(maxsize=None)
+def best() -> tuple[Library | None, str]:
+    """The library for this CPU, or None and the reason. OCTAVO_CPU_ISA names an instruction set instead."""
+    isas = compiler.supported_isas()
+    wanted = os.environ.get(ISA_ENV)
+    if wanted and wanted not in isas:
+        raise ValueError(f"{ISA_ENV}={wanted!r} does not run on this CPU; choose one of {', '.join(isas) or 'none'}")
+    if not isas:
+        return None, f"there are no CPU kernels for {compiler.machine()}"
+    try:
+        return load(wanted or isas[0]), ""
+    except (compiler.BuildError, OSError) as error:
+        return None, str(error)
