@@ -1,0 +1,154 @@
+"""Images for the rig without Docker and without a registry on the network.
+
+A Dockerfile is built by buildah into a store in the cache. `push` sends the result to the rig's own registry, which
+the kubelet pulls from whatever host an image name has; both move only the layers that the other side lacks.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+from . import binaries, settings
+from .progress import RigError, step
+
+DEBIAN_SUITE = "bookworm"
+DEBIAN_IMAGE = f"docker.io/library/debian:{DEBIAN_SUITE}-slim"
+
+
+def pack(archive: Path, name: str, files: dict[str, Path], *, entrypoint: list[str], cmd: list[str]) -> None:
+    """Writes a one-layer image of `files` (path in the image -> file) as `docker save` would; the same for the same files."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for path, source in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = source.stat().st_size, 0o755
+            with source.open("rb") as content:
+                tar.addfile(member, content)
+    image = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2020-01-01T00:00:00Z",
+        "config": {"Entrypoint": entrypoint, "Cmd": cmd, "User": "65532:65532"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
+        "history": [{"created": "2020-01-01T00:00:00Z"}],
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(archive, "w") as tar:
+        for path, content in {
+            "layer.tar": layer.getvalue(),
+            "config.json": json.dumps(image).encode(),
+            "manifest.json": json.dumps(manifest).encode(),
+        }.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def build(name: str, context: Path, arguments: list[str]) -> None:
+    """Builds the Dockerfile of `context` as image `name`. `arguments` go to `buildah build`."""
+    binaries.require_machine_commands(images=True)
+    dockerfile = _dockerfile(context, arguments)
+    if "debian:" in dockerfile:
+        debian()
+    with step(f"building {name}"), tempfile.TemporaryDirectory(prefix="octavo-rig-") as scratch:
+        # chroot: needs no container runtime, works inside a container; the machine's network is the build's.
+        _buildah(
+            "build", "--isolation=chroot", "--network=host", "--pull=false", "--layers", "--format=docker",
+            *_trust(Path(scratch), dockerfile), *arguments, "--tag", name, str(context),
+        )  # fmt: skip
+
+
+def push(name: str) -> None:
+    """Makes an image of the store available to the rig's pods under the same name."""
+    repository = name.split("/", 1)[1] if re.match(r"[^/]*[.:][^/]*/|localhost/", name) else name
+    with step(f"sending {name} to the rig"):
+        # Not compressed: the registry is on the same disk, and 5 GB of torch would take a minute to squeeze.
+        _buildah(
+            "push", "--tls-verify=false", "--disable-compression", name, f"docker://{settings.REGISTRY}/{repository}"
+        )
+
+
+def debian() -> None:
+    """Puts Debian's base system into the store under the name that its image has elsewhere, unless it is there."""
+    if _buildah("inspect", "--type=image", DEBIAN_IMAGE, check=False) == 0:
+        return
+    binaries.require_machine_commands(images=True)
+    with tempfile.TemporaryDirectory(prefix="octavo-rig-") as scratch:
+        root = Path(scratch, "root")
+        mirror = [os.environ["OCTAVO_DEBIAN_MIRROR"]] if "OCTAVO_DEBIAN_MIRROR" in os.environ else []
+        with step(f"debootstrap of Debian {DEBIAN_SUITE}"):
+            _run(["debootstrap", "--variant=minbase", DEBIAN_SUITE, str(root), *mirror])
+        if not mirror:
+            _add_updates(root / "etc/apt/sources.list")
+        for waste in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
+            shutil.rmtree(root / waste, ignore_errors=True)
+            (root / waste).mkdir(parents=True, exist_ok=True)
+        with step(f"making {DEBIAN_IMAGE} of it"):
+            Path(scratch, "Dockerfile").write_text('FROM scratch\nADD root/ /\nCMD ["bash"]\n')
+            _buildah("build", "--isolation=chroot", "--layers", "--format=docker", "--tag", DEBIAN_IMAGE, scratch)
+
+
+def has(name: str) -> bool:
+    return _buildah("inspect", "--type=image", name, check=False) == 0
+
+
+def _add_updates(sources: Path) -> None:
+    mirror = sources.read_text().split()[1]
+    security = mirror.rstrip("/") + "-security"
+    with sources.open("a") as file:
+        file.write(f"deb {mirror} {DEBIAN_SUITE}-updates main\ndeb {security} {DEBIAN_SUITE}-security main\n")
+
+
+def _dockerfile(context: Path, arguments: list[str]) -> str:
+    name = next((word for flag, word in zip(arguments, arguments[1:], strict=False) if flag in ("-f", "--file")), None)
+    path = Path(name) if name else next((p for p in (context / "Dockerfile", context / "Containerfile") if p.exists()), None)
+    if not path or not path.exists():
+        raise RigError(f"no Dockerfile in {context}")
+    return path.read_text()
+
+
+def _trust(scratch: Path, dockerfile: str) -> list[str]:
+    """Options that let a build step reach package servers as this machine does, without a word of it in the image.
+
+    Where the machine has certificate authorities of its own (SSL_CERT_FILE), pip gets them by a mounted pip.conf; a
+    Dockerfile that says `ARG SSL_CERT_FILE` gets the path for other tools.
+    """
+    bundle = os.environ.get("SSL_CERT_FILE")
+    if not bundle:
+        return []
+    pip = configparser.ConfigParser(interpolation=None)
+    pip.read("/etc/pip.conf")
+    pip.read_dict({"global": {"cert": "/run/rig-ca.crt"}})
+    with open(scratch / "pip.conf", "w") as file:
+        pip.write(file)
+    options = ["-v", f"{bundle}:/run/rig-ca.crt:ro", "-v", f"{scratch}/pip.conf:/etc/pip.conf:ro"]
+    if re.search(r"^ARG SSL_CERT_FILE\b", dockerfile, re.MULTILINE):
+        options += ["--build-arg", "SSL_CERT_FILE=/run/rig-ca.crt"]
+    return options
+
+
+def _buildah(verb: str, *arguments: str, check: bool = True) -> int:
+    store = settings.cache() / "buildah"
+    store.mkdir(parents=True, exist_ok=True)
+    policy = store / "policy.json"
+    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')  # nothing comes from a network
+    place = ["--root", f"{store}/root", "--runroot", f"{store}/run", "--storage-driver", "overlay"]
+    signature = ["--signature-policy", str(policy)] if verb in ("build", "push", "pull") else []
+    return _run(["buildah", *place, verb, *signature, *arguments], check=check)
+
+
+def _run(command: list[str], *, check: bool = True) -> int:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if check and done.returncode:
+        raise RigError(f"{command[0]} failed:\n{done.stdout.strip()[-3000:]}")
+    return done.returncode
