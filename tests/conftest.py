@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import octavo  # noqa: F401  (sets how OpenMP waits, before torch is loaded)
 import pytest
 from hypothesis import HealthCheck, settings
 

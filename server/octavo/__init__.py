@@ -5,9 +5,14 @@ Names are imported lazily: the API process uses this package without ever import
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Read by OpenMP when torch is loaded. Its threads otherwise spin for milliseconds at the end of every parallel region,
+# which on a machine that is not ours alone (another pod, our own HTTP process) costs ten times what waking them does.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from octavo.llm import LLM as LLM

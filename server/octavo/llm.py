@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import sys
@@ -83,7 +84,7 @@ class LLM:
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
         requests = []
         for i, (prompt, one) in enumerate(zip(many, params, strict=True)):
-            one = one.clone()
+            one = dataclasses.replace(one)
             one.output_kind = RequestOutputKind.FINAL_ONLY
             requests.append(
                 self._input.process(str(next(self._ids)), prompt, one, priority=priority[i] if priority else 0)

@@ -10,6 +10,7 @@ import torch
 
 from octavo import platform
 from octavo.config import EngineConfig
+from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
@@ -32,10 +33,12 @@ class Worker:
         if self.device.type == "cpu":
             torch.set_num_threads(platform.cpu_count())
         started = time.perf_counter()
-        self.model = load_model(config, self.device)
+        self.model = load_model(config.model, config.load_format, self.device)
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
-        specs = self.model.kv_cache_specs()
+        specs: list[KVCacheSpec] = self.model.kv_cache_specs()
+        if config.cache.kv_cache_dtype != "auto":
+            specs = [replace(spec, dtype=config.cache.kv_cache_dtype) for spec in specs]
         self.ledger: MemoryLedger = plan_cpu_memory(
             config.cache, specs, weights, config.scheduler.max_model_len, config.fit_max_model_len
         )
@@ -45,7 +48,7 @@ class Worker:
         self.runner = ModelRunner(self.config, self.model, self.device)
         self.runner.kv_caches = [self._allocate_kv(spec) for spec in specs]
 
-    def _allocate_kv(self, spec) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
         """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are used."""
         shape = (2, self.ledger.num_blocks, spec.num_kv_heads, self.ledger.block_size, spec.head_size)
         kv = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
