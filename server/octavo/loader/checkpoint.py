@@ -25,6 +25,10 @@ class WeightSource(Protocol):
         """Read it (dequantised) as ``dtype``, or as it is stored; the tensor belongs to the caller."""
         ...
 
+    def load_into(self, target: torch.Tensor) -> None:
+        """Read it (dequantised) into ``target``, which has its shape: without a copy where that can be."""
+        ...
+
 
 def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
     """Every tensor of the checkpoint, in the order of the files; nothing is read before `load`. Raises ModelError."""

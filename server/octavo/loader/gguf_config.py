@@ -27,6 +27,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelError(
             f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
+    if int(meta.get("split.count", 1)) > 1:
+        raise ModelError(f"{file.path} is one part of {meta['split.count']}; join them with llama-gguf-split --merge")
     if meta.get(f"{arch}.expert_count"):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
 

@@ -28,46 +28,125 @@ def _half(blocks: torch.Tensor, at: int, count: int = 1) -> torch.Tensor:
     return blocks[:, at : at + 2 * count].contiguous().view(torch.float16).float()
 
 
-def _nibbles(qs: torch.Tensor) -> torch.Tensor:
-    """[n, k] bytes to [n, 2k] values of four bits: first all low halves, then all high ones."""
-    return torch.cat((qs & 15, qs >> 4), dim=1)
+def _planes(packed: torch.Tensor, bits: int, run: int) -> torch.Tensor:
+    """Small numbers packed into bytes: uint8 [n, k] to uint8 [n, k * 8 / bits].
+
+    ggml packs by planes: of each ``run`` bytes first all lowest ``bits``, then all next ones, and so on.
+    """
+    runs = packed.reshape(len(packed), -1, 1, run)
+    mask = (1 << bits) - 1
+    planes = [(runs >> shift) & mask if shift else runs & mask for shift in range(0, 8, bits)]
+    return torch.cat(planes, dim=2).view(len(packed), -1)
+
+
+def _scaled(values: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None = None) -> torch.Tensor:
+    """float32 [n, k] times its group's scale [n, groups], less its group's minimum."""
+    grouped = values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
+    if minima is not None:
+        grouped.sub_(minima.unsqueeze(-1))
+    return values
 
 
 def _q4_0(b: torch.Tensor) -> torch.Tensor:
-    return _nibbles(b[:, 2:]).float().sub_(8).mul_(_half(b, 0))
+    return _planes(b[:, 2:], 4, 16).float().sub_(8).mul_(_half(b, 0))
 
 
 def _q4_1(b: torch.Tensor) -> torch.Tensor:
-    return _nibbles(b[:, 4:]).float().mul_(_half(b, 0)).add_(_half(b, 2))
+    return _planes(b[:, 4:], 4, 16).float().mul_(_half(b, 0)).add_(_half(b, 2))
+
+
+def _q5_0(b: torch.Tensor) -> torch.Tensor:
+    q = _planes(b[:, 6:], 4, 16) | (_planes(b[:, 2:6], 1, 1) << 4)
+    return q.float().sub_(16).mul_(_half(b, 0))
+
+
+def _q5_1(b: torch.Tensor) -> torch.Tensor:
+    q = _planes(b[:, 8:], 4, 16) | (_planes(b[:, 4:8], 1, 1) << 4)
+    return q.float().mul_(_half(b, 0)).add_(_half(b, 2))
 
 
 def _q8_0(b: torch.Tensor) -> torch.Tensor:
     return b[:, 2:].view(torch.int8).float().mul_(_half(b, 0))
 
 
-_OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0}
+def _q2_k(b: torch.Tensor) -> torch.Tensor:
+    scales, q = b[:, :16], _planes(b[:, 16:80], 2, 32)
+    return _scaled(q.float(), (scales & 15).float() * _half(b, 80), (scales >> 4).float() * _half(b, 82))
+
+
+def _q3_k(b: torch.Tensor) -> torch.Tensor:
+    scales = _planes(b[:, 96:104], 4, 8) | (_planes(b[:, 104:108], 2, 4) << 4)
+    q = _planes(b[:, 32:96], 2, 32) | (_planes(b[:, :32], 1, 32) << 2)  # the third bit is stored as its own byte plane
+    return _scaled(q.float().sub_(4), scales.float().sub_(32) * _half(b, 108))
+
+
+def _scales_and_minima(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes, times the block's two factors."""
+    low, mid, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), dim=1)
+    minima = torch.cat((mid & 63, (high >> 4) | ((mid >> 2) & 48)), dim=1)
+    return scales.float() * _half(b, 0), minima.float() * _half(b, 2)
+
+
+def _q4_k(b: torch.Tensor) -> torch.Tensor:
+    return _scaled(_planes(b[:, 16:], 4, 32).float(), *_scales_and_minima(b))
+
+
+def _q5_k(b: torch.Tensor) -> torch.Tensor:
+    q = _planes(b[:, 48:], 4, 32) | (_planes(b[:, 16:48], 1, 32) << 4)
+    return _scaled(q.float(), *_scales_and_minima(b))
+
+
+def _q6_k(b: torch.Tensor) -> torch.Tensor:
+    q = _planes(b[:, :128], 4, 64) | (_planes(b[:, 128:192], 2, 32) << 4)
+    scales = b[:, 192:208].view(torch.int8).float()
+    return _scaled(q.float().sub_(32), scales * _half(b, 208))
+
+
+_IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
+
+
+def _iq4_nl(b: torch.Tensor) -> torch.Tensor:
+    return _IQ4[_planes(b[:, 2:], 4, 16).int()].mul_(_half(b, 0))
+
+
+def _iq4_xs(b: torch.Tensor) -> torch.Tensor:
+    scales = _planes(b[:, 4:8], 4, 1) | (_planes(b[:, 2:4], 2, 1) << 4)
+    return _scaled(_IQ4[_planes(b[:, 8:], 4, 16).int()], scales.float().sub_(32) * _half(b, 0))
+
+
+_OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
+}  # fmt: skip
 
 
 def dequantize(raw: np.ndarray, qtype: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Bytes of a tensor (uint8 [rows, row_bytes]) to a new tensor [rows, values a row] of ``dtype``.
+    """Bytes of a tensor (uint8 [rows, row_bytes], given away by the caller) as [rows, values a row] of ``dtype``.
 
-    Without ``dtype``: the stored one for plain types, float32 for quantised ones.
+    Without ``dtype``: the stored one for plain types, float32 for quantised ones. Raises ModelError.
     """
-    if not raw.flags.writeable or not raw.flags.c_contiguous:
-        raw = np.array(raw)  # torch wants memory of its own
-    data = torch.from_numpy(raw)
     if qtype in _PLAIN:
-        plain = data.view(_PLAIN[qtype])
+        plain = torch.from_numpy(raw).view(_PLAIN[qtype])
         return plain if dtype is None else plain.to(dtype)
     block, nbytes = _LAYOUT[qtype]
-    rows, row_bytes = raw.shape
-    out = torch.empty(rows, row_bytes // nbytes * block, dtype=dtype or torch.float32)
+    out = torch.empty(raw.shape[0], raw.shape[1] // nbytes * block, dtype=dtype or torch.float32)
+    dequantize_into(out, raw, qtype)
+    return out
+
+
+def dequantize_into(out: torch.Tensor, raw: np.ndarray, qtype: str) -> None:
+    """The same, into a contiguous tensor [rows, values a row] of any float type."""
+    data = torch.from_numpy(raw)
+    if qtype in _PLAIN:
+        out.copy_(data.view(_PLAIN[qtype]))
+        return
+    block, nbytes = _LAYOUT[qtype]
     blocks, flat = data.view(-1, nbytes), out.view(-1, block)
     function = _OWN.get(qtype) or _by_library(qtype)
     step = max(1, _CHUNK // block)
     for start in range(0, len(blocks), step):
         flat[start : start + step] = function(blocks[start : start + step])
-    return out
 
 
 def _by_library(qtype: str) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -61,16 +61,23 @@ def _derive(file: GGUFFile, into: Path) -> None:
     from octavo.loader.gguf_config import generation_config, hf_config
     from octavo.loader.gguf_tokenizer import chat_templates, tokenizer_config, tokenizer_json
 
-    write_json(into / "config.json", hf_config(file))
-    write_json(into / "generation_config.json", generation_config(file))
     try:
-        vocabulary = tokenizer_json(file.metadata, file.path)
+        write_json(into / "config.json", hf_config(file))
+        write_json(into / "generation_config.json", generation_config(file))
+    except (TypeError, ValueError, IndexError) as error:
+        raise ModelError(f"{file.path}: its header holds a senseless value ({error}); fetch it again") from None
+    try:
+        vocabulary, config = tokenizer_json(file.metadata, file.path), tokenizer_config(file.metadata)
+        templates = chat_templates(file.metadata)
     except ModelError as error:
         (into / NO_TOKENIZER).write_text(str(error), encoding="utf-8")
         return
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        (into / NO_TOKENIZER).write_text(f"the vocabulary in {file.path} makes no sense ({error})", encoding="utf-8")
+        return
     write_json(into / "tokenizer.json", vocabulary)
-    write_json(into / "tokenizer_config.json", tokenizer_config(file.metadata))
-    for name, template in chat_templates(file.metadata).items():
+    write_json(into / "tokenizer_config.json", config)
+    for name, template in templates.items():
         target = into / "chat_template.jinja"
         if name != "default":
             target = into / "additional_chat_templates" / f"{Path(name).name}.jinja"

@@ -1,4 +1,4 @@
-"""Reading a GGUF file's header: metadata and the table of tensors, without copying a single weight.
+"""Reading a GGUF file's header: metadata and the table of tensors.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian). Arrays of
 strings, which make up nearly all of a header, are only walked over; they become Python strings when somebody asks for
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.loader.reading import read_into
 
 _SCALARS = {  # GGUF value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -37,7 +38,7 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
 
 
@@ -107,7 +108,7 @@ class GGUFFile:
         self._at = 0
         try:
             self._read_header()
-        except (struct.error, IndexError, ValueError, OverflowError, UnicodeDecodeError, MemoryError):
+        except (struct.error, IndexError, ValueError, TypeError, OverflowError, MemoryError, RecursionError):
             raise ModelError(
                 f"{self.path} is not a whole GGUF file: its header is cut short or damaged at byte {self._at} "
                 f"of {size}; fetch it again"
@@ -121,8 +122,9 @@ class GGUFFile:
         return hashlib.sha256(self._data[: self._at]).hexdigest()
 
     def raw(self, info: TensorInfo) -> np.ndarray:
-        """The tensor's bytes, uint8 [rows, row_bytes], a read-only view of the file."""
-        flat = np.frombuffer(self._data, np.uint8, count=info.nbytes, offset=info.offset)
+        """The tensor's bytes, uint8 [rows, row_bytes], freshly read."""
+        flat = np.empty(info.nbytes, np.uint8)
+        read_into(flat.data, self.path, info.offset, f"tensor {info.name!r}")
         return flat.reshape(-1, info.row_bytes)
 
     def _read_header(self) -> None:
@@ -149,7 +151,9 @@ class GGUFFile:
             shape = tuple(self._number("Q") for _ in range(num_dims))[::-1]
             kind = self._number("I")
             found.append((name, shape, kind, self._number("Q")))
-        alignment = int(values.get("general.alignment", 32)) or 1
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(alignment)
         start = -(-self._at // alignment) * alignment
         self.tensors: dict[str, TensorInfo] = {}
         for name, shape, kind, offset in found:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.gguf_dequant import dequantize
+from octavo.loader.gguf_dequant import dequantize, dequantize_into
 from octavo.loader.gguf_reader import GGUFFile, TensorInfo
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -51,6 +51,13 @@ class GGUFWeight:
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         return dequantize(self.raw(), self.qtype, dtype).reshape(self.shape)
+
+    def load_into(self, target: torch.Tensor) -> None:
+        if target.device.type != "cpu" or not target.is_contiguous():
+            target.copy_(self.load(target.dtype))
+            return
+        raw = self.raw()
+        dequantize_into(target.view(len(raw), -1), raw, self.qtype)
 
 
 def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:

@@ -1,9 +1,7 @@
-"""Reading safetensors files tensor by tensor with plain sequential reads.
+"""Reading safetensors files tensor by tensor, each straight into its own memory.
 
-The `safetensors` package maps files into memory: a file that shrinks under it ends the process (SIGBUS), and page
-faults are slow on network file systems. The format is a length, a JSON header and bytes, so that reading it straight
-into the tensor's own memory is short and keeps the peak at one tensor. Format:
-https://github.com/huggingface/safetensors#format
+The `safetensors` package maps files (see `reading` for why that is avoided); the format itself is a length, a JSON
+header and bytes: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelError
+from octavo.loader.reading import read_into
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -35,20 +34,19 @@ class SafetensorsWeight:
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = torch.empty(self.shape, dtype=_DTYPES[self.qtype])
+        self._read(tensor)
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def load_into(self, target: torch.Tensor) -> None:
+        if target.device.type == "cpu" and target.is_contiguous() and target.dtype == _DTYPES[self.qtype]:
+            self._read(target.detach())
+        else:
+            target.copy_(self.load(target.dtype))
+
+    def _read(self, tensor: torch.Tensor) -> None:
         if self._nbytes:
             buffer = tensor.view(-1).view(torch.uint8).numpy().data
-            try:
-                with open(self._path, "rb", buffering=0) as file:
-                    file.seek(self._offset)
-                    done = 0
-                    while done < self._nbytes:
-                        count = file.readinto(buffer[done:])
-                        if not count:
-                            raise ModelError(f"{self._path} is cut short at tensor {self.name!r}; fetch it again")
-                        done += count
-            except OSError as error:
-                raise ModelError(f"cannot read {self._path}: {error.strerror or error}") from None
-        return tensor if dtype is None else tensor.to(dtype)
+            read_into(buffer, self._path, self._offset, f"tensor {self.name!r}")
 
 
 class SafetensorsFile:
