@@ -75,8 +75,7 @@ def status(_: argparse.Namespace) -> int:
 
 
 def kubeconfig(_: argparse.Namespace) -> None:
-    if not cluster.is_up():
-        raise RigError("no rig is up: run `rig.py up` first")
+    cluster.require_up()
     print(settings.default_places().kubeconfig)
 
 
@@ -114,7 +113,7 @@ def load(arguments: argparse.Namespace) -> None:
         elif not images.has(image):
             raise RigError(f"no image {image} in the build store; `rig.py build {image} CONTEXT` makes one")
         else:
-            cluster.enter([])  # refuses when no rig is up
+            cluster.require_up()
             images.push(image)
 
 

@@ -40,6 +40,14 @@ class Api:
             raise ApiError(answer.status, text)
         return json.loads(text) if text.startswith(("{", "[")) else text
 
+    def has(self, path: str) -> bool:
+        """True when a GET of it succeeds. False for a server that is still starting, as for what is not there."""
+        try:
+            self.call("GET", path)
+        except (ApiError, OSError):
+            return False
+        return True
+
     def apply(self, path: str, manifest: dict[str, Any]) -> None:
         """Server-side apply of one object at its own path."""
         query = f"{path}?fieldManager=octavo-rig&force=true"

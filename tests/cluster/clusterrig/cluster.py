@@ -30,6 +30,14 @@ def is_up() -> bool:
     return record is not None and _alive(record)
 
 
+def require_up() -> dict[str, Any]:
+    """The record of the rig that is up. Raises RigError when there is none."""
+    record = _record()
+    if record is None or not _alive(record):
+        raise RigError("no rig is up: run `rig.py up` first")
+    return record
+
+
 def require_root() -> None:
     if os.geteuid() != 0:
         raise RigError(
@@ -65,8 +73,9 @@ def up() -> Places:
         with step("Kubernetes is ready"):
             _wait_until_ready(places, record)
     except BaseException:
-        say(f"its logs are in {places.logs}")
         _end(record)
+        _remove_tree(places.run, but="logs")
+        say(f"its logs are in {places.logs}")
         raise
     say(f"up in {time.monotonic() - start:.1f} s; export KUBECONFIG={places.kubeconfig}")
     return places
@@ -84,33 +93,31 @@ def down(*, keep_logs: bool = False) -> None:
         _remove_tree(Path(record["run"]), but="logs" if keep_logs else None)
 
 
-def enter(command: list[str], record: dict[str, Any] | None = None) -> list[str]:
+def enter(command: list[str]) -> list[str]:
     """The command line that runs `command` inside the rig's namespaces, in the present folder."""
-    record = record or _record()
-    if record is None or not _alive(record):
-        raise RigError("no rig is up: run `rig.py up` first")
+    record = require_up()
     path = f"PATH={record['run']}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return ["nsenter", f"--target={record['init']}", "-m", "-n", "-p", "-i", f"--wd={Path.cwd()}", "env", path, *command]
 
 
 def daemon_pid(name: str) -> int:
     """The process of a daemon (`kubelet`, `kube-apiserver`, ...) as this machine numbers it, for tests that send signals."""
-    record = _record()
-    if record is not None and _alive(record):
-        for pid in _children(record["init"]):
-            if Path(_argv(pid)[0]).name == name:
-                return pid
-    raise RigError(f"no daemon {name!r} is running in a rig; there are: {', '.join(config.commands(default_places()))}")
+    for pid in _children(require_up()["init"]):
+        if Path(_argv(pid)[0]).name == name:
+            return pid
+    raise RigError(f"no daemon {name!r} is running in the rig; there are: {', '.join(config.commands(default_places()))}")
 
 
 def set_gpus(places: Places, count: int) -> None:
     """Lets the real node claim `count` GPUs. Scheduler and kubelet honour the number; no device is there."""
+    require_up()
     patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": str(count)}]
     Api(places).call("PATCH", f"{NODE_PATH}/status", patch, "application/json-patch+json")
 
 
 def add_fake_nodes(places: Places, count: int, *, gpus: int, product: str, prefix: str = "gpu-node") -> list[str]:
     """Adds nodes that kwok plays; returns their names. Existing ones of the same name stay."""
+    require_up()
     api, names = Api(places), [f"{prefix}-{number}" for number in range(count)]
     for name in names:
         try:
@@ -194,26 +201,18 @@ def _refuse_taken_network() -> None:
 
 
 def _wait_until_ready(places: Places, record: dict[str, Any]) -> None:
-    def ready(path: str) -> bool:
-        try:
-            return bool(api.call("GET", path))
-        except ApiError as error:
-            if error.status in (403, 404):  # rules and objects of the bootstrap are still being made
-                return False
-            raise
-
     def inside_is_alive() -> None:
         if not _alive(record):
             raise RigError((places.logs / "rig.log").read_text().strip()[-1500:])
 
     _wait("keys are made", (places.run / "kubeconfig").exists, 30, inside_is_alive)
     api = Api(places)
-    _wait("the API server is ready", lambda: ready("/readyz"), 60, inside_is_alive)
+    _wait("the API server is ready", lambda: api.has("/readyz"), 60, inside_is_alive)
     api.apply(f"/apis/storage.k8s.io/v1/storageclasses/{config.STORAGE_CLASS['metadata']['name']}", config.STORAGE_CLASS)  # type: ignore[index]
     _wait("the node is ready", lambda: _node_ready(api, NODE_PATH), 60, inside_is_alive)
     _wait("DNS answers", lambda: _answers(f"http://{settings.NODE_IP}:8181/ready"), 30, inside_is_alive)
     service_account = "/api/v1/namespaces/default/serviceaccounts/default"  # without it no pod is admitted
-    _wait("service accounts are there", lambda: ready(service_account), 60, inside_is_alive)
+    _wait("service accounts are there", lambda: api.has(service_account), 60, inside_is_alive)
 
 
 def _wait(what: str, ready: Any, seconds: float, check: Any = lambda: None) -> None:

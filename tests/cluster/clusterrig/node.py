@@ -43,6 +43,13 @@ class Supervisor:
         os.kill(pid, 15)
         os.waitpid(pid, 0)
 
+    def check(self) -> None:
+        """Raises SystemExit when a daemon has ended, with what it said last."""
+        for pid, name in self._names.items():
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                said = (self._places.logs / f"{name}.log").read_text(errors="replace").splitlines()[:20]
+                raise SystemExit("\n".join([f"{name} ended at once:", *said]))
+
     def run_for_ever(self) -> None:
         while True:
             pid, status = os.wait()  # orphans of containers come by here too
@@ -63,7 +70,9 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def wait_for(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(
+    what: str, ready: Callable[[], bool], seconds: float = 60, check: Callable[[], None] = lambda: None
+) -> None:
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -72,6 +81,7 @@ def wait_for(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
                 return
         except (OSError, RuntimeError):
             pass
+        check()
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {seconds:.0f} s: {what}")
         time.sleep(0.05)
@@ -137,7 +147,7 @@ def main() -> None:
     config.write_kubeconfigs(places)
     start_containerd(daemons, places)
     api = Api(places)
-    wait_for("the API server is ready", lambda: api.call("GET", "/readyz") == "ok")
+    wait_for("the API server is ready", lambda: api.has("/readyz"), check=daemons.check)
     # Not before: the controller manager ends when the roles of the bootstrap are not there yet.
     daemons.start(
         "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "coredns", "kwok", "rig-provisioner"
@@ -149,6 +159,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         note(f"GAVE UP: {error}")
-        raise
+        sys.exit(1)

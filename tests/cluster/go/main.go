@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // programs holds every name that this binary answers to. Each function returns the exit status.
@@ -19,11 +21,11 @@ var programs = map[string]func() int{
 	"kube-scheduler":          scheduler,
 	"kubelet":                 kubelet,
 	"kube-proxy":              proxy,
-	"kubectl":                 kubectl,
-	"helm":                    helm,
-	"kwok":                    kwok,
+	"kubectl":                 alone(kubectl),
+	"helm":                    alone(helm),
+	"kwok":                    alone(kwok),
 	"coredns":                 coreDNS,
-	"registry":                imageRegistry,
+	"registry":                alone(imageRegistry),
 	"rig-provisioner":         provisioner,
 	"rig-pki":                 pki,
 	"rig-kwok-stages":         kwokStages,
@@ -38,6 +40,15 @@ func main() {
 		os.Exit(2)
 	}
 	os.Exit(program())
+}
+
+// alone hides the global flags that Kubernetes' packages register when they are linked (`--version` for one), which
+// cobra would add to every command of a program that is not theirs.
+func alone(program func() int) func() int {
+	return func() int {
+		pflag.CommandLine = pflag.NewFlagSet("", pflag.ContinueOnError)
+		return program()
+	}
 }
 
 func fail(err error) int {
