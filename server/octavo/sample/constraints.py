@@ -5,10 +5,11 @@ All functions change the logits (float32 [R, V]) in place; a forbidden token's l
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.sample.metadata import BadWords, RowBitmask, TokenLogits
+from octavo.sample.metadata import BadWords, RowBitmask, TokenLogits, take_rows
 from octavo.sample.token_pool import TokenPool
 
 
@@ -21,17 +22,24 @@ def pack_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
-    """Forbid every token whose bit is 0. ``bitmask`` int32 [R, ceil(V / 32)]."""
+    """Forbid every token whose bit is 0. ``bitmask`` int32 [R, ceil(V / 32)], on the logits' device."""
+    vocab_size = logits.shape[1]
+    if logits.device.type == "cpu":
+        octets = bitmask.contiguous().numpy().view(np.uint8)
+        bits = np.unpackbits(~octets, axis=-1, count=vocab_size, bitorder="little")
+        logits.masked_fill_(torch.from_numpy(bits).view(torch.bool), -torch.inf)
+        return
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     bits = bitmask[:, :, None].bitwise_right_shift(shifts).bitwise_and_(1)
-    forbidden = (bits == 0).view(len(bitmask), -1)[:, : logits.shape[1]]
+    forbidden = (bits == 0).view(len(bitmask), -1)[:, :vocab_size]
     logits.masked_fill_(forbidden, -torch.inf)
 
 
 def apply_allowed(logits: Tensor, allowed: RowBitmask) -> None:
-    rows = logits.index_select(0, allowed.rows)
+    rows = take_rows(logits, allowed.rows)
     apply_bitmask(rows, allowed.bitmask)
-    logits.index_copy_(0, allowed.rows, rows)
+    if rows is not logits:
+        logits.index_copy_(0, allowed.rows, rows)
 
 
 def apply_min_tokens(logits: Tensor, stops: TokenLogits) -> None:

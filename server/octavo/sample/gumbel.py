@@ -23,6 +23,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0x7FEB352D
 _MUL2 = 0x846CA68B - (1 << 32)  # as a signed 32-bit number
 _CHUNK = 1 << 20  # logits mixed at a time, so that the passes stay in the cache
+_LN2_ULP = math.log(2) / (1 << 23)
+_BOUND_OFFSET = math.log(2) * (127 + 31)  # the exponent's bias, and bits / 2**31
 
 
 def _mix64(x: int) -> int:
@@ -52,9 +54,8 @@ def _xorshift_(x: Tensor, shift: int, scratch: Tensor) -> None:
     x.bitwise_xor_(scratch)
 
 
-def _mix32_(x: Tensor, added: Tensor | int) -> Tensor:
+def _mix32_(x: Tensor, added: Tensor | int, scratch: Tensor) -> Tensor:
     """Two multiply-xorshift rounds, in place, with ``added`` in between. int32 arithmetic wraps."""
-    scratch = torch.empty_like(x)
     x.mul_(_MUL1)
     _xorshift_(x, 15, scratch)
     x.add_(added)
@@ -64,18 +65,24 @@ def _mix32_(x: Tensor, added: Tensor | int) -> Tensor:
 
 
 class GumbelNoise:
-    """The noise of a vocabulary's tokens. Holds one hashed int32 per token."""
+    """The noise of a vocabulary's tokens. Holds one hashed int32 per token, and room to work in."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
-        _xorshift_(ids, 16, torch.empty_like(ids))
-        self._salt = _mix32_(ids, 0)
+        scratch = torch.empty_like(ids)
+        _xorshift_(ids, 16, scratch)
+        self._salt = _mix32_(ids, 0, scratch)
+        self._rows = max(1, _CHUNK // vocab_size)  # drawn at a time on the CPU
+        self._work = torch.empty(2, self._rows if device.type == "cpu" else 0, vocab_size, dtype=torch.int32)
 
-    def bits(self, keys: Tensor, token_ids: Tensor | None = None) -> Tensor:
+    def bits(
+        self, keys: Tensor, token_ids: Tensor | None = None, out: Tensor | None = None, scratch: Tensor | None = None
+    ) -> Tensor:
         """int32 in [1, 2**31), shape [N, V], or that of ``token_ids`` [N, C]."""
         salt = self._salt if token_ids is None else self._salt[token_ids]
-        x = torch.bitwise_xor(salt, keys[:, :1])
-        return _mix32_(x, keys[:, 1:]).bitwise_and_(0x7FFFFFFF).bitwise_or_(1)
+        x = torch.bitwise_xor(salt, keys[:, :1], out=out)
+        x = _mix32_(x, keys[:, 1:], torch.empty_like(x) if scratch is None else scratch)
+        return x.bitwise_and_(0x7FFFFFFF).bitwise_or_(1)
 
     def noise(self, keys: Tensor, token_ids: Tensor | None = None) -> Tensor:
         """Standard Gumbel noise, float64, shape as `bits`."""
@@ -85,18 +92,22 @@ class GumbelNoise:
         """Draw from softmax(scores): float32 [N, V] -> int64 [N]. Scores of -inf are never drawn."""
         if scores.device.type != "cpu":
             return (scores + self.noise(keys)).argmax(-1)
-        step = max(1, _CHUNK // scores.shape[1])
+        step = self._rows
         chunks = [self._argmax_cpu(scores[i : i + step], keys[i : i + step]) for i in range(0, len(scores), step)]
         return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
 
     def _argmax_cpu(self, scores: Tensor, keys: Tensor) -> Tensor:
-        """Two logarithms a token would be most of the work, and all but a few tokens are out of the race. With u in (0, 1)
-        uniform, G = -log(-log(1 - u)) <= -log(u), and a float's bits, read as an integer, bound log2(u) from below:
-        that is cheap for every token. The true noise is computed for those whose bound beats the best bound's truth.
+        """Two logarithms a token would be most of the work, and all but a few tokens are out of the race. With u
+        uniform in (0, 1), G = -log(-log(1 - u)) <= -log(u), and a float's bits, read as an integer, bound log2(u) from
+        below: that is cheap for every token. The true noise is computed for those whose bound reaches the truth of
+        the best bound.
         """
-        bits = self.bits(keys)
-        exponent = bits.float().view(torch.int32).float()
-        bound = torch.add(scores, exponent, alpha=-_LN2_ULP, out=exponent).add_(_BOUND_OFFSET)
+        bits, scratch = self._work[:, : len(scores)]
+        self.bits(keys, out=bits, scratch=scratch)
+        bound = scratch.view(torch.float32)
+        bound.copy_(bits)
+        bound.copy_(scratch)  # the float's bits, as a number
+        torch.add(scores, bound, alpha=-_LN2_ULP, out=bound).add_(_BOUND_OFFSET)
         first = torch.from_numpy(bound.numpy().argmax(-1))
         best = self._exact(scores, bits, torch.arange(len(scores)), first)
         slack = 1e-3 + 1e-6 * best.abs()  # float32 rounding of the bound, with room to spare
@@ -112,10 +123,6 @@ class GumbelNoise:
 
     def _exact(self, scores: Tensor, bits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
         return scores[rows, ids].double() + _gumbel(bits[rows, ids])
-
-
-_LN2_ULP = math.log(2) / (1 << 23)
-_BOUND_OFFSET = math.log(2) * (127 + 31)  # the exponent's bias, and bits / 2**31
 
 
 def _gumbel(bits: Tensor) -> Tensor:

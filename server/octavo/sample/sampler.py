@@ -20,8 +20,8 @@ from octavo.sample.truncation import sample_truncated
 
 
 class Sampler:
-    """Raw logprobs; grammar, allowed tokens, bad words, min_tokens, logit_bias; penalties; greedy or temperature; min-p,
-    top-k, top-p; the draw. Stateless but for the hashed token ids of its vocabulary."""
+    """Raw logprobs; grammar, allowed tokens, bad words, min_tokens, logit_bias; penalties; greedy or temperature;
+    min-p, top-k, top-p; the draw. Stateless but for the hashed token ids of its vocabulary."""
 
     def __init__(self) -> None:
         self._noise: GumbelNoise | None = None
