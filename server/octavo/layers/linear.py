@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from octavo.errors import ModelError
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod
 from octavo.layers.weights import WeightSlot
@@ -87,7 +88,10 @@ class QKVParallelLinear(LinearBase):
     def __init__(
         self, hidden_size: int, head_size: int, num_heads: int, num_kv_heads: int, bias: bool, tp: TensorParallel
     ) -> None:
-        self.head_size = head_size
+        if num_heads % num_kv_heads:
+            raise ModelError(
+                f"config.json: num_key_value_heads ({num_kv_heads}) does not divide num_attention_heads ({num_heads})"
+            )
         q_size = tp.divide(num_heads, "num_attention_heads") * head_size
         copies = max(1, tp.size // num_kv_heads)
         kv_size = num_kv_heads * copies // tp.size * head_size

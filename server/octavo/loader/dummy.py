@@ -30,7 +30,8 @@ class DummyWeight:
         if len(self.shape) < 2:
             return torch.full(self.shape, float(self.name.endswith(".weight")), dtype=dtype, device=self._device)
         generator = torch.Generator(self._device)
-        generator.manual_seed((self._seed << 32) ^ zlib.crc32(self.name.encode()))
+        # One number of 32 bits, because the generator of the CPU looks at no more of its seed.
+        generator.manual_seed(zlib.crc32(f"{self._seed} {self.name}".encode()))
         return torch.empty(self.shape, dtype=dtype, device=self._device).uniform_(
             -_SPREAD, _SPREAD, generator=generator
         )

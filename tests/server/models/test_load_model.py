@@ -1,0 +1,147 @@
+"""Weights come from where they should, all of them, with little memory; and what does not fit is said in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.paged import load, logits_of, model_config
+from support.tiny_models import FAMILIES, make_model
+
+from octavo.errors import ConfigError, ModelError
+from octavo.loader.load_model import load_model
+
+TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80]]
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    make_model(*FAMILIES["llama"]).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change_weights(model: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(model / "model.safetensors")
+    change(tensors)
+    save_file(tensors, model / "model.safetensors")
+
+
+def change_config(model: Path, **changes: Any) -> None:
+    path = model / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.self_attn.k_proj.weight",  # a part of a merged weight
+        "model.layers.2.mlp.down_proj.weight",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(name: str, llama: Path) -> None:
+    change_weights(llama, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelError, match=f"lacks tensor '{name}'"):
+        load(llama)
+
+
+def test_many_missing_tensors_are_counted(llama: Path) -> None:
+    change_config(llama, num_hidden_layers=5)
+    with pytest.raises(ModelError, match=r"lacks 18 tensors, such as 'model\.layers\.3\."):
+        load(llama)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.v_proj.weight", "model.norm.weight"])
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(name: str, llama: Path) -> None:
+    change_weights(llama, lambda tensors: tensors.update({name: torch.zeros(7, 3)}))
+    with pytest.raises(ModelError, match=rf"{name}.* has shape \[7, 3\].* asks for \["):
+        load(llama)
+
+
+def test_tensors_without_a_place_are_refused(llama: Path) -> None:
+    """A bias that config.json does not speak of would silently give other answers."""
+    change_weights(llama, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"no place for tensor 'model\.layers\.0\.self_attn\.q_proj\.bias'"):
+        load(llama)
+
+
+def test_tables_that_follow_from_the_config_and_a_tied_head_are_left_alone(llama: Path) -> None:
+    before = logits_of(load(llama), TOKENS)[0]
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": torch.ones(320, 64)}
+    change_weights(llama, lambda tensors: tensors.update(extra))
+    assert torch.equal(logits_of(load(llama), TOKENS)[0], before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel'.*not supported.*LlamaForCausalLM.*OPTForCausalLM"),
+        ({"intermediate_size": "absent"}, r"lacks 'intermediate_size'"),
+        ({"hidden_act": "mish"}, r"'mish'.*silu"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads.*3.*num_attention_heads.*4"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantised with 'awq'.*not supported"),
+    ],
+)
+def test_what_is_not_supported_is_refused(changes: dict[str, Any], said: str, llama: Path) -> None:
+    change_config(llama, **changes)
+    with pytest.raises(ModelError, match=said):
+        load(llama)
+
+
+def test_a_quantisation_that_is_not_known_is_refused(llama: Path) -> None:
+    config = replace(model_config(llama), quantization="int3")
+    with pytest.raises(ConfigError, match="'int3'"):
+        load_model(config)
+    assert load_model(replace(config, quantization="none"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dummy_weights_are_sane_and_repeatable(family: str, tiny_checkpoints: dict[str, Path]) -> None:
+    config = model_config(tiny_checkpoints[family])
+    (first,), (again,) = (logits_of(load_model(config, "dummy"), TOKENS) for _ in range(2))
+    assert torch.equal(first, again)
+    assert first.isfinite().all() and 1e-3 < first.std() < 10
+    (other,) = logits_of(load_model(replace(config, seed=1), "dummy"), TOKENS)
+    assert not torch.equal(first, other)
+
+
+PEAK = """
+import resource, sys
+from support.paged import load, logits_of, model_config
+import octavo.loader.load_model as loading
+import torch
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+config = model_config(sys.argv[1], "float32")
+torch.set_num_threads(1)
+loading.load_model(model_config(sys.argv[2], "float32"))  # whatever is imported or made once
+before = peak()
+model = loading.load_model(config)
+print(peak() - before, sum(p.nbytes for p in model.parameters()), max(p.nbytes for p in model.parameters()))
+"""
+
+
+def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path, llama: Path) -> None:
+    big = tmp_path / "big"
+    settings = FAMILIES["qwen2"][1] | {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8}
+    make_model("Qwen2Config", settings).to(torch.float32).save_pretrained(big, max_shard_size="64MB")
+    assert len(list(big.glob("*.safetensors"))) >= 3
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK, str(big), str(llama)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "OCTAVO_KERNEL_BACKEND": "reference"},
+    )
+    used, model, largest = map(int, run.stdout.split())
+    assert model > 100 << 20
+    assert used < model + largest + (16 << 20)

@@ -1,0 +1,99 @@
+"""The table of rotary angles is the one of transformers, for every scaling and both ways of writing it down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_models import VOCAB_SIZE
+from transformers import LlamaConfig, StableLmConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
+
+from octavo.config import ModelConfig
+from octavo.errors import ModelError
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.loader.files import ModelFiles
+
+LENGTH = 600
+
+
+def table(**hf_config: Any) -> torch.Tensor:
+    hf_config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_attention_heads": 4} | hf_config
+    config = ModelConfig("m", ModelFiles("m", "safetensors", "."), hf_config, "float32", max_model_len=LENGTH)
+    return RotaryEmbedding(config).cos_sin_cache
+
+
+def reference(module: Any, config: Any) -> torch.Tensor:
+    cos, sin = module(config)(torch.zeros(1), torch.arange(LENGTH)[None])
+    half = cos.shape[-1] // 2
+    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+
+
+factors = st.floats(1.0, 64.0)
+contexts = st.integers(64, 1 << 17)
+scalings = st.one_of(
+    st.just({"rope_type": "default"}),
+    st.fixed_dictionaries({"rope_type": st.just("linear"), "factor": factors}),
+    st.fixed_dictionaries(
+        {
+            "rope_type": st.just("llama3"),
+            "factor": factors,
+            "low_freq_factor": st.floats(0.5, 2.0),
+            "high_freq_factor": st.floats(2.5, 8.0),
+        },
+        optional={"original_max_position_embeddings": contexts},
+    ),
+    st.fixed_dictionaries(
+        {"rope_type": st.just("yarn"), "factor": factors},
+        optional={
+            "original_max_position_embeddings": contexts,
+            "attention_factor": st.floats(0.5, 2.0),
+            "beta_fast": st.sampled_from([None, 16.0, 32.0]),
+            "beta_slow": st.sampled_from([None, 1.0, 2.0]),
+            "mscale": st.sampled_from([0.707, 1.0]),
+            "mscale_all_dim": st.sampled_from([0.707, 1.0]),
+            "truncate": st.booleans(),
+        },
+    ),
+)
+
+
+@settings(max_examples=150)
+@given(scaling=scalings, theta=st.sampled_from([1e4, 1e5, 5e5, 1e6]), head_dim=st.sampled_from([16, 64, 128]))
+def test_angles_are_those_of_transformers(scaling: dict[str, Any], theta: float, head_dim: int) -> None:
+    parameters = scaling | {"rope_theta": theta}
+    config = LlamaConfig(head_dim=head_dim, max_position_embeddings=4096, rope_parameters=dict(parameters))
+    expected = reference(LlamaRotaryEmbedding, config)
+    common = {"head_dim": head_dim, "max_position_embeddings": 4096}
+    ours = table(**common, rope_parameters=dict(parameters))
+    # One rounding more or less in a frequency is a turn's 2^-24 at position 600.
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+    assert torch.equal(ours, table(**common, rope_theta=theta, rope_scaling=dict(scaling)))
+
+
+@pytest.mark.parametrize("place", ["beside", "within"])
+def test_partial_rotary_factor(place: str) -> None:
+    config = StableLmConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=256, num_attention_heads=4, partial_rotary_factor=0.25, rope_theta=10000.0
+    )
+    within = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    ours = table(partial_rotary_factor=0.25) if place == "beside" else table(rope_parameters=within)
+    assert ours.shape == (LENGTH, 16)
+    torch.testing.assert_close(ours, reference(StableLmRotaryEmbedding, config), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"type": "linear"}, "factor"),
+        ({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}, "differ"),
+    ],
+)
+def test_what_is_not_supported_is_refused(scaling: dict[str, Any], named: str) -> None:
+    with pytest.raises(ModelError, match=named):
+        table(rope_scaling=scaling)

@@ -1,0 +1,74 @@
+"""Two ranks that each hold half of the weights give what one that holds all gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.paged import load, logits_of
+from support.tiny_models import make_model
+
+from octavo.errors import ConfigError
+from octavo.layers.parallel import TensorParallel
+
+TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [320, 0, 5]]
+SMALL: dict[str, Any] = {
+    "vocab_size": 321, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
+    "one-kv-head": ("Qwen3Config", SMALL | {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}),
+    "opt": ("OPTConfig", SMALL | {"ffn_dim": 80, "do_layer_norm_before": False, "word_embed_proj_dim": 24}),
+}
+RANK = """
+import sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from safetensors.torch import save_file
+from support.paged import load, logits_of
+from octavo.layers.parallel import TensorParallel
+rank, root, tokens = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
+for case in sys.argv[4:]:
+    model = load(root / case, tp=TensorParallel(rank, 2))
+    logits = logits_of(model, tokens)
+    size = sum(p.numel() for p in model.parameters())
+    save_file({str(i): t for i, t in enumerate(logits)} | {"size": torch.tensor(size)}, root / f"{case}-{rank}.out")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
+    for case, (config_class, settings) in CASES.items():
+        make_model(config_class, settings).save_pretrained(tmp_path / case)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path), repr(TOKENS), *CASES], env=env)
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    for case in CASES:
+        model = load(tmp_path / case)
+        whole = sum(p.numel() for p in model.parameters())
+        expected = logits_of(model, TOKENS)
+        for rank in (0, 1):
+            out = load_file(tmp_path / f"{case}-{rank}.out")
+            assert out.pop("size") < 0.65 * whole, "each rank holds about half"
+            for i, logits in enumerate(expected):
+                torch.testing.assert_close(out[str(i)], logits, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_size_that_does_not_divide_the_heads_is_refused(size: int, tmp_path: Path) -> None:
+    make_model(*CASES["biases"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=rf"num_attention_heads \(4\).* {size} ranks"):
+        load(tmp_path, tp=TensorParallel(0, size))

@@ -1,0 +1,87 @@
+"""Runs a model on whole sequences through a paged cache, in whatever chunks and blocks a test likes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from octavo_kernels import AttentionMetadata
+from torch import Tensor, nn
+
+from octavo.config import EngineArgs, ModelConfig
+from octavo.layers.attention import ForwardContext
+from octavo.layers.parallel import TensorParallel
+from octavo.loader.load_model import load_model
+
+ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
+
+
+def model_config(model: Path | str | None, dtype: str = "float32", **hf_changes: Any) -> ModelConfig:
+    """The model at a path (or the embedded one), with some of config.json's values changed."""
+    config = EngineArgs(model=None if model is None else str(model), dtype=dtype).create_engine_config(progress=False)
+    return replace(config.model, hf_config=config.model.hf_config | hf_changes)
+
+
+def load(model: Path | str | None, dtype: str = "float32", tp: TensorParallel | None = None) -> nn.Module:
+    return load_model(model_config(model, dtype), tp=tp)
+
+
+@torch.inference_mode()
+def logits_of(
+    model: nn.Module, sequences: list[list[int]], chunk: int = 1 << 30, block_size: int = 16, seed: int = 0
+) -> list[Tensor]:
+    """Logits float32 [length, vocab_size] of each sequence.
+
+    All sequences advance together, ``chunk`` tokens a step (the i-th one ``chunk + i``, so that steps mix lengths), through
+    block tables in random order.
+    """
+    tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
+    caches = [
+        torch.full((2, num_blocks, spec.num_kv_heads, block_size, spec.head_size), torch.nan)
+        for spec in model.kv_cache_specs()
+    ]
+    computed = [0] * len(sequences)
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    while True:
+        step = [
+            (i, computed[i], min(len(tokens), computed[i] + chunk + i))
+            for i, tokens in enumerate(sequences)
+            if computed[i] < len(tokens)
+        ]
+        if not step:
+            return [torch.cat(rows) for rows in parts]
+        ids = [token for i, start, end in step for token in sequences[i][start:end]]
+        positions = [p for _, start, end in step for p in range(start, end)]
+        slots = [int(tables[i, p // block_size]) * block_size + p % block_size for i, s, e in step for p in range(s, e)]
+        rows, padding = len(ids), -len(ids) % ROW_MULTIPLE
+        lengths = torch.tensor([end - start for _, start, end in step])
+        metadata = AttentionMetadata(
+            query_start_loc=torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int(),
+            seq_lens=torch.tensor([end for _, _, end in step], dtype=torch.int32),
+            block_table=tables[[i for i, _, _ in step]].contiguous(),
+            slot_mapping=torch.tensor(slots + [-1] * padding),
+            max_query_len=int(lengths.max()),
+            max_seq_len=max(end for _, _, end in step),
+            num_actual_tokens=rows,
+        )
+        hidden = model(
+            torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding), ForwardContext(metadata, caches)
+        )
+        logits = model.compute_logits(hidden)[:rows]
+        for (i, _, end), part in zip(step, logits.split(lengths.tolist()), strict=True):
+            parts[i].append(part)
+            computed[i] = end
+
+
+def _shuffled_tables(lengths: list[int], block_size: int, seed: int) -> tuple[Tensor, int]:
+    """A block table for each sequence, and how many blocks there are; block 0 stays the null block."""
+    needed = [-(-length // block_size) for length in lengths]
+    blocks = list(range(1, sum(needed) + 1))
+    random.Random(seed).shuffle(blocks)
+    tables = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
+    for row, count in enumerate(needed):
+        tables[row, :count] = torch.tensor([blocks.pop() for _ in range(count)], dtype=torch.int32)
+    return tables, sum(needed) + 1
