@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core_client import CoreClient, CoreReady
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.launcher import CoreProcess
-from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -106,6 +108,8 @@ class AsyncLLM:
         self.dead: EngineDeadError | None = None
         self.core_exited = asyncio.Event()
         self._closing = False
+        self.last_stats: SchedulerStats | None = None  # of the newest step
+        self._finish_times: deque[float] = deque(maxlen=64)  # monotonic, of the sequences that ended last
         self._work_since = float("inf")  # monotonic time since when there has been work without a pause
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
 
@@ -119,6 +123,11 @@ class AsyncLLM:
     @property
     def is_running(self) -> bool:
         return self.ready is not None and self.dead is None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in flight, running or waiting; the ``n`` samples of a request count each."""
+        return self.output_processor.num_unfinished_samples
 
     # Requests.
 
@@ -155,6 +164,10 @@ class AsyncLLM:
         if self.output_processor.abort_requests([request_id]) and self.dead is None:
             self.client.abort_requests([request_id])
 
+    def abort_all(self) -> None:
+        for request_id in list(self.output_processor.requests):
+            self.abort(request_id)
+
     async def generate(
         self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[RequestOutput]:
@@ -174,7 +187,12 @@ class AsyncLLM:
     # The core's side.
 
     def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
+        before = self.output_processor.num_unfinished_samples
         _, stopped = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp)
+        if finished := before - self.output_processor.num_unfinished_samples:
+            self._finish_times.extend([time.monotonic()] * finished)
+        if outputs.stats is not None:
+            self.last_stats = outputs.stats
         if stopped and self.dead is None:
             self.client.finish_samples(stopped)
 
@@ -186,7 +204,7 @@ class AsyncLLM:
         for state in list(self.output_processor.requests.values()):
             if state.queue is not None:
                 state.queue.put_error(self.dead)
-        self.output_processor.requests.clear()
+        self.output_processor.clear()
         self.core_exited.set()
 
     # Health.
@@ -200,6 +218,13 @@ class AsyncLLM:
         if not self.output_processor.requests:
             return 0.0
         return min(self.client.heartbeat.seconds_since_progress(), time.monotonic() - self._work_since)
+
+    def seconds_until_room(self, excess: int) -> int:
+        """When ``excess`` sequences will have ended at the pace of the last ones: a Retry-After, 1 to 60 seconds."""
+        if len(self._finish_times) < 2:
+            return 1
+        span = time.monotonic() - self._finish_times[0]
+        return max(1, min(60, math.ceil(excess * span / len(self._finish_times))))
 
     def close(self, grace: float = 5.0) -> None:
         """End the core. Requests still under way end with EngineDeadError."""

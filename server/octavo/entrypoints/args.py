@@ -1,0 +1,60 @@
+"""What a user may say about the server itself; the engine's own options are octavo.config.EngineArgs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.errors import ConfigError
+
+
+@dataclass
+class ServerArgs:
+    """vLLM's names and meanings where vLLM has the option too."""
+
+    host: str = "0.0.0.0"
+    port: int = 8000
+    uds: str | None = None
+    served_model_name: list[str] = field(default_factory=list)  # the first is the one that answers carry
+    api_key: list[str] = field(default_factory=list)
+    management_host: str | None = None  # None: as host
+    management_port: int | None = None  # None: no second port
+    max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
+    max_request_bytes: int = 8 * 2**20
+    max_logprobs: int = 20
+    shutdown_timeout: float = 30.0  # seconds that running requests are given after SIGTERM
+    health_stall_seconds: float = 30.0
+    watchdog_seconds: float = 300.0
+    chat_template: str | None = None  # a file or the template itself
+    trust_request_chat_template: bool = False
+    return_tokens_as_token_ids: bool = False
+    response_role: str = "assistant"
+    root_path: str = ""
+    allowed_origins: list[str] = field(default_factory=lambda: ["*"])
+    allowed_methods: list[str] = field(default_factory=lambda: ["*"])
+    allowed_headers: list[str] = field(default_factory=lambda: ["*"])
+    allow_credentials: bool = False
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    log_level: str = "info"
+    log_format: str = "text"
+    disable_access_log: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        for name in ("port", "management_port"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 65535:
+                raise ConfigError(f"{name} must be between 0 and 65535, got {value}")
+        for name in ("max_num_queued_reqs", "shutdown_timeout", "watchdog_seconds", "max_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}")
+        for name in ("max_request_bytes", "health_stall_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none")
+        if any(not key for key in self.api_key):
+            raise ConfigError("api_key must not be empty; leave it out to serve without a key")

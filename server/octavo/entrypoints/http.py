@@ -1,0 +1,163 @@
+"""Reading bodies and writing answers: limits, disconnects, server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.entrypoints.openai.errors import APIError, ErrorResponse, bad_request, from_validation
+from octavo.errors import EngineDeadError
+
+logger = logging.getLogger(__name__)
+
+Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[Request], Awaitable[Response]]
+
+encode_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+class JSON(Response):
+    """Anything that msgspec can encode."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode_json(content)
+
+
+def to_api_error(error: Exception) -> APIError:
+    """Whatever went wrong while a request was handled, as the client is told."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return APIError(503, f"The engine has ended: {error}", code="engine_dead")
+    if isinstance(error, ValueError):
+        return bad_request(error)
+    logger.exception("a request failed", exc_info=error)
+    return APIError(500, "The server failed to handle the request; its log says why")
+
+
+def route(handler: Handler) -> Handler:
+    """Whatever a handler raises becomes an error in OpenAI's form."""
+
+    @wraps(handler)
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:
+            return to_api_error(error).response()
+
+    return handle
+
+
+async def read_body(request: Request, model: type[Body], max_bytes: int) -> Body:
+    """The JSON body, checked. Raises APIError."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise APIError(415, f"The body must be JSON: send Content-Type: application/json, not {kind[:100]!r}")
+    try:
+        length = int(request.headers.get("content-length", 0))
+    except ValueError:
+        length = 0
+    if length > max_bytes:
+        raise _too_large(max_bytes)
+    parts, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        parts.append(chunk)
+    try:
+        return model.model_validate_json(b"".join(parts))
+    except ValidationError as error:
+        raise from_validation(error) from None
+
+
+def _too_large(max_bytes: int) -> APIError:
+    return APIError(
+        413,
+        f"The body is larger than {max_bytes} bytes (--max-request-bytes); send less",
+        headers={"connection": "close"},
+    )
+
+
+T = TypeVar("T")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``; cancel it when the client leaves, and raise ClientDisconnect."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(message: Any) -> bytes:
+    return b"data: %b\n\n" % encode_json(message)
+
+
+class EventStream(Response):
+    """Server-sent events. ``close`` is called at the end, at once when the client leaves: it aborts the work behind.
+
+    An error of the generator is the last event, in OpenAI's form, for the status has been sent already.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
+        self.events = events
+        self.close = close
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # asks nginx to pass chunks on as they come
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = asyncio.ensure_future(self._write(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((writer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+        finally:
+            self.close()
+            gone.cancel()
+            if not writer.done():
+                writer.cancel()
+                await asyncio.wait((writer,))
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for chunk in self.events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            last = event(ErrorResponse(to_api_error(error).detail)) + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

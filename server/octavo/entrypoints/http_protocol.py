@@ -1,0 +1,132 @@
+"""uvicorn's HTTP parser with limits: heads have a bounded size, and clients send at a reasonable pace or are let go."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.entrypoints.openai.errors import APIError
+
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
+HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers
+MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
+BODY_SECONDS = 20.0
+
+
+class _HeadTooLarge(Exception):
+    pass
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Answers with 400, 408 or 431 in OpenAI's form what never becomes a request."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = True
+        self._head_bytes = 0  # received while the head was not complete
+        self._body_bytes = 0  # received since the pace was last looked at
+        self._too_large = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        else:
+            self._body_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is None:  # a further request on a connection that is kept alive
+            self._expect_head()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
+    def _count(self, size: int) -> None:
+        """A head may come complete in one piece of data, so its parts are counted too."""
+        self._head_size = getattr(self, "_head_size", 0) + size
+        if self._head_size > MAX_HEAD_BYTES:
+            self._too_large = True
+            raise _HeadTooLarge
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_size = 0
+        self._cancel_deadline()
+        self._body_bytes = 0
+        self._deadline = self.loop.call_later(BODY_SECONDS, self._check_pace)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._cancel_deadline()
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_complete()
+
+    # Deadlines.
+
+    def _expect_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._give_up, "the request's headers")
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _check_pace(self) -> None:
+        if self.cycle is not None and self.cycle.response_started:
+            return
+        if self.flow.read_paused or self._body_bytes >= MIN_BODY_RATE * BODY_SECONDS:
+            self._body_bytes = 0
+            self._deadline = self.loop.call_later(BODY_SECONDS, self._check_pace)
+        else:
+            self._give_up("the request's body")
+
+    def _give_up(self, what: str) -> None:
+        self._answer(APIError(408, f"Waited too long for {what}; send faster", code="timeout"))
+
+    def _refuse_head(self) -> None:
+        self._answer(
+            APIError(
+                431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send less", code="head_too_large"
+            )
+        )
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_large:
+            self._refuse_head()
+        else:
+            self._answer(APIError(400, f"Not valid HTTP: {msg}", code="invalid_http"))
+
+    def _answer(self, error: APIError) -> None:
+        """Written past the application, which has not seen a request; then the connection is closed."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        body = error.body
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

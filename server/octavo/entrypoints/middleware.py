@@ -1,0 +1,80 @@
+"""What happens to every request before a route sees it: an id, the key, the count of requests under way."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # probes have no key
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, api_keys: Sequence[str]) -> None:
+        self.app = app
+        self.state = state
+        self._key_hashes = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+            await send(message)
+
+        is_work = scope["method"] == "POST"
+        self.state.num_responding += is_work
+        try:
+            if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
+                error = APIError(
+                    401, "Send a valid API key: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
+                )
+                await error.response()(scope, receive, send_with_id)
+                return
+            await self.app(scope, receive, send_with_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if not started:
+                await APIError(500, "The server failed to handle the request; its log says why").response()(
+                    scope, receive, send_with_id
+                )
+        finally:
+            self.state.num_responding -= is_work
+
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        """Compares hashes in constant time, every key every time: neither length nor position shows."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        digest = hashlib.sha256(token.strip()).digest()
+        found = False
+        for known in self._key_hashes:
+            found |= hmac.compare_digest(digest, known)
+        return found and scheme.lower() == b"bearer"
+
+
+def _path(scope: Scope) -> str:
+    """The path below --root-path."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))

@@ -1,0 +1,214 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.messages import EngineCoreRequest
+from octavo.entrypoints.http import DONE, JSON, EventStream, event, read_body, unless_disconnected
+from octavo.entrypoints.openai import serving
+from octavo.entrypoints.openai.chat_messages import check_messages, for_template
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.logprobs import prompt_logprobs
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    Usage,
+    usage,
+)
+from octavo.entrypoints.state import ServerState
+from octavo.outputs import CompletionOutput, RequestOutput
+
+_LONG_CHAT = 20_000  # bytes of a body from which rendering and tokenising is worth a thread
+# What the template is given by us; chat_template_kwargs may not replace it.
+_RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
+
+
+@dataclass
+class _Job:
+    """One conversation on its way."""
+
+    state: ServerState
+    body: ChatCompletionRequest
+    id: str
+    created: int
+    request: EngineCoreRequest
+    role: str
+    echo: str  # what the answer begins with
+
+    def chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        used: Usage | UnsetType | None = UNSET,
+        prompt_ids: list[int] | UnsetType = UNSET,
+    ) -> ChatChunk:
+        return ChatChunk(self.id, self.created, self.state.model_name, choices, usage=used, prompt_token_ids=prompt_ids)
+
+
+async def create_chat_completion(request: Request) -> Response:
+    state = serving.state_of(request)
+    state.check_serving()
+    body = await read_body(request, ChatCompletionRequest, state.args.max_request_bytes)
+    body.check()
+    state.check_model(body.model)
+    job = await _prepare(state, body, serving.external_id(request, "chatcmpl"))
+    if body.stream:
+        run = serving.Running(state, [job.request], [None])
+        return EventStream(_events(job, run), run.close)
+    return await unless_disconnected(request, _answer(job))
+
+
+async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: str) -> _Job:
+    _refuse_unbuilt(body)
+    messages = check_messages(body.messages)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    params = serving.sampling_params(state, body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+    size = sum(len(message["content"]) for message in messages)
+    ids = (
+        await state.engine.run_in_thread(render, state, body, messages)
+        if size > _LONG_CHAT
+        else render(state, body, messages)
+    )
+    request = await serving.prepare(state, body, ids, params, add_special_tokens=False)
+    continued = messages[-1] if body.continue_final_message or not _generates(body) else None
+    role = continued["role"] if continued is not None else state.args.response_role
+    echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""
+    return _Job(state, body, answer_id, int(time.time()), request, role, echo)
+
+
+def _generates(body: ChatCompletionRequest) -> bool:
+    return body.add_generation_prompt is not False
+
+
+def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:
+    """The conversation as token ids. Raises ValueError."""
+    tokenizer = state.engine.tokenizer
+    if tokenizer is None:
+        raise bad_request(
+            "messages need a tokenizer, but the engine runs without one (--skip-tokenizer-init)", "messages"
+        )
+    if body.chat_template is not None and not state.args.trust_request_chat_template:
+        raise bad_request(
+            "chat_template is taken from requests only with the server's --trust-request-chat-template; drop it",
+            "chat_template",
+        )
+    variables = dict(body.chat_template_kwargs or {})
+    if reserved := variables.keys() & _RESERVED:
+        raise bad_request(
+            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}: these are fields of the request"
+        )
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    chosen = body.chat_template or state.chat_template
+    template = tokenizer.get_chat_template(chosen, tools=bool(body.tools))
+    text = tokenizer.apply_chat_template(
+        for_template(messages, template),
+        tools=body.tools,
+        documents=body.documents,
+        add_generation_prompt=_generates(body),
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=template,
+        **variables,
+    )
+    # The template writes special tokens itself.
+    return state.engine.input_processor.tokenize(text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
+
+
+def _refuse_unbuilt(body: ChatCompletionRequest) -> None:
+    if body.tools and body.tool_choice != "none":
+        raise bad_request("tools are not supported by this server; drop them", "tools")
+    for name in ("response_format", "structured_outputs"):
+        value = getattr(body, name)
+        if value is not None and value.get("type") != "text":
+            raise bad_request(f"{name} is not supported by this server; drop it", name)
+
+
+async def _answer(job: _Job) -> Response:
+    with serving.Running(job.state, [job.request], [None]) as run:
+        final = (await serving.final_outputs(run.streams))[0]
+    body = job.body
+    choices = [
+        ChatChoice(
+            completion.index,
+            ChatMessage(job.echo + completion.text, job.role),
+            _logprobs(job, completion),
+            completion.finish_reason,
+            completion.stop_reason,
+            completion.token_ids if body.return_token_ids else UNSET,
+        )
+        for completion in final.outputs
+    ]
+    answer = ChatCompletion(
+        job.id, job.created, job.state.model_name, choices, _usage(final, sum(len(c.token_ids) for c in final.outputs))
+    )
+    if body.prompt_logprobs is not None and final.prompt_logprobs is not None:
+        answer.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)
+    if body.return_token_ids:
+        answer.prompt_token_ids = final.prompt_token_ids
+    return JSON(answer)
+
+
+def _usage(output: RequestOutput, completion_tokens: int) -> Usage:
+    return usage(len(output.prompt_token_ids), completion_tokens, output.num_cached_tokens)
+
+
+def _logprobs(job: _Job, completion: CompletionOutput) -> ChatLogprobs | None:
+    if completion.logprobs is None or not job.body.logprobs:
+        return None
+    formatter = serving.formatter(job.state, job.body)
+    return formatter.chat(completion.token_ids, completion.logprobs, job.body.top_logprobs or 0)
+
+
+async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None]:
+    body = job.body
+    usages = body.include_usage or body.continuous_usage
+    started: set[int] = set()
+    completion_tokens = 0
+    async for _, output in serving.outputs_of(run.streams):
+        for completion in output.outputs:
+            completion_tokens += len(completion.token_ids)
+            used: Usage | UnsetType | None = UNSET
+            if usages:
+                used = _usage(output, completion_tokens) if body.continuous_usage else None
+            if completion.index not in started:
+                started.add(completion.index)
+                opening = ChatChunkChoice(completion.index, ChatDelta(role=job.role, content=job.echo))
+                yield event(job.chunk([opening], used, output.prompt_token_ids if body.return_token_ids else UNSET))
+            if piece := _piece(job, completion):
+                yield event(job.chunk([piece], used))
+    if body.include_usage:
+        yield event(job.chunk([], _usage(output, completion_tokens)))
+    yield DONE
+
+
+def _piece(job: _Job, completion: CompletionOutput) -> ChatChunkChoice | None:
+    """The news of one answer; None when all of it is held back for now."""
+    logprobs = _logprobs(job, completion)
+    ids = completion.token_ids if job.body.return_token_ids else UNSET
+    if not (completion.text or completion.finish_reason or logprobs is not None or (ids is not UNSET and ids)):
+        return None
+    piece = ChatChunkChoice(
+        completion.index,
+        ChatDelta(content=completion.text) if completion.text else ChatDelta(),
+        logprobs,
+        completion.finish_reason,
+        token_ids=ids,
+    )
+    if completion.finish_reason is not None:
+        piece.stop_reason = completion.stop_reason
+    return piece

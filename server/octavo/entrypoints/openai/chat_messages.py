@@ -1,0 +1,102 @@
+"""The messages of a chat request: checked, and made into what chat templates expect. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from octavo.entrypoints.openai.errors import APIError, bad_request, shown
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES = 10_000
+
+
+def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises APIError naming the message. Text parts become one text; arguments of tool calls become objects."""
+    if not messages:
+        raise bad_request("messages must not be empty: send at least one", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise bad_request(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
+    return [_check(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{where}.role")
+    checked = {key: value for key, value in message.items() if value is not None}
+    calls = checked.get("tool_calls")
+    if calls is not None:
+        if role != "assistant":
+            raise bad_request(f"{where}.tool_calls is for assistant messages only", f"{where}.tool_calls")
+        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+        if not checked["tool_calls"]:
+            del checked["tool_calls"]
+    content = checked.get("content")
+    if content is None:
+        if role != "assistant" or not ("tool_calls" in checked or message.get("reasoning_content")):
+            raise bad_request(
+                f"{where}.content is missing: every message but a tool call needs one", f"{where}.content"
+            )
+        checked["content"] = ""
+    else:
+        checked["content"] = _text(content, f"{where}.content")
+    return checked
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad_request(f"{where} must be a string or a list of parts, got {shown(content)}", where)
+    texts = []
+    for i, part in enumerate(content):
+        texts.append(part if isinstance(part, str) else _part_text(part, f"{where}.{i}"))
+    return "\n".join(texts)
+
+
+def _part_text(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "input_text", "output_text", "refusal"):
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            return text
+        raise bad_request(f"{where}.text must be a string, got {shown(text)}", f"{where}.text")
+    if isinstance(kind, str):
+        raise bad_request(f"{where}.type {shown(kind)} is not supported: the model takes text only", f"{where}.type")
+    raise bad_request(f'{where} must be an object with a "type", got {shown(part)}', where)
+
+
+def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise bad_request(f"{where} must be a list, got {shown(calls)}", where)
+    return [_check_call(call, f"{where}.{i}") for i, call in enumerate(calls)]
+
+
+def _check_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{where} must be an object with function.name, got {shown(call)}", where)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):  # templates write the arguments as JSON themselves
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise _bad_arguments(where, arguments) from None
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise _bad_arguments(where, arguments)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _bad_arguments(where: str, arguments: Any) -> APIError:
+    where = f"{where}.function.arguments"
+    return bad_request(f"{where} must be a JSON object, got {shown(arguments)}", where)
+
+
+def for_template(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+    """Templates that do not know the role "developer" get it as "system", which it replaces."""
+    if "developer" in template:
+        return messages
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]

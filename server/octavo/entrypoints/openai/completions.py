@@ -1,0 +1,166 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.messages import EngineCoreRequest
+from octavo.entrypoints.http import DONE, JSON, EventStream, event, read_body, unless_disconnected
+from octavo.entrypoints.openai import serving
+from octavo.entrypoints.openai.logprobs import prompt_logprobs
+from octavo.entrypoints.openai.protocol import CompletionRequest
+from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
+from octavo.entrypoints.state import ServerState
+from octavo.outputs import CompletionOutput, RequestOutput
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+@dataclass
+class _Job:
+    """One HTTP request's prompts on their way."""
+
+    state: ServerState
+    body: CompletionRequest
+    id: str
+    created: int
+    requests: list[EngineCoreRequest]
+    texts: list[str | None]
+    n: int
+    prompt_only: bool  # echo with max_tokens 0: the prompt's log-probabilities are what is wanted
+
+    def echoed(self, position: int) -> str:
+        if not self.body.echo:
+            return ""
+        text = self.texts[position]
+        if text is not None:
+            return text
+        tokenizer = self.state.engine.tokenizer
+        return tokenizer.decode(self.requests[position].prompt_token_ids) if tokenizer is not None else ""
+
+    def completion(self, choices: list[CompletionChoice], used: Usage | UnsetType | None = UNSET) -> Completion:
+        return Completion(self.id, self.created, self.state.model_name, choices, usage=used)
+
+
+async def create_completion(request: Request) -> Response:
+    state = serving.state_of(request)
+    state.check_serving()
+    body = await read_body(request, CompletionRequest, state.args.max_request_bytes)
+    body.check()
+    state.check_model(body.model)
+    job = await _prepare(state, body, serving.external_id(request, "cmpl"))
+    if body.stream:
+        run = serving.Running(state, job.requests, job.texts)
+        return EventStream(_events(job, run), run.close)
+    return await unless_disconnected(request, _answer(job))
+
+
+async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) -> _Job:
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    prompt_only = bool(body.echo) and max_tokens == 0
+    params = serving.sampling_params(state, body, 1 if prompt_only else max_tokens, body.logprobs)
+    if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
+        params.prompt_logprobs = body.logprobs
+    prompts = body.prompts()
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    requests = [await serving.prepare(state, body, prompt, params, special) for prompt in prompts]
+    texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+    return _Job(state, body, answer_id, int(time.time()), requests, texts, params.n, prompt_only)
+
+
+async def _answer(job: _Job) -> Response:
+    with serving.Running(job.state, job.requests, job.texts) as run:
+        finals = await serving.final_outputs(run.streams)
+    choices = [
+        _Choice(job, position, completion.index).take(completion, final)
+        for position, final in enumerate(finals)
+        for completion in final.outputs
+    ]
+    return JSON(job.completion(choices, _usage(finals, job)))
+
+
+def _usage(finals: Sequence[RequestOutput], job: _Job) -> Usage:
+    return usage(
+        sum(len(final.prompt_token_ids) for final in finals),
+        0 if job.prompt_only else sum(len(completion.token_ids) for final in finals for completion in final.outputs),
+        sum(final.num_cached_tokens for final in finals),
+    )
+
+
+async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None]:
+    body = job.body
+    choices: dict[tuple[int, int], _Choice] = {}
+    prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
+    completion_tokens = 0
+    cached = [0] * len(run.streams)
+    async for position, output in serving.outputs_of(run.streams):
+        cached[position] = output.num_cached_tokens
+        for completion in output.outputs:
+            choice = choices.get((position, completion.index))
+            if choice is None:
+                choice = choices[position, completion.index] = _Choice(job, position, completion.index)
+            completion_tokens += 0 if job.prompt_only else len(completion.token_ids)
+            piece = choice.take(completion, output)
+            if choice.worth_sending(piece):
+                used = usage(prompt_tokens, completion_tokens, sum(cached)) if body.continuous_usage else None
+                yield event(job.completion([piece], used if body.include_usage or body.continuous_usage else UNSET))
+    if body.include_usage:
+        yield event(job.completion([], usage(prompt_tokens, completion_tokens, sum(cached))))
+    yield DONE
+
+
+class _Choice:
+    """One answer's pieces: in a stream several, otherwise a single one."""
+
+    def __init__(self, job: _Job, position: int, index: int) -> None:
+        self._job = job
+        self._position = position
+        self._index = position * job.n + index
+        self._offset = 0  # characters of the tokens shown so far
+        self._first = True
+        self._format = serving.formatter(job.state, job.body)
+
+    def take(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
+        job, body = self._job, self._job.body
+        prompt_ids = output.prompt_token_ids
+        if job.prompt_only:
+            completion.text, completion.token_ids = "", []
+            completion.logprobs = None if completion.logprobs is None else []
+            if completion.finish_reason is not None:
+                completion.finish_reason, completion.stop_reason = "length", None
+        choice = CompletionChoice(self._index, completion.text, None, completion.finish_reason, completion.stop_reason)
+        if self._first:
+            choice.text = job.echoed(self._position) + choice.text
+            if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+                choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+            if body.return_token_ids:
+                choice.prompt_token_ids = prompt_ids
+        if body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        if body.logprobs is not None and completion.logprobs is not None:
+            choice.logprobs = self._logprobs(completion, output, body.logprobs)
+        self._first = False
+        return choice
+
+    def _logprobs(self, completion: CompletionOutput, output: RequestOutput, top: int) -> CompletionLogprobs:
+        ids, positions = completion.token_ids, list(completion.logprobs or [])
+        if self._first and self._job.body.echo and output.prompt_logprobs is not None:
+            ids = output.prompt_token_ids + ids
+            positions = [*output.prompt_logprobs, *positions]  # type: ignore[list-item]
+        logprobs, self._offset = self._format.completion(ids, positions, top, self._offset)
+        return logprobs
+
+    def worth_sending(self, piece: CompletionChoice) -> bool:
+        """A piece without news (text that is held back) is not sent, unless tokens themselves are wanted."""
+        return bool(
+            piece.text
+            or piece.finish_reason
+            or piece.logprobs is not None
+            or (piece.token_ids is not UNSET and piece.token_ids)
+        )

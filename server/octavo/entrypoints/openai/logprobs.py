@@ -1,0 +1,83 @@
+"""Log-probabilities in OpenAI's two shapes and vLLM's one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.engine.detokenizer import Vocabulary
+from octavo.entrypoints.openai.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from octavo.outputs import Logprob, PositionLogprobs
+
+_LOWEST = -9999.0  # JSON has no -Infinity
+
+
+class LogprobsFormatter:
+    """``as_ids`` spells tokens as "token_id:123", so that each is told from each."""
+
+    def __init__(self, vocabulary: Vocabulary | None, as_ids: bool) -> None:
+        self._vocabulary = vocabulary
+        self._as_ids = as_ids or vocabulary is None
+
+    def token(self, token_id: int) -> str:
+        if self._as_ids or self._vocabulary is None:
+            return f"token_id:{token_id}"
+        return self._vocabulary.token_text(token_id)
+
+    def _bytes(self, token_id: int) -> list[int] | None:
+        return list(self._vocabulary.token_bytes(token_id)) if self._vocabulary is not None else None
+
+    def completion(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int, offset: int
+    ) -> tuple[CompletionLogprobs, int]:
+        """The shape of /v1/completions for tokens ``offset`` characters into the text; and the offset behind them."""
+        tokens, offsets = [self.token(token_id) for token_id in token_ids], []
+        logprobs: list[float | None] = []
+        best: list[dict[str, float] | None] = []
+        for token_id, token, position in zip(token_ids, tokens, positions, strict=True):
+            offsets.append(offset)
+            offset += len(token)
+            logprobs.append(None if position is None else _finite(position[token_id]))
+            best.append(None if position is None else self._named(position, token_id, top))
+        return CompletionLogprobs(offsets, logprobs, tokens, best if top else None), offset
+
+    def _named(self, position: PositionLogprobs, token_id: int, top: int) -> dict[str, float]:
+        """The ``top`` best tokens and the one that was taken. Two tokens of one spelling: the better one counts."""
+        named: dict[str, float] = {}
+        for other, logprob in _best(position, top, keep=token_id):
+            named.setdefault(self.token(other), _finite(logprob))
+        return named
+
+    def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int) -> ChatLogprobs:
+        """The shape of /v1/chat/completions."""
+        content = []
+        for token_id, position in zip(token_ids, positions, strict=True):
+            best = [
+                TopLogprob(self.token(other), _finite(logprob), self._bytes(other))
+                for other, logprob in _best(position, top)
+            ]
+            content.append(ChatLogprob(self.token(token_id), _finite(position[token_id]), self._bytes(token_id), best))
+        return ChatLogprobs(content)
+
+
+def _best(position: PositionLogprobs, top: int, keep: int | None = None) -> list[tuple[int, Logprob]]:
+    """The ``top`` most likely tokens, best first, and ``keep`` behind them when it is none of them."""
+    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
+    return [item for order, item in enumerate(ranked) if order < top or item[0] == keep]
+
+
+def _finite(logprob: Logprob) -> float:
+    return max(logprob.logprob, _LOWEST)
+
+
+def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:
+    """vLLM's shape: one object a position, token id -> logprob, rank and text."""
+    return [
+        None
+        if position is None
+        else {
+            str(token_id): {"logprob": _finite(entry), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            for token_id, entry in position.items()
+        }
+        for position in positions
+    ]

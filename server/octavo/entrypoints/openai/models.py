@@ -1,0 +1,27 @@
+"""GET /v1/models and /v1/models/{id}"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.entrypoints.http import JSON
+from octavo.entrypoints.openai.responses import ModelCard, ModelList
+from octavo.entrypoints.openai.serving import state_of
+from octavo.entrypoints.state import ServerState
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
+    config = state.engine.config
+    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len)
+
+
+async def list_models(request: Request) -> Response:
+    state = state_of(request)
+    return JSON(ModelList([_card(state, name) for name in state.model_names]))
+
+
+async def retrieve_model(request: Request) -> Response:
+    state, name = state_of(request), request.path_params["model_id"]
+    state.check_model(name)
+    return JSON(_card(state, name))

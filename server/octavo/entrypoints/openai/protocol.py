@@ -1,0 +1,212 @@
+"""The bodies of requests: OpenAI's fields and vLLM's extra ones. Types are strict: ``true`` is not a number."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from octavo.entrypoints.openai.errors import bad_request, shown
+
+logger = logging.getLogger(__name__)
+
+# Known fields that cannot change the text.
+_HARMLESS = frozenset({
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "stream_interval", "request_id",
+})  # fmt: skip
+# Known fields that would change the answer and are not built.
+_REFUSED = frozenset({
+    "audio", "modalities", "prediction", "web_search_options", "functions", "function_call", "logits_processors",
+    "prompt_embeds", "kv_transfer_params", "thinking_token_budget", "mm_processor_kwargs", "vllm_xargs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+})  # fmt: skip
+_logged: set[str] = set()
+_MAX_LOGGED = 1_000
+
+MAX_PROMPTS = 1_024
+
+
+def _one_of_shapes(value: Any) -> Any:
+    """A prompt: a text, token ids, or a list of either. Checked here, because a union's findings are unreadable."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if not value:
+            raise ValueError("must not be an empty list")
+        kinds = set(map(type, value))
+        if kinds == {int} or kinds == {str}:
+            return value
+        if kinds == {list} and all(set(map(type, ids)) <= {int} for ids in value):
+            return value
+    raise ValueError(f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(value)}")
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
+    ]
+}
+PromptField = Annotated[Any, BeforeValidator(_one_of_shapes), WithJsonSchema(_PROMPT_SCHEMA)]
+
+
+def _strings(value: Any) -> Any:
+    if value is None or isinstance(value, str) or (isinstance(value, list) and all(isinstance(s, str) for s in value)):
+        return value
+    raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
+
+
+_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+StopField = Annotated[Any, BeforeValidator(_strings), WithJsonSchema(_STOP_SCHEMA)]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chat completions share. A null means: as if it were not there."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: StopField = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int = 0
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1_000)
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    length_penalty: float | None = None
+    use_beam_search: bool | None = None
+
+    # Which of our fields are those of SamplingParams, under the same name.
+    SAMPLING: ClassVar[tuple[str, ...]] = (
+        "frequency_penalty", "n", "presence_penalty", "seed", "stop", "temperature", "top_p", "top_k", "min_p",
+        "repetition_penalty", "stop_token_ids", "bad_words", "allowed_token_ids", "include_stop_str_in_output",
+        "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """What the types cannot say. Raises APIError."""
+        self._check_extra_fields()
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed with stream: true; drop it or stream", "stream_options")
+        if self.use_beam_search:
+            raise bad_request("use_beam_search is not supported; drop it", "use_beam_search")
+        if self.length_penalty not in (None, 1.0):
+            raise bad_request("length_penalty is only of use with beam search, which is not supported; drop it")
+
+    def _check_extra_fields(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in _HARMLESS:
+                continue
+            if name in _REFUSED:
+                raise bad_request(f"{name} is not supported by this server; drop it", name)
+            if name not in _logged and len(_logged) < _MAX_LOGGED:
+                _logged.add(name)
+                logger.warning("ignoring the unknown request field %r", name[:100])
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The SamplingParams fields that the request sets."""
+        fields = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
+        if self.logit_bias is not None:
+            fields["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        return fields
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions"""
+
+    prompt: PromptField
+    max_tokens: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix:
+            raise bad_request("suffix is not supported: the model completes text, it does not fill in; drop it")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise bad_request(f"best_of must equal n ({self.n or 1}), got {self.best_of}: drop it and use n", "best_of")
+
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
+            if len(self.prompt) > MAX_PROMPTS:
+                raise bad_request(
+                    f"prompt takes at most {MAX_PROMPTS} prompts a request, got {len(self.prompt)}; send more requests"
+                )
+            return self.prompt
+        return [self.prompt]
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """POST /v1/chat/completions"""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    echo: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true; set it or drop top_logprobs", "top_logprobs")
+
+
+def _token_id(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise bad_request(f"logit_bias must have token ids as keys, got {shown(key)}", "logit_bias") from None

@@ -1,0 +1,166 @@
+"""From a checked body to streams of outputs: what completions and chat completions have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from octavo.engine.async_llm import RequestStream
+from octavo.engine.input_processor import Prompt
+from octavo.engine.messages import EngineCoreRequest
+from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.entrypoints.openai.logprobs import LogprobsFormatter
+from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.state import ServerState
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
+
+
+def sampling_params(
+    state: ServerState, body: GenerationRequest, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The model's defaults under what the request sets. Raises ValueError."""
+    fields = body.sampling_fields()
+    n = fields.get("n", 1)
+    max_n = max(MAX_N, state.engine.config.scheduler.max_num_seqs)
+    if not 1 <= n <= max_n:
+        raise bad_request(f"n must be between 1 and {max_n}, got {n}", "n")
+    limit = state.args.max_logprobs
+    for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.get("prompt_logprobs"))):
+        if value is not None and not 0 <= value <= limit:
+            raise bad_request(f"{name} must be between 0 and {limit} (--max-logprobs), got {value}", name)
+    if logprobs is not None:
+        fields["logprobs"] = logprobs
+    if max_tokens is not None:
+        fields["max_tokens"] = max_tokens
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    params = state.engine.input_processor.default_sampling_params(**{"max_tokens": None, **fields, "output_kind": kind})
+    return params
+
+
+async def prepare(
+    state: ServerState, body: GenerationRequest, prompt: Prompt, params: SamplingParams, add_special_tokens: bool
+) -> EngineCoreRequest:
+    """A request for the core under an id of its own: ids that clients choose may repeat. Raises ValueError."""
+    request = await state.engine.prepare(
+        uuid.uuid4().hex,
+        prompt,
+        params,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        add_special_tokens=add_special_tokens,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
+    asked, limit = params.max_tokens, state.engine.config.scheduler.max_model_len
+    if asked is not None and len(request.prompt_token_ids) + asked > limit:
+        raise bad_request(
+            f"max_tokens ({asked}) and the prompt's {len(request.prompt_token_ids)} tokens are more than the model's "
+            f"{limit} (max_model_len); lower max_tokens to at most {limit - len(request.prompt_token_ids)}",
+            "max_tokens",
+            code="context_length_exceeded",
+        )
+    return request
+
+
+class Running:
+    """Requests that were admitted and handed to the core. `close` aborts those that have not finished.
+
+    Making one raises APIError when the server takes no work on.
+    """
+
+    def __init__(self, state: ServerState, requests: Sequence[EngineCoreRequest], texts: Sequence[str | None]) -> None:
+        state.check_serving()
+        state.admit(sum(request.sampling_params.n for request in requests))
+        self._engine = state.engine
+        self.streams: list[RequestStream] = []
+        try:
+            for request, text in zip(requests, texts, strict=True):
+                self.streams.append(self._engine.add_request(request, text))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for stream in self.streams:
+            if not stream.finished:
+                self._engine.abort(stream.request.request_id)
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def outputs_of(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """The outputs of all streams as they come, each with its stream's position. Raises APIError for one that failed."""
+    if len(streams) == 1:
+        while True:
+            output = await streams[0].get()
+            raise_for(output)
+            yield 0, output
+            if output.finished:
+                return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(maxsize=2 * len(streams))
+
+    async def pump(position: int, stream: RequestStream) -> None:
+        try:
+            while True:
+                output = await stream.get()
+                raise_for(output)
+                await queue.put((position, output))
+                if output.finished:
+                    return
+        except Exception as error:
+            await queue.put(error)
+
+    pumps = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        unfinished = len(streams)
+        while unfinished:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            unfinished -= item[1].finished
+            yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]:
+    """The last output of every stream, in their order."""
+    finals: dict[int, RequestOutput] = {}
+    async for position, output in outputs_of(streams):
+        if output.finished:
+            finals[position] = output
+    return [finals[position] for position in range(len(streams))]
+
+
+def raise_for(output: RequestOutput) -> None:
+    if output.error is not None:
+        raise APIError(500, f"The engine failed on this request: {output.error}", code="engine_error")
+    if output.finished and any(completion.finish_reason == "abort" for completion in output.outputs):
+        raise APIError(503, "The request was aborted because the server is shutting down", code="aborted")
+
+
+def formatter(state: ServerState, body: GenerationRequest) -> LogprobsFormatter:
+    as_ids = body.return_tokens_as_token_ids
+    return LogprobsFormatter(
+        state.engine.output_processor.vocabulary, state.args.return_tokens_as_token_ids if as_ids is None else as_ids
+    )
+
+
+def external_id(request: Request, prefix: str) -> str:
+    """The id that the answer carries, made of the request's X-Request-Id, the client's or ours."""
+    return f"{prefix}-{request.scope['state']['request_id']}"
+
+
+def state_of(request: Request) -> Any:
+    return request.app.state.server

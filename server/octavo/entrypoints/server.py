@@ -1,0 +1,208 @@
+"""The life of the API process: start, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from octavo.config import EngineConfig
+from octavo.engine.async_llm import AsyncLLM
+from octavo.engine.launcher import CoreProcess
+from octavo.entrypoints.app import build_app, build_management_app
+from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.http_protocol import LimitedHttpProtocol
+from octavo.entrypoints.state import Phase, ServerState
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, so that they close first
+_LAST_WORDS_SECONDS = 3  # for answers that are being cut off, after the drain
+_QUIET_PATHS = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/load")
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handlers: `serve` below decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(args: ServerArgs) -> list[socket.socket]:
+    """The main port's listening socket and, with a management port, that one. Raises ConfigError when one is taken."""
+    sockets = [_bind_unix(args.uds) if args.uds else _bind_tcp(args.host, args.port, "port")]
+    if args.management_port is not None:
+        sockets.append(_bind_tcp(args.management_host or args.host, args.management_port, "management_port"))
+    return sockets
+
+
+def _bind_tcp(host: str, port: int, name: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by every connection
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another {name}"
+        ) from None
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on the unix socket {path} ({error.strerror}); remove it or choose another uds"
+        ) from None
+    return sock
+
+
+async def serve(
+    config: EngineConfig,
+    args: ServerArgs,
+    tokenizer: Tokenizer | None,
+    process: CoreProcess,
+    sockets: list[socket.socket],
+) -> int:
+    """Serve until told to stop. Returns the exit code; raises OctavoError when the engine cannot start."""
+    loop = asyncio.get_running_loop()
+    engine = AsyncLLM(config, tokenizer, process)
+    stop = _StopSignals(loop)
+    servers: list[_Uvicorn] = []
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        state = ServerState(engine, args)
+        apps = [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
+        servers = [_Uvicorn(_uvicorn_config(app, args, main=i == 0)) for i, app in enumerate(apps)]
+        tasks = [
+            asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
+        ]
+        ready = asyncio.create_task(_become_ready(engine, state))
+        await _first_of(ready, stop.first)
+        if not ready.done():
+            ready.cancel()
+            return 0
+        ready.result()
+        logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
+        core_exit = asyncio.create_task(engine.core_exited.wait())
+        await _first_of(core_exit, stop.first)
+        if core_exit.done():
+            await asyncio.sleep(0.2)  # whoever waits for an answer is told
+            return 1
+        core_exit.cancel()
+        await _drain(state, stop)
+        return 0
+    finally:
+        for server in servers:
+            server.should_exit = True
+            server.force_exit = stop.second.is_set()
+        if tasks:
+            await asyncio.wait(tasks, timeout=2 * _LAST_WORDS_SECONDS)
+        engine.close(grace=1.0 if stop.second.is_set() else 5.0)
+
+
+class _StopSignals:
+    """SIGTERM or SIGINT: the first asks for a drain, the second for an end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrived, number)
+
+    def _arrived(self, number: int) -> None:
+        if not self.first.is_set():
+            logger.info("%s: draining", signal.Signals(number).name)
+            self.first.set()
+        else:
+            logger.info("%s again: ending at once", signal.Signals(number).name)
+            self.second.set()
+
+
+async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
+    waiter = asyncio.create_task(event.wait())
+    await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+    waiter.cancel()
+
+
+async def _become_ready(engine: AsyncLLM, state: ServerState) -> None:
+    ready = await engine.wait_ready()
+    state.phase = Phase.SERVING
+    for phase, seconds in ready.phases.items():
+        logger.info("the core's %s took %.2f s", phase, seconds)
+
+
+async def _drain(state: ServerState, stop: _StopSignals) -> None:
+    """Take nothing new; wait for what is under way; then cut off the rest."""
+    state.phase = Phase.DRAINING
+    deadline = time.monotonic() + state.args.shutdown_timeout
+    if state.num_responding:
+        logger.info("waiting up to %.0f s for %d requests", state.args.shutdown_timeout, state.num_responding)
+    while state.num_responding and time.monotonic() < deadline and not stop.second.is_set():
+        if state.engine.dead is not None:
+            break
+        await asyncio.sleep(0.05)
+    if state.num_responding:
+        logger.warning("cutting off %d requests", state.num_responding)
+        state.engine.abort_all()
+        await asyncio.sleep(0.1)
+
+
+def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http=LimitedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=None,
+        access_log=not args.disable_access_log,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        backlog=2048,
+    )
+    if main and args.ssl_certfile:
+        config.ssl_keyfile, config.ssl_certfile = args.ssl_keyfile, args.ssl_certfile
+        config.ssl_ca_certs, config.ssl_cert_reqs = args.ssl_ca_certs, args.ssl_cert_reqs
+    try:
+        config.load()
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise ConfigError(f"cannot use ssl_certfile {args.ssl_certfile!r} with its key: {error}") from None
+    return config
+
+
+def quiet_access_log() -> None:
+    """One line a request is enough to read without those of probes and monitors; uvicorn's own life is not news."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.access").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    args = record.args
+    return not (isinstance(args, tuple) and len(args) > 2 and str(args[2]).partition("?")[0].endswith(_QUIET_PATHS))
+
+
+def _address(sock: socket.socket, args: ServerArgs) -> str:
+    if args.uds:
+        return args.uds
+    host, port = sock.getsockname()[:2]
+    return f"http{'s' if args.ssl_certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,117 @@
+"""What every route needs: the engine, the options, and whether and how much is being served."""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octavo.engine.async_llm import AsyncLLM
+from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.openai.errors import APIError
+from octavo.errors import ConfigError
+
+
+class Phase(enum.Enum):
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass
+class ServerState:
+    engine: AsyncLLM
+    args: ServerArgs
+    phase: Phase = Phase.LOADING
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_responding: int = 0  # requests for work whose answers are not all out yet
+
+    def __post_init__(self) -> None:
+        self.model_names = self.args.served_model_name or [self.engine.config.model.model]
+        max_num_seqs = self.engine.config.scheduler.max_num_seqs
+        self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
+        self.chat_template = _read_template(self.args.chat_template)
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
+
+    # Who may come in.
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.model_names:
+            raise APIError(
+                404,
+                f"The model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, self.model_names))}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_serving(self) -> None:
+        """Raises a 503 while no work can be taken on."""
+        if self.engine.dead is not None:
+            raise APIError(503, f"The engine has ended: {self.engine.dead}", code="engine_dead")
+        if self.phase is Phase.LOADING:
+            raise APIError(503, "The model is still loading; try again", code="loading", headers={"retry-after": "2"})
+        if self.phase is Phase.DRAINING:
+            raise APIError(
+                503, "The server is shutting down; send the request to another replica", code="draining",
+                headers={"retry-after": "1", "connection": "close"},
+            )  # fmt: skip
+
+    def admit(self, count: int) -> None:
+        """Raises a 429 when ``count`` more sequences would make the queue longer than it may be."""
+        queued = max(0, self.engine.num_sequences + count - self._room())
+        if queued > self.max_queued:
+            raise APIError(
+                429,
+                f"The queue is full: {self.num_queued()} sequences wait, {count} more were to come, and "
+                f"{self.max_queued} may wait (--max-num-queued-reqs); try again later or at another replica",
+                headers={"retry-after": str(self.engine.seconds_until_room(queued - self.max_queued))},
+            )
+
+    def num_queued(self) -> int:
+        """Sequences that wait for a place in the engine's batch."""
+        return max(0, self.engine.num_sequences - self._room())
+
+    def _room(self) -> int:
+        """Sequences that the engine can run at once: those that run while others wait, else as many as it takes."""
+        stats = self.engine.last_stats
+        if stats is not None and stats.num_waiting_reqs > 0:
+            return stats.num_running_reqs
+        return self.engine.config.scheduler.max_num_seqs
+
+    # Health.
+
+    def why_not_alive(self) -> str | None:
+        """What is wrong with the engine, if anything; None also while the model is loading."""
+        if self.engine.dead is not None:
+            return str(self.engine.dead)
+        if self.phase is Phase.LOADING:
+            return None
+        silent = self.engine.seconds_since_beat()
+        if silent > FROZEN_SECONDS:
+            return f"the engine core has shown no sign of life for {silent:.0f} s: it is frozen"
+        stalled = self.engine.seconds_stalled()
+        if stalled > self.args.health_stall_seconds:
+            return f"the engine core has had work for {stalled:.0f} s without finishing a step: it is stalled"
+        return None
+
+    def why_not_ready(self) -> str | None:
+        return None if self.phase is Phase.SERVING else f"the server is {self.phase.value}"
+
+
+FROZEN_SECONDS = 5.0
+
+
+def _read_template(given: str | None) -> str | None:
+    """A chat template as text, from a file when there is one of that name."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template {given!r} is neither a template nor a file that can be read: {error}"
+        ) from None
