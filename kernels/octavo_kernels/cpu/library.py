@@ -25,7 +25,7 @@ ISA_ENV = "OCTAVO_CPU_ISA"
 _OPS = {
     "rms_norm": (0, "qqqqqqqqd"),
     "silu_and_mul": (1, "qqqqq"),
-    "rope_and_cache": (2, "q" * 17 + "d"),
+    "rope_and_cache": (2, "q" * 18 + "d"),
     "paged_attention": (3, "q" * 18 + "dd"),
     "copy_blocks": (4, "qqqqqq"),
 }
