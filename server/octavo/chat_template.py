@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
-_MARK = "\ue000octavo-end-of-message\ue001"
+# Stands at the end of a message that is to be continued; the space tells whether the template strips messages.
+_MARK = "\ue000octavo-end-of-message\ue001 "
 
 
 class ChatTemplateError(ValueError):
@@ -57,24 +58,22 @@ def render(
 
 def _mark_end(chat: list[Any]) -> None:
     last = chat[-1] if chat else None
-    if not isinstance(last, dict) or not last.get("content"):
-        raise ChatTemplateError("continue_final_message needs a last message with content to continue")
-    content = last["content"]
+    content = last.get("content") if isinstance(last, dict) else None
     if isinstance(content, str):
         last["content"] = content + _MARK
         return
-    for part in reversed(content):
+    for part in reversed(content or []):
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             part["text"] += _MARK
             return
-    raise ChatTemplateError("continue_final_message found no text in the last message")
+    raise ChatTemplateError("continue_final_message needs a last message with text to continue")
 
 
 def _cut_at_mark(text: str) -> str:
-    at = text.rfind(_MARK)
+    at = text.rfind(_MARK.rstrip())
     if at < 0:
         raise ChatTemplateError("the chat template drops or changes the last message, so it cannot be continued")
-    return text[:at]
+    return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
 def _plain(value: Any) -> Any:
