@@ -141,7 +141,7 @@ def _prepare(places: Places, programs: dict[str, Path]) -> None:
     for name, path in programs.items():
         (places.run / "bin" / name).symlink_to(path)
     toolbox = {"toolbox": programs["toolbox"]}
-    images.pack(places.run / "toolbox.tar", settings.PAUSE_IMAGE, toolbox, entrypoint=["/toolbox"], cmd=["pause"])
+    images.pack(places.run / "toolbox.tar", settings.TOOLBOX_IMAGE, toolbox, entrypoint=["/toolbox"], cmd=["pause"])
     for hierarchy in _cgroup_hierarchies():
         (hierarchy / settings.CGROUP).mkdir(exist_ok=True)
 

@@ -178,7 +178,7 @@ disabled_plugins = [
   address = "/run/containerd/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
   restrict_oom_score_adj = true
-  sandbox_image = "{settings.PAUSE_IMAGE}"
+  sandbox_image = "{settings.TOOLBOX_IMAGE}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni_folder}"
     conf_dir = "{places.run}/containerd/net.d"

@@ -124,7 +124,7 @@ def start_containerd(daemons: Supervisor, places: Places) -> None:
         daemons.stop("containerd")  # it has read them already
         daemons.start("containerd")
         wait_for(f"containerd has forgotten {len(dead)} containers", listening)
-    if settings.PAUSE_IMAGE not in ctr("images", "ls", "--quiet").split():
+    if settings.TOOLBOX_IMAGE not in ctr("images", "ls", "--quiet").split():
         ctr("images", "import", str(places.run / "toolbox.tar"))
 
 

@@ -25,7 +25,6 @@ HOST_INTERFACE, RIG_INTERFACE, BRIDGE = "octavo-rig0", "octavo-rig1", "rig0"
 API_SERVER = f"https://{NODE_IP}:6443"
 REGISTRY = f"{NODE_IP}:5000"
 CGROUP = "octavo-rig"
-PAUSE_IMAGE = "octavo.dev/rig/toolbox:1"
 RECORD = Path("/run/octavo-rig.json")  # says which rig is up on this machine
 
 
@@ -41,6 +40,9 @@ def sources_key() -> str:
         if path.suffix in {".go", ".mod", ".sum"}:
             digest.update(path.relative_to(GO_SOURCES).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
+
+
+TOOLBOX_IMAGE = f"octavo.dev/rig/toolbox:{sources_key()}"  # the pause container; tests use it for small pods
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,7 +74,7 @@ func kwokStages() int {
 
 func coreDNS() int {
 	// The order in which plugins see a query; only these are linked in.
-	dnsserver.Directives = []string{"bind", "ready", "errors", "log", "cache", "template", "kubernetes"}
+	dnsserver.Directives = []string{"bind", "ready", "errors", "log", "cache", "kubernetes", "template"}
 	coremain.Run()
 	return 0
 }

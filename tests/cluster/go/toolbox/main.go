@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -18,6 +20,7 @@ const usage = `usage: toolbox pause             wait for SIGTERM and reap orphan
        toolbox get URL           print what an HTTP GET answers
        toolbox resolve NAME      print the addresses of a name
        toolbox cat FILE          print a file
+       toolbox eat MIB           take memory and keep it
        toolbox write FILE TEXT   write a file
 `
 
@@ -47,6 +50,8 @@ func run(args []string) error {
 		text, err := os.ReadFile(args[1])
 		os.Stdout.Write(text)
 		return err
+	case len(args) == 2 && args[0] == "eat":
+		return eat(args[1])
 	case len(args) == 3 && args[0] == "write":
 		return os.WriteFile(args[1], []byte(args[2]), 0o644)
 	}
@@ -82,6 +87,20 @@ func serve(address string) error {
 	return http.ListenAndServe(address, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprintln(w, name)
 	}))
+}
+
+func eat(mebibytes string) error {
+	size, err := strconv.Atoi(mebibytes)
+	if err != nil {
+		return err
+	}
+	memory := make([]byte, size<<20)
+	for i := 0; i < len(memory); i += os.Getpagesize() {
+		memory[i] = 1 // only pages that were written to count
+	}
+	pause()
+	runtime.KeepAlive(memory)
+	return nil
 }
 
 func get(url string) error {
