@@ -34,7 +34,7 @@ struct item {
 struct work {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
-    const void *keys[TILE], *values[TILE];
+    const void *rows[2][2][TILE];  // where this tile's and the next one's keys and values lie
 };
 
 static struct work get_work(int64_t rows, int64_t depth) {
@@ -53,17 +53,22 @@ static struct work get_work(int64_t rows, int64_t depth) {
 }
 
 // Where the rows of positions start .. start + TILE lie; rows past the sequence are zeros (never what the page holds).
-INLINE int64_t find_rows(const struct item *it, int64_t start, struct work *w) {
+// With `prefetch` they are fetched into the cache: pages lie anywhere, so the hardware cannot guess where the next one is.
+INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values, int prefetch) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
     for (int64_t j = 0; j < count;) {
         int64_t position = start + j, offset = position % block_size;
         const char *key = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
         for (int64_t end = MIN(count, j + block_size - offset); j < end; j++, key += it->row_stride) {
-            w->keys[j] = key;
-            w->values[j] = key + it->value_offset;
+            keys[j] = key;
+            values[j] = key + it->value_offset;
+            for (int64_t at = 0; prefetch && at < it->row_stride; at += 64) {
+                __builtin_prefetch(key + at, 0, 2);
+                __builtin_prefetch(key + it->value_offset + at, 0, 2);
+            }
         }
     }
-    for (int64_t j = count; j < TILE; j++) w->keys[j] = w->values[j] = ZEROS;
+    for (int64_t j = MAX(0, count); j < TILE; j++) keys[j] = values[j] = ZEROS;
     return count;
 }
 
@@ -85,12 +90,12 @@ INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
 
 // Keys [TILE, head_size] -> kt [depth, TILE], square by square: interleaving rows i and i + VW / 2 log2(VW) times over
 // transposes a VW x VW square.
-INLINE void transpose_keys(const struct work *w, int64_t count, int64_t head_size, int dtype) {
+INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int dtype) {
     for (int64_t j = 0; j < count; j += VW) {
         for (int64_t d = 0; d < head_size; d += VW) {
             vf r[VW], t[VW];
 #pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) r[i] = load_row(w->keys[j + i], d, head_size, dtype);
+            for (int i = 0; i < VW; i++) r[i] = load_row(keys[j + i], d, head_size, dtype);
 #pragma GCC unroll 4
             for (int round = 1; round < VW; round *= 2) {
 #pragma GCC unroll 8
@@ -102,7 +107,7 @@ INLINE void transpose_keys(const struct work *w, int64_t count, int64_t head_siz
                 for (int i = 0; i < VW; i++) r[i] = t[i];
             }
 #pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) vstore(w->kt + (d + i) * TILE + j, r[i]);
+            for (int i = 0; i < VW; i++) vstore(kt + (d + i) * TILE + j, r[i]);
         }
     }
 }
@@ -239,17 +244,20 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
-    int pack = depth != head_size || (kv_dtype == BFLOAT16 && rows > MR);
-    for (int64_t start = begin; start < end; start += TILE) {
-        int64_t count = find_rows(it, start, w);
-        if (kv_dtype == BFLOAT16) transpose_keys(w, count, head_size, BFLOAT16);
-        else transpose_keys(w, count, head_size, FLOAT32);
-        const void *const *values = w->values;
+    const int pack = depth != head_size || (kv_dtype == BFLOAT16 && rows > MR);
+    int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
+    int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1], 0);
+    for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
+        int64_t next_count = 0;
+        if (start + TILE < end) next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1], few);
+        const void *const *values = w->rows[now][1];
+        if (kv_dtype == BFLOAT16) transpose_keys(w->rows[now][0], w->kt, count, head_size, BFLOAT16);
+        else transpose_keys(w->rows[now][0], w->kt, count, head_size, FLOAT32);
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
                 float *row = w->vt + j * depth;
-                for (int64_t d = 0; d < head_size; d += VW) vstore(row + d, load_row(w->values[j], d, head_size, kv_dtype));
+                for (int64_t d = 0; d < head_size; d += VW) vstore(row + d, load_row(values[j], d, head_size, kv_dtype));
                 packed[j] = row;
             }
             values = packed;
@@ -257,6 +265,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         for (int64_t r = 0; r < rows; r += MR) {
             tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kv_dtype);
         }
+        count = next_count;
     }
 }
 

@@ -1,0 +1,76 @@
+"""Norms and activation against the formulae of transformers, in the same order of operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from octavo_kernels import cpu, reference
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+WIDTHS = [1, 7, 16, 576, 1000, 4096]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm_is_the_one_of_transformers(isa, assert_close, width, dtype):
+    torch.manual_seed(width)
+    x, weight = (torch.randn(5, width) * 3).to(dtype), (torch.randn(width) + 1).to(dtype)
+    norm = LlamaRMSNorm(width, eps=1e-5)
+    norm.weight.data = weight
+    out, expected = cpu.rms_norm(x, weight, 1e-5), norm(x)
+    assert out.dtype == dtype
+    exact = reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert_close(out, exact, expected, slack=2e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fused_add_keeps_the_rounded_sum(isa, width, dtype):
+    """The new residual is exactly residual + x, and the norm is exactly the norm of it."""
+    torch.manual_seed(width)
+    x, residual, weight = (torch.randn(3, width).to(dtype) for _ in range(3))
+    weight = weight[0]
+    normed, total = cpu.fused_add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, residual + x)
+    assert torch.equal(normed, cpu.rms_norm(total, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_silu_and_mul(isa, assert_close, width, dtype):
+    torch.manual_seed(width)
+    x = (torch.randn(4, 2 * width) * 8).to(dtype)
+    gate, up = x.double().chunk(2, dim=-1)
+    exact = gate * torch.sigmoid(gate) * up
+    assert_close(cpu.silu_and_mul(x), exact, reference.silu_and_mul(x), slack=2e-7)
+
+
+def test_silu_of_extreme_gates(isa):
+    """Gates far out give 0 or the gate itself, never NaN."""
+    gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]])
+    out = cpu.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate), atol=1e-35, rtol=2e-7)
+
+
+@pytest.mark.parametrize("function", ["rms_norm", "fused_add_rms_norm", "silu_and_mul"])
+def test_rows_do_not_depend_on_each_other_or_on_threads(isa, threads, function):
+    torch.manual_seed(0)
+    x, residual, weight = torch.randn(300, 576), torch.randn(300, 576), torch.randn(576)
+    arguments = {"rms_norm": (weight, 1e-6), "fused_add_rms_norm": (residual, weight, 1e-6), "silu_and_mul": ()}[function]
+    results = []
+    for count in (1, 2):
+        threads(count)
+        result = getattr(cpu, function)(x, *arguments)
+        results.append(result[0] if isinstance(result, tuple) else result)
+    assert torch.equal(*results)
+    some = tuple(a[7:9] if isinstance(a, torch.Tensor) and a.ndim == 2 else a for a in arguments)
+    alone = getattr(cpu, function)(x[7:9], *some)
+    assert torch.equal(alone[0] if isinstance(alone, tuple) else alone, results[0][7:9])
+
+
+def test_rows_of_a_wider_tensor(isa):
+    """Views that are not contiguous are taken as they are."""
+    torch.manual_seed(0)
+    wide, weight = torch.randn(6, 64), torch.randn(32)
+    assert torch.equal(cpu.rms_norm(wide[:, 16:48], weight, 1e-6), cpu.rms_norm(wide[:, 16:48].contiguous(), weight, 1e-6))
+    assert torch.equal(cpu.silu_and_mul(wide[::2]), cpu.silu_and_mul(wide[::2].contiguous()))

@@ -1,0 +1,151 @@
+"""Paged attention: right against plain torch in float64 and torch's SDPA, and bit-equal however a step is put together."""
+
+from __future__ import annotations
+
+import itertools
+
+import octavo_kernels
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from octavo_kernels import cpu, reference
+from octavo_kernels.cpu import compiler
+
+FIXTURES = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def attend(parts, lay_out, scale, window=None, softcap=None, backend=cpu, **layout):
+    q, kv_cache, metadata = lay_out(parts, **layout)
+    return backend.paged_attention(q, kv_cache, metadata, scale, window, softcap)
+
+
+# ---------------------------------------------------------------- right
+
+
+@pytest.mark.parametrize("dtype, kv_dtype", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize("head_size", [8, 64, 80, 120, 128, 256])
+@pytest.mark.parametrize("heads, kv_heads", [(9, 3), (4, 4), (5, 1), (16, 2)])
+def test_mixed_batch_agrees_with_plain_torch(
+    isa, Sequence, lay_out, assert_close, heads, kv_heads, head_size, dtype, kv_dtype
+):
+    """Decode, chunked and whole prompts in one call, over poisoned pages, agree with float64 as torch does."""
+    dtype, kv_dtype = getattr(torch, dtype), getattr(torch, kv_dtype)
+    shapes = [(299, 1), (0, 5), (530, 70), (0, 1), (63, 1), (64, 1), (65, 1), (63, 66)]
+    sequences = [Sequence.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)]
+    parts = [(s, a, b) for s, (a, b) in zip(sequences, shapes, strict=True)]
+    for window, softcap, block_size in [(None, None, 16), (37, None, 7), (None, 20.0, 1), (300, 5.0, 32)]:
+        q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=kv_dtype, padding=3, shift=2)
+        options = (metadata, head_size**-0.5, window, softcap)
+        out = cpu.paged_attention(q, kv_cache, *options)
+        exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
+        plain = reference.paged_attention(q, kv_cache, *options)
+        rows = metadata.num_actual_tokens
+        assert out.dtype == dtype
+        assert_close(out[:rows], exact[:rows], plain[:rows], slack=1e-6)
+        assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 130])
+def test_prompt_agrees_with_sdpa(isa, Sequence, lay_out, length):
+    sequence = Sequence.random(length, 9, 3, 64, seed=length)
+    out = attend([(sequence, 0, length)], lay_out, 0.125, block_size=16)
+    q, k, v = (x.transpose(0, 1)[None] for x in (sequence.q, sequence.k, sequence.v))
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.125)
+    torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=2e-6, rtol=2e-5)
+
+
+def test_large_scores_and_far_offsets_stay_finite(isa, Sequence, lay_out, assert_close):
+    """Scores of +-1000 neither overflow nor lose the row."""
+    sequence = Sequence.random(150, 2, 1, 64, seed=1)
+    sequence.q *= 60
+    q, kv_cache, metadata = lay_out([(sequence, 140, 10)], 16)
+    out = cpu.paged_attention(q, kv_cache, metadata, 1.0)
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 1.0)
+    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), slack=1e-4)
+
+
+def test_rows_without_work(isa, Sequence, lay_out):
+    """Sequences of a padded batch that have no rows, and lengths of 0, change nothing and read nothing."""
+    sequence = Sequence.random(20, 4, 2, 16, seed=3)
+    q, kv_cache, metadata = lay_out([(sequence, 10, 10)], 8)
+    alone = cpu.paged_attention(q, kv_cache, metadata, 0.25)
+    metadata.query_start_loc = torch.tensor([0, 10, 10, 10], dtype=torch.int32)
+    metadata.seq_lens = torch.tensor([20, 0, 0], dtype=torch.int32)
+    metadata.block_table = torch.cat([metadata.block_table, torch.full((2, metadata.block_table.shape[1]), 99999)]).int()
+    assert torch.equal(cpu.paged_attention(q, kv_cache, metadata, 0.25), alone)
+
+
+# ---------------------------------------------------------------- bit-equal
+
+C_ISAS = [isa for isa in compiler.supported_isas()]
+
+
+@st.composite
+def steps(draw):
+    """A batch (computed, new) of sequences, and how each is to be chunked when it comes alone."""
+    heads, kv_heads = draw(st.sampled_from([(9, 3), (4, 4), (6, 1), (2, 1)]))
+    head_size = draw(st.sampled_from([8, 16, 24, 64]))
+    edge = st.sampled_from([1, 15, 16, 17, 63, 64, 65, 128, 255, 256, 257, 300, 520])
+    parts = draw(st.lists(st.tuples(edge | st.integers(1, 320), st.integers(1, 80)), min_size=1, max_size=5))
+    return {
+        "heads": (heads, kv_heads, head_size),
+        "parts": [(length - min(new, length), min(new, length)) for length, new in parts],
+        "block_sizes": draw(st.lists(st.sampled_from([1, 3, 16, 64]), min_size=2, max_size=2)),
+        "chunk": draw(st.integers(1, 50)),
+        "window": draw(st.sampled_from([None, None, 1, 20, 100])),
+        "softcap": draw(st.sampled_from([None, None, 15.0])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+@given(step=steps())
+@settings(max_examples=40, **FIXTURES)
+def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, step):
+    """The bits of a row are the same in a mixed batch, alone, in chunks, as single decode rows, for every block size, page
+    order and number of threads."""
+    parts = [
+        (Sequence.random(computed + new, *step["heads"], seed=step["seed"] + i), computed, new)
+        for i, (computed, new) in enumerate(step["parts"])
+    ]
+    options = {"scale": step["heads"][2] ** -0.5, "window": step["window"], "softcap": step["softcap"]}
+    one, other = step["block_sizes"]
+    threads(1)
+    together = attend(parts, lay_out, block_size=one, seed=step["seed"], padding=2, **options)
+    threads(2)
+    assert torch.equal(attend(parts, lay_out, block_size=other, seed=step["seed"] + 1, padding=2, **options), together)
+    rows = iter(together.split([new for _, _, new in parts] + [2]))
+    for sequence, computed, new in parts:
+        mine = next(rows)
+        assert torch.equal(attend([(sequence, computed, new)], lay_out, block_size=other, **options), mine)
+        for size in (step["chunk"], 1):
+            starts = range(computed, computed + new, size)
+            if len(starts) > 12:  # a few single rows are enough
+                starts = list(starts)[:: len(starts) // 6]
+            for start in starts:
+                count = min(size, computed + new - start)
+                chunk = attend([(sequence, start, count)], lay_out, block_size=one, **options)
+                assert torch.equal(chunk, mine[start - computed : start - computed + count])
+
+
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads, Sequence, lay_out):
+    """One long decode row is shared out to the threads in parts; the bits stay those of one thread."""
+    sequence = Sequence.random(1500, 3, 1, 64, seed=5)
+    results = []
+    for count, window in itertools.product((1, 2, 3), (None, 700)):
+        threads(count)
+        results.append(attend([(sequence, 1499, 1)], lay_out, 0.125, window=window, block_size=16))
+    assert torch.equal(results[0], results[2]) and torch.equal(results[0], results[4])
+    assert torch.equal(results[1], results[3]) and torch.equal(results[1], results[5])
+    assert not torch.equal(results[0], results[1])
+
+
+def test_module_function_dispatches_by_device(Sequence, lay_out):
+    sequence = Sequence.random(9, 2, 1, 16, seed=0)
+    q, kv_cache, metadata = lay_out([(sequence, 0, 9)], 4)
+    assert torch.equal(
+        octavo_kernels.paged_attention(q, kv_cache, metadata, 0.25), cpu.paged_attention(q, kv_cache, metadata, 0.25)
+    )
