@@ -1,0 +1,168 @@
+"""Real servers for the tests: `octavo serve` as a process of its own, on a tiny model with made-up weights."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+
+MAX_MODEL_LEN = 1_024
+VOCAB_SIZE = 400
+CORPUS = ["The capital of France is Paris. The quick brown fox jumps over the lazy dog. naïve café 日本語 🙂"] * 4
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' and not m.content %}{{ raise_exception('empty tool answer') }}"
+    "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A folder with a llama of two layers, a byte-level tokenizer and a chat template."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=340, initial_alphabet=alphabet, show_progress=False)
+    )
+    special = ["<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    assert backend.get_vocab_size() <= VOCAB_SIZE
+    backend.save(str(folder / "tokenizer.json"))
+    end = backend.token_to_id("<|end|>")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_MODEL_LEN, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "float32", "eos_token_id": end,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+        )
+    )
+    return folder
+
+
+class Server:
+    """A running `octavo serve`."""
+
+    def __init__(self, log: Path, flags: list[str], env: dict[str, str]) -> None:
+        self.log_path = log
+        self.started = time.monotonic()
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0", *flags],
+                stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env={**os.environ, **env}, process_group=0,
+            )  # fmt: skip
+        self.url = ""
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self, timeout: float = 120.0) -> Server:
+        """Until the log says where it serves; a server that ends instead fails the test."""
+        while (found := re.search(r"serving .* at (http\S+)", self.log)) is None:
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
+            assert time.monotonic() - self.started < timeout, f"not ready in {timeout} s:\n{self.log}"
+            time.sleep(0.02)
+        self.url = found[1]
+        return self
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def core_pid(self) -> int:
+        """The engine core: the API process's only child."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def client(self, **options) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=options.pop("api_key", "none"), max_retries=0,
+            _strict_response_validation=True, **options,
+        )  # fmt: skip
+
+    def async_client(self, **options) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True, **options
+        )
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, **options)
+
+    def post(self, path: str, body: object = None, **options) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=30, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def session_servers() -> Iterator[list[Server]]:
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def launch(tiny_model, tmp_path_factory, session_servers) -> Callable[..., Server]:
+    """Start a server and do not wait for it: ``launch("--flag", "value", model=..., env={...})``."""
+
+    def launch(*flags: str, model: str | Path | None = None, env: dict[str, str] | None = None) -> Server:
+        log = tmp_path_factory.mktemp("server") / "log"
+        arguments = [str(model or tiny_model), *([] if model else ["--load-format", "dummy"]), *flags]
+        server = Server(log, arguments, {"OMP_NUM_THREADS": "1", **(env or {})})
+        session_servers.append(server)
+        return server
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def start(launch) -> Callable[..., Server]:
+    """Start a server and wait until it is ready."""
+
+    def start(*flags: str, **options) -> Server:
+        return launch(*flags, **options).wait_ready()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def shared_server(start) -> Server:
+    """One server for all tests that leave it as it was."""
+    return start(
+        "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", "--served-model-name", "tiny", "also-tiny"
+    )
