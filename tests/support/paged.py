@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from octavo_kernels import AttentionMetadata
 from torch import Tensor, nn
 
 from octavo.config import EngineArgs, ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
+from octavo_kernels import AttentionMetadata
 
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
 
@@ -35,8 +35,8 @@ def logits_of(
 ) -> list[Tensor]:
     """Logits float32 [length, vocab_size] of each sequence.
 
-    All sequences advance together, ``chunk`` tokens a step (the i-th one ``chunk + i``, so that steps mix lengths), through
-    block tables in random order.
+    All sequences advance together, ``chunk`` tokens a step (the i-th one ``chunk + i``, so that steps mix lengths),
+    through block tables in random order.
     """
     tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
     caches = [

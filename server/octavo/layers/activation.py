@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import octavo_kernels
 import torch.nn.functional as F
 from torch import Tensor
 
+import octavo_kernels
 from octavo.errors import ModelError
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import octavo_kernels
-from octavo_kernels import AttentionMetadata
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
+from octavo_kernels import AttentionMetadata
 
 
 @dataclass
@@ -24,7 +24,8 @@ class ForwardContext:
 class Attention(nn.Module):
     """Rotary embedding, cache write and attention of one layer, with this rank's heads.
 
-    ``window`` is how many positions a token sees, itself included (None: all). ``q_norm``/``k_norm`` are applied to each head.
+    ``window`` is how many positions a token sees, itself included (None: all). ``q_norm`` and ``k_norm`` are applied to
+    each head.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Attention(nn.Module):
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5
         self.window = window
-        # The rotary table is the whole model's and the norms are the layer's: tuples keep them from being registered here.
+        # The rotary table is the model's, the norms are the layer's: a tuple keeps them from being registered here.
         self._shared = (rotary, q_norm, k_norm)
 
     def forward(self, qkv: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:

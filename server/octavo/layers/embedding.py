@@ -44,7 +44,10 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(LinearBase):
-    """Logits ``[R, vocab_size]`` float32 of hidden states ``[R, hidden_size]``; ``tied_to`` shares an embedding's table."""
+    """Logits float32 ``[R, vocab_size]`` of hidden states ``[R, hidden_size]``.
+
+    A head that is ``tied_to`` an embedding uses its table.
+    """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, tp: TensorParallel, tied_to: VocabParallelEmbedding | None = None

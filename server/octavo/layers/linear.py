@@ -1,7 +1,7 @@
 """Linear layers that know their part of a tensor-parallel group and that several checkpoint tensors may be one weight.
 
-The partitioning is Megatron-LM's (Shoeybi et al., 2019): column-parallel layers hold rows of the weight (outputs), row-parallel
-ones hold columns (inputs) and sum their results over the ranks.
+The partitioning is Megatron-LM's (Shoeybi et al., 2019): column-parallel layers hold rows of the weight (outputs),
+row-parallel ones hold columns (inputs) and sum their results over the ranks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class Shard:
 
 
 class LinearBase(nn.Module):
-    """``y = x W^T + b``. It gets its weights from `create_weights`, which the loader calls once it knows how they are stored."""
+    """``y = x W^T + b``. Its weights come with `create_weights`, once it is known how they are stored."""
 
     method: LinearMethod
+    weight: Tensor  # [output_size, input_size] of an unquantised layer
+    bias: Tensor | None
 
     def __init__(self, shards: list[Shard], bias: bool, tp: TensorParallel) -> None:
         super().__init__()

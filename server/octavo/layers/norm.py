@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import octavo_kernels
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.layers.weights import WeightSlot, copy_slot
 
 

@@ -23,7 +23,8 @@ class TensorParallel:
         """``total / size``; ConfigError when it does not divide."""
         if total % self.size:
             raise ConfigError(
-                f"{what} ({total}) cannot be split over {self.size} ranks; choose a tensor parallel size that divides it"
+                f"{what} ({total}) cannot be split over {self.size} ranks; "
+                "choose a tensor parallel size that divides it"
             )
         return total // self.size
 

@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al., 2021) and the ways to stretch it to longer contexts.
 
-config.json says it in one of two ways: ``rope_theta`` and ``rope_scaling`` beside each other, or both in ``rope_parameters``.
+config.json says it in one of two ways: ``rope_theta`` and ``rope_scaling`` beside each other, or both in
+``rope_parameters``.
 """
 
 from __future__ import annotations

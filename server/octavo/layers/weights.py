@@ -1,7 +1,7 @@
 """Where the tensors of a checkpoint go.
 
-Every module that owns weights lists one `WeightSlot` for each checkpoint tensor that it takes; the loader fills slots by name and
-what is left over at the end is what the checkpoint lacked.
+Every module that owns weights lists one `WeightSlot` for each checkpoint tensor that it takes; the loader fills slots
+by name, and what is left over at the end is what the checkpoint lacked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightSlot:
-    """``part`` is which of a merged module's checkpoint modules it is (q, k, v = 0, 1, 2), ``leaf`` the tensor's own name
-    ("weight", "bias"), ``shape`` the shape it has in the checkpoint, before any partitioning."""
+    """A place for one tensor of the checkpoint.
+
+    ``part`` is which of a merged module's checkpoint modules it belongs to (q, k, v = 0, 1, 2), ``leaf`` the tensor's
+    own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning.
+    """
 
     part: int
     leaf: str
@@ -43,5 +46,8 @@ def copy_slot(leaf: str, param: Tensor) -> WeightSlot:
 
 
 def fill_tensor(target: Tensor, source: WeightSource, *index: slice) -> None:
-    """Copy ``source`` (the part of it at ``index``) into ``target``."""
-    target.copy_(source.load(target.dtype)[index])
+    """Read ``source`` (the part of it at ``index``) into ``target``."""
+    if target.shape == source.shape:  # the part is the whole
+        source.load_into(target)
+    else:
+        target.copy_(source.load(target.dtype)[index])

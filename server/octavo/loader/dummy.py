@@ -27,14 +27,18 @@ class DummyWeight:
         self._seed, self._device = seed, device
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        target = torch.empty(self.shape, dtype=dtype, device=self._device)
+        self.load_into(target)
+        return target
+
+    def load_into(self, target: torch.Tensor) -> None:
         if len(self.shape) < 2:
-            return torch.full(self.shape, float(self.name.endswith(".weight")), dtype=dtype, device=self._device)
+            target.fill_(float(self.name.endswith(".weight")))
+            return
         generator = torch.Generator(self._device)
         # One number of 32 bits, because the generator of the CPU looks at no more of its seed.
         generator.manual_seed(zlib.crc32(f"{self._seed} {self.name}".encode()))
-        return torch.empty(self.shape, dtype=dtype, device=self._device).uniform_(
-            -_SPREAD, _SPREAD, generator=generator
-        )
+        target.uniform_(-_SPREAD, _SPREAD, generator=generator)
 
 
 def dummy_weights(

@@ -1,5 +1,8 @@
-"""Building a model and filling it: parameters are made empty in the dtype of computation and on the device, then each tensor of
-the checkpoint is read once and copied to its place, so that the peak of host memory is the model and one tensor."""
+"""Building a model and filling it.
+
+Parameters are made empty, in the dtype of computation and on the device; then each tensor of the checkpoint is read
+to its place, so that the peak of host memory is the model and one tensor.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from octavo.config import ModelConfig
 from octavo.errors import ModelError
@@ -23,6 +25,7 @@ from octavo.models.registry import model_class
 
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import WeightSource
+    from octavo.models.base import CausalLM
 
 # Tables that old checkpoints carry along although they follow from config.json.
 _DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$")
@@ -33,25 +36,22 @@ def load_model(
     load_format: str = "auto",
     device: torch.device | str = "cpu",
     tp: TensorParallel | None = None,
-) -> nn.Module:
+) -> CausalLM:
     """The model of ``config`` with its weights, ready to run. ``load_format`` "dummy" fills it with random numbers.
 
     Raises ModelError when the architecture is unknown or when config.json and the checkpoint do not match.
     """
     model = build_model(config, device, tp or TensorParallel())
     slots = weight_slots(model)
-    if load_format == "dummy":
-        weights: Iterable[tuple[str, WeightSource]] = dummy_weights(slots, config.seed, device)
-    else:
-        weights = iterate_weights(config.files)
-    fill(slots, weights, config)
+    dummy = load_format == "dummy"
+    fill(slots, dummy_weights(slots, config.seed, device) if dummy else iterate_weights(config.files), config)
     for module in model.modules():
         if isinstance(module, LinearBase):
             module.method.process_weights_after_loading(module)
     return model
 
 
-def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParallel) -> nn.Module:
+def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParallel) -> CausalLM:
     """The model with empty parameters: no memory is touched yet."""
     quantization = quantization_config(config)
     cls = model_class(config.architecture)
@@ -71,7 +71,7 @@ def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParal
     return model.eval()
 
 
-def weight_slots(model: nn.Module) -> dict[str, list[WeightSlot]]:
+def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:
     """Who takes each tensor, by the name that it has in the checkpoint."""
     slots: dict[str, list[WeightSlot]] = {}
     packed = model.packed_modules_mapping

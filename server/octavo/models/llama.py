@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from octavo.config import ModelConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.layers.activation import gated_activation
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -15,6 +15,7 @@ from octavo.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, 
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.base import CausalLM
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,17 @@ class LlamaModel(nn.Module):
         return self.norm(x, residual)[0]
 
 
-class LlamaForCausalLM(nn.Module):
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
-    tied_by_default = False
+class LlamaForCausalLM(CausalLM):
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, tp)
         options = [self.attention_options(config, layer) for layer in range(config.num_layers)]
         self.model = LlamaModel(config, options, tp)
-        tied = config.hf_config.get("tie_word_embeddings", self.tied_by_default)
-        embedding = self.model.embed_tokens if tied else None
+        embedding = self.model.embed_tokens if config.hf_config.get("tie_word_embeddings", False) else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp, embedding)
 
     @staticmethod
@@ -113,15 +114,7 @@ class LlamaForCausalLM(nn.Module):
         return AttentionOptions(qkv_bias=bias, out_bias=bias)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (int64)."""
         return self.model(input_ids, positions, ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 ``[R, vocab_size]`` of ``hidden [R, H]``."""
-        return self.lm_head(hidden)
-
-    def kv_cache_specs(self) -> list[KVCacheSpec]:
-        return [layer.self_attn.attn.kv_cache_spec(self.config.dtype) for layer in self.model.layers]
 
 
 class MistralForCausalLM(LlamaForCausalLM):

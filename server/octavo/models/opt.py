@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from octavo.config import ModelConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.layers.activation import activation
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.linear import ColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from octavo.layers.norm import LayerNorm
 from octavo.layers.parallel import TensorParallel
+from octavo.models.base import CausalLM
 
 _POSITION_OFFSET = 2  # the first rows of the table were those of padding in fairseq
 
@@ -85,24 +87,15 @@ class OPTModel(nn.Module):
         self.decoder = OPTDecoder(config, tp)
 
 
-class OPTForCausalLM(nn.Module):
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+class OPTForCausalLM(CausalLM):
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config, tp)
         self.model = OPTModel(config, tp)
         decoder = self.model.decoder
         tied = config.hf_config.get("tie_word_embeddings", True)
         self.lm_head = ParallelLMHead(config.vocab_size, decoder.embed_size, tp, decoder.embed_tokens if tied else None)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """Hidden states ``[T, embed_size]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (int64)."""
         return self.model.decoder(input_ids, positions, ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 ``[R, vocab_size]`` of ``hidden [R, embed_size]``."""
-        return self.lm_head(hidden)
-
-    def kv_cache_specs(self) -> list[KVCacheSpec]:
-        return [layer.self_attn.attn.kv_cache_spec(self.config.dtype) for layer in self.model.decoder.layers]

@@ -15,8 +15,8 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
 
 def layer_window(hf_config: dict[str, Any], layer: int) -> int | None:
-    """The sliding window of a layer: only with ``use_sliding_window``, in the layers that ``layer_types`` names or, without
-    it, in those from ``max_window_layers`` on."""
+    """The sliding window of a layer: only with ``use_sliding_window``, in the layers that ``layer_types`` names or,
+    where it is not given, in those from ``max_window_layers`` on."""
     if not hf_config.get("use_sliding_window", False):
         return None
     window = hf_config.get("sliding_window", 4096)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 from octavo.errors import ModelError
+
+if TYPE_CHECKING:
+    from octavo.models.base import CausalLM
 
 _MODELS = {
     "LlamaForCausalLM": "llama",
@@ -16,8 +19,8 @@ _MODELS = {
 }
 
 
-def model_class(architecture: str) -> Any:
-    """The ``nn.Module`` class of ``architecture``; ModelError when there is none."""
+def model_class(architecture: str) -> type[CausalLM]:
+    """The class of ``architecture``; ModelError when there is none."""
     if architecture not in _MODELS:
         said = f"architecture {architecture!r} is" if architecture else "config.json names no architecture, that is"
         raise ModelError(f"{said} not supported; known are {', '.join(_MODELS)}")

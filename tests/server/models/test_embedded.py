@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from octavo_kernels import linear
 from support.paged import logits_of, model_config
 from torch import Tensor
 
@@ -20,6 +18,7 @@ from octavo.layers.weights import WeightSlot
 from octavo.loader.gguf_dequant import dequantize
 from octavo.loader.load_model import load_model
 from octavo.tokenizer import Tokenizer
+from octavo_kernels import linear
 
 pytestmark = pytest.mark.model
 TEXTS = (
@@ -46,13 +45,10 @@ def logits(config: ModelConfig, prompts: list[list[int]]) -> list[Tensor]:
 
 
 @pytest.mark.slow
-def test_logits_are_those_of_transformers(
-    config: ModelConfig, prompts: list[list[int]], logits: list[Tensor]
-) -> None:
-    from transformers import AutoModelForCausalLM
+def test_logits_are_those_of_transformers(config: ModelConfig, prompts: list[list[int]], logits: list[Tensor]) -> None:
+    from support.embedded import transformers_model
 
-    path = Path(config.files.weights[0])
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    reference = transformers_model(config.files.weights[0])
     for tokens, ours in zip(prompts, logits, strict=True):
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0]

@@ -26,8 +26,8 @@ class LinearMethod(ABC):
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """The checkpoint tensors that part ``part`` of the layer is filled from.
 
-        A slot is handed the tensor's `WeightSource`, not its values: a method may take the stored bytes (``source.raw()``
-        of a GGUF tensor, ``source.qtype`` says which type) where it can compute on them.
+        A slot is handed the tensor's `WeightSource`, not its values: a method may take the stored bytes
+        (``source.raw()`` of a GGUF tensor, ``source.qtype`` says which type) where it can compute on them.
         """
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:

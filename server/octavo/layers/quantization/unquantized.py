@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import octavo_kernels
 import torch
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.weights import WeightSlot, fill_tensor
 

@@ -1,0 +1,39 @@
+"""What the engine asks of a model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from octavo.config import ModelConfig
+from octavo.core.kv_cache_spec import KVCacheSpec
+from octavo.layers.attention import Attention, ForwardContext
+from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.parallel import TensorParallel
+
+
+class CausalLM(nn.Module):
+    """A decoder with a head. Subclasses build their layers, named as the checkpoint names its modules."""
+
+    # Module -> the checkpoint's modules that it holds one after the other.
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
+    lm_head: ParallelLMHead
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__()
+        self.config = config
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits float32 ``[R, vocab_size]`` of ``hidden [R, H]``."""
+        return self.lm_head(hidden)
+
+    def kv_cache_specs(self) -> list[KVCacheSpec]:
+        """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
+        layers = sorted((m for m in self.modules() if isinstance(m, Attention)), key=lambda attention: attention.layer)
+        return [attention.kv_cache_spec(self.config.dtype) for attention in layers]
