@@ -26,8 +26,8 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
     vocab_size = logits.shape[1]
     if logits.device.type == "cpu":
         octets = bitmask.contiguous().numpy().view(np.uint8)
-        bits = np.unpackbits(~octets, axis=-1, count=vocab_size, bitorder="little")
-        logits.masked_fill_(torch.from_numpy(bits).view(torch.bool), -torch.inf)
+        outside = np.unpackbits(~octets, axis=-1, count=vocab_size, bitorder="little")
+        logits.masked_fill_(torch.from_numpy(outside).view(torch.bool), -torch.inf)
         return
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     bits = bitmask[:, :, None].bitwise_right_shift(shifts).bitwise_and_(1)

@@ -24,7 +24,6 @@ from octavo.sample.metadata import (
 from octavo.sample.token_pool import TokenPool
 from octavo.sampling_params import SamplingParams
 
-GREEDY_BELOW = 1e-5  # a temperature under it is greedy, as in vLLM
 _HOTTEST = 1e30  # float32 keeps -inf / T = -inf
 
 
@@ -102,7 +101,7 @@ class SamplingStates:
             output = self._checked(output_token_ids, "output_token_ids")
             slots = self.pool.add(torch.from_numpy(prompt), torch.from_numpy(output), count=penalised)
         self._slot[row], self._count_slot[row] = slots
-        self._temperature[row] = 0 if p.temperature < GREEDY_BELOW else min(p.temperature, _HOTTEST)
+        self._temperature[row] = 0 if p.greedy else min(p.temperature, _HOTTEST)
         self._top_k[row] = vocab if p.top_k < 1 else min(p.top_k, vocab)
         self._top_p[row] = p.top_p
         self._min_p[row] = p.min_p

@@ -94,8 +94,8 @@ class _Cuts:
         return cls(best, mass, top_k, top_p, min_p, scores.shape[1])
 
     def of_rows(self, index: Tensor) -> _Cuts:
-        parts = (self.best, self.mass, self.top_k, self.top_p, self.min_p)
-        return _Cuts(*(part[index] for part in parts), self.vocab)
+        mass, top_k, top_p, min_p = self.mass[index], self.top_k[index], self.top_p[index], self.min_p[index]
+        return _Cuts(self.best[index], mass, top_k, top_p, min_p, self.vocab)
 
     def keep(self, values: Tensor, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Which of ``values`` [N, C], by ascending id, stay; and for which rows [N] that is the whole answer.
