@@ -39,6 +39,6 @@ def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
     else:
         from octavo.loader.safetensors_reader import SafetensorsFile
 
-        for path in files.weights:
-            for source in SafetensorsFile(path).sources():
-                yield source.name, source
+        # All tables first: a damaged last file shows before the first one was read.
+        for sources in [list(SafetensorsFile(path).sources()) for path in files.weights]:
+            yield from ((source.name, source) for source in sources)

