@@ -71,7 +71,8 @@ def _cpu_flags() -> frozenset[str]:
 
 def source_hash() -> str:
     """Twelve digits that change with any source file or compiler flag."""
-    digest = hashlib.sha256(repr((_FLAGS, sorted(_TARGETS.get(machine(), {}).items(), key=str))).encode())
+    march = [(isa, flags) for isa, (flags, _) in sorted(_TARGETS.get(machine(), {}).items())]
+    digest = hashlib.sha256(repr((_FLAGS, march)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
