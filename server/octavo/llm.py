@@ -13,7 +13,7 @@ from typing import Any
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
-from octavo.engine.messages import SchedulerStats
+from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -78,7 +78,7 @@ class LLM:
         Returns one RequestOutput a prompt, in their order. Raises ValueError, naming the field, before anything runs
         when a prompt or its parameters cannot be served.
         """
-        many: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else prompts
+        many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = self._params_for(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
@@ -89,10 +89,7 @@ class LLM:
             requests.append(
                 self._input.process(str(next(self._ids)), prompt, one, priority=priority[i] if priority else 0)
             )
-        for request, prompt in zip(requests, many, strict=True):
-            self._output.add_request(request, _text_of(prompt))
-            self.engine.add_request(request)
-        return self._run([request.request_id for request in requests], use_tqdm)
+        return self._run(requests, [_text_of(prompt) for prompt in many], use_tqdm)
 
     def chat(
         self,
@@ -132,10 +129,16 @@ class LLM:
             raise ValueError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
 
-    def _run(self, request_ids: list[str], show_progress: bool) -> list[RequestOutput]:
+    def _run(
+        self, requests: list[EngineCoreRequest], texts: list[str | None], show_progress: bool
+    ) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        progress = _Progress(len(request_ids)) if show_progress else None
+        request_ids = [request.request_id for request in requests]
+        progress = _Progress(len(requests)) if show_progress else None
         try:
+            for request, text in zip(requests, texts, strict=True):
+                self._output.add_request(request, text)
+                self.engine.add_request(request)
             while len(finished) < len(request_ids):
                 for output in self._step():
                     if output.finished:
@@ -143,10 +146,9 @@ class LLM:
                         if progress is not None:
                             progress.update(output)
         except BaseException:
-            # Ctrl-C, or a fault of our own: leave an engine that can be used again.
+            # A request that can never run, Ctrl-C, or a fault of our own: leave an engine that can be used again.
             self.engine.abort_requests(request_ids)
-            while self.engine.has_unfinished_requests():
-                list(self._step())
+            self._output.abort_requests(request_ids)
             raise
         finally:
             if progress is not None:

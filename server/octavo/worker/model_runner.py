@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
 import octavo_kernels
 from octavo.config import EngineConfig
 from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.engine.messages import LogprobsLists
 from octavo.layers.attention import ForwardContext
+from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
@@ -30,7 +30,7 @@ NOTHING_TO_SAMPLE = (
 class ModelRunner:
     """Runs steps of one model on one device. ``kv_caches`` come from the worker, one tensor a layer."""
 
-    def __init__(self, config: EngineConfig, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, model: CausalLM, device: torch.device) -> None:
         self.config = config
         self.model = model
         self.device = device

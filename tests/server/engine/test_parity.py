@@ -45,3 +45,18 @@ def test_tiny_checkpoints_give_the_tokens_of_transformers(family: str, tiny_chec
     generated = model.generate(torch.tensor([prompts[0]]), max_new_tokens=8, do_sample=False, eos_token_id=None)
     assert generated[0, len(prompts[0]) :].tolist() == outputs[0].outputs[0].token_ids[:8]
     llm.engine.check_integrity()
+
+
+@pytest.mark.slow
+def test_the_embedded_model_gives_the_tokens_of_transformers() -> None:
+    subjects = ["France", "a river", "the moon", "bread", "a queue", "winter", "Python", "music", "a cell", "gravity"]
+    prompts = [
+        text.format(s) for s in subjects for text in ("The most important fact about {} is", "Q: What is {}?\nA:")
+    ]
+    llm = LLM(dtype="float32", num_gpu_blocks_override=256, max_model_len=512)
+    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS), use_tqdm=False)
+    path = Path(llm.config.model.files.weights[0])
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    for output in outputs:
+        assert_greedy_choices(model, output.prompt_token_ids, output.outputs[0].token_ids)
+    assert len(outputs) == NUM_PROMPTS
