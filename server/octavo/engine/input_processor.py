@@ -69,6 +69,8 @@ class InputProcessor:
 
         ``truncate_prompt_tokens`` keeps the last so many prompt tokens, -1 as many as the model takes.
         """
+        if not -(2**31) <= priority < 2**31:
+            raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
         text, ids, salt = _split_prompt(prompt)
         if ids is None:
             ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens)

@@ -163,6 +163,7 @@ def start(launch) -> Callable[..., Server]:
 @pytest.fixture(scope="session")
 def shared_server(start) -> Server:
     """One server for all tests that leave it as it was."""
-    return start(
-        "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", "--served-model-name", "tiny", "also-tiny"
-    )
+    names = ["--served-model-name", "tiny", "also-tiny"]
+    server = start("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", *names)
+    httpx.post(server.url + "/v1/completions", json={"prompt": "warm up"}, timeout=120).raise_for_status()
+    return server

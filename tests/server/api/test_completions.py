@@ -52,9 +52,10 @@ def test_the_default_is_sixteen_tokens(client):
 
 @pytest.mark.parametrize("stop", [None, ["o", "e"]])
 def test_streamed_pieces_add_up_to_the_whole_answer(client, stop):
-    options = dict(
-        model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, stop=stop, extra_body={"ignore_eos": True}
-    )
+    options = {
+        "model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stop": stop,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     whole = client.completions.create(**options)
     chunks = list(raw_chunks(client, **options, stream=True, stream_options={"include_usage": True}))
     assert "".join(c["choices"][0]["text"] for c in chunks[:-1]) == whole.choices[0].text
@@ -80,7 +81,7 @@ def test_streamed_token_ids_and_usage_of_every_chunk(client):
         client, model="tiny", prompt=PROMPT, max_tokens=6, temperature=0, ignore_eos=True, stream=True,
         return_token_ids=True, stream_options={"include_usage": True, "continuous_usage_stats": True},
     )  # fmt: skip
-    assert len(sum((c["choices"][0]["token_ids"] for c in chunks[:-1]), [])) == 6
+    assert sum(len(c["choices"][0]["token_ids"]) for c in chunks[:-1]) == 6
     assert chunks[0]["choices"][0]["prompt_token_ids"]
     counts = [c["usage"]["completion_tokens"] for c in chunks]
     assert counts == sorted(counts) and counts[-1] == 6
@@ -88,7 +89,7 @@ def test_streamed_token_ids_and_usage_of_every_chunk(client):
 
 def test_text_ids_and_batches_of_both_are_prompts(client, backend):
     ids = backend.encode(PROMPT).ids
-    options = dict(model="tiny", max_tokens=8, temperature=0)
+    options = {"model": "tiny", "max_tokens": 8, "temperature": 0}
     single = client.completions.create(prompt=PROMPT, **options)
     assert client.completions.create(prompt=ids, **options).choices[0].text == single.choices[0].text
     for batch in ([PROMPT, "Hello", PROMPT], [ids, [1, 2, 3], ids]):
@@ -107,7 +108,7 @@ def test_n_answers_to_each_prompt(client):
 
 
 def test_a_stream_of_several_prompts_and_samples(client):
-    options = dict(model="tiny", prompt=[PROMPT, "Hello"], n=2, seed=5, max_tokens=12, temperature=1)
+    options = {"model": "tiny", "prompt": [PROMPT, "Hello"], "n": 2, "seed": 5, "max_tokens": 12, "temperature": 1}
     whole = client.completions.create(**options)
     texts: dict[int, str] = {}
     for chunk in raw_chunks(client, **options, stream=True):
@@ -169,7 +170,7 @@ def test_tokens_as_ids(client):
 
 
 def test_echo_gives_the_prompt_back_with_its_logprobs(shared_server, backend):
-    """(The first token has no log-probability; OpenAI's own null there is more than its client's strict types allow.)"""
+    """The first token has no log-probability; OpenAI's null there is more than its client's strict types allow."""
     ids = backend.encode(PROMPT).ids
     body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1}
     answer = shared_server.post("/v1/completions", body).json()
@@ -222,7 +223,7 @@ def test_sampling_fields_reach_the_sampler(client):
 
 def test_min_tokens_holds_the_end_back(client, backend):
     end = backend.token_to_id("<|end|>")
-    options = dict(model="tiny", prompt=PROMPT, max_tokens=20, logit_bias={str(end): 100})
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 20, "logit_bias": {str(end): 100}}
     assert client.completions.create(**options).usage.completion_tokens == 1
     answer = client.completions.create(**options, extra_body={"min_tokens": 7})
     assert answer.usage.completion_tokens >= 7
@@ -231,7 +232,7 @@ def test_min_tokens_holds_the_end_back(client, backend):
 
 def test_special_tokens_show_only_when_asked(client, backend):
     pad = backend.token_to_id("<|user|>")
-    options = dict(model="tiny", prompt=PROMPT, max_tokens=2)
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 2}
     hidden = client.completions.create(**options, extra_body={"allowed_token_ids": [pad]})
     shown = client.completions.create(**options, extra_body={"allowed_token_ids": [pad], "skip_special_tokens": False})
     assert (hidden.choices[0].text, shown.choices[0].text) == ("", "<|user|><|user|>")
@@ -267,7 +268,7 @@ def test_unknown_fields_are_ignored_with_one_log_line(shared_server):
 def test_many_at_once_answer_as_alone(shared_server):
     async def many() -> list[str]:
         client = shared_server.async_client()
-        options = dict(model="tiny", max_tokens=12, temperature=0)
+        options = {"model": "tiny", "max_tokens": 12, "temperature": 0}
         answers = await asyncio.gather(
             *(client.completions.create(prompt=f"{PROMPT} {i % 8}", **options) for i in range(48))
         )
