@@ -1,0 +1,279 @@
+"""Starting, stopping, dying: what a supervisor sees of the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+SMALL = ("--kv-cache-memory-bytes", str(32 << 20), "--max-num-seqs", "8")
+LONG_STREAM = {"prompt": "The quick", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def children(pid: int) -> list[int]:
+    """Every process below ``pid``."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *children(int(child))]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def wait_until(condition, seconds: float) -> float:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "it did not happen in time"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+class Stream(threading.Thread):
+    """A client in the middle of a long answer."""
+
+    def __init__(self, server, body=LONG_STREAM) -> None:
+        super().__init__(daemon=True)
+        self.server, self.body = server, body
+        self.lines: list[str] = []
+        self.error: Exception | None = None
+        self.begun = threading.Event()
+        self.start()
+        assert self.begun.wait(60)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self.server.url + "/v1/completions", json=self.body, timeout=60) as response:
+                for line in response.iter_lines():
+                    self.lines += [line] if line else []
+                    if len(self.lines) == 3:
+                        self.begun.set()
+        except Exception as error:
+            self.error = error
+        self.begun.set()
+
+    @property
+    def is_whole(self) -> bool:
+        if self.error is not None or self.lines[-1] != "data: [DONE]":
+            return False
+        return json.loads(self.lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+
+    @property
+    def error_code(self) -> str:
+        return json.loads(self.lines[-2][6:])["error"]["code"]
+
+
+@pytest.mark.slow
+def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(start):
+    server = start(*SMALL)
+    tree = [server.process.pid, *children(server.process.pid)]
+    stream = Stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "draining" in server.log, 5)
+    refused = 0
+    while stream.is_alive() and refused < 3:
+        try:
+            answer = server.post("/v1/completions", {"prompt": "x"})
+        except httpx.TransportError:
+            break  # drained meanwhile
+        assert answer.status_code == 503 and "retry-after" in answer.headers
+        assert answer.json()["error"]["code"] == "draining"
+        assert server.get("/readyz").status_code == server.get("/health").status_code == 503
+        assert server.get("/livez").status_code == 200
+        refused += 1
+    assert refused, "the stream was over before the drain could be seen"
+    stream.join(60)
+    assert stream.is_whole
+    assert server.process.wait(20) == 0
+    assert not any(map(is_running, tree))
+
+
+@pytest.mark.slow
+def test_after_the_shutdown_timeout_streams_are_cut_off_with_an_error(start):
+    server = start(*SMALL, "--shutdown-timeout", "0")
+    stream = Stream(server)
+    assert server.stop(timeout=20) == 0
+    stream.join(20)
+    assert stream.error is None and stream.lines[-1] == "data: [DONE]"
+    assert stream.error_code == "aborted"
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
+    server = start(*SMALL, "--shutdown-timeout", "600")
+    tree = [server.process.pid, *children(server.process.pid)]
+    Stream(server)
+    os.kill(server.core_pid, signal.SIGSTOP)
+    server.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "draining" in server.log, 5)
+    time.sleep(0.3)
+    assert server.process.poll() is None
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(15)
+    assert time.monotonic() - began < 10
+    wait_until(lambda: not any(map(is_running, tree)), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["api", "core"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_kill_9_of_either_process_leaves_none_behind(start, victim, stopped):
+    """Also when the other one is stopped and cannot notice anything itself (the core then; an API process stays)."""
+    server = start(*SMALL)
+    tree = [server.process.pid, *children(server.process.pid)]
+    api, core = server.process.pid, server.core_pid
+    stream = Stream(server)
+    if stopped:
+        os.kill(core, signal.SIGSTOP)
+    os.kill(api if victim == "api" else core, signal.SIGKILL)
+    if victim == "api":
+        server.process.wait(5)
+    wait_until(lambda: not any(map(is_running, tree)), 5)
+    stream.join(10)
+    assert not stream.is_alive()
+    if victim == "core":
+        assert server.process.wait(5) == 1
+        assert stream.error_code == "engine_dead"
+        assert "signal 9" in server.log
+
+
+@pytest.mark.slow
+def test_a_frozen_core_is_not_alive_and_comes_back(start):
+    """SIGSTOP, though the watchdog would wait for five minutes; and an idle core that is frozen is seen too."""
+    server = start(*SMALL, "--watchdog-seconds", "300")
+    assert server.get("/livez").status_code == server.get("/health").status_code == 200
+    os.kill(server.core_pid, signal.SIGSTOP)
+    seconds = wait_until(lambda: server.get("/livez").status_code == 503, 45)
+    assert seconds < 10
+    answer = server.get("/health")
+    assert answer.status_code == 503 and "frozen" in answer.json()["error"]["message"]
+    os.kill(server.core_pid, signal.SIGCONT)
+    wait_until(lambda: server.get("/health").status_code == 200, 5)
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_sigterm_while_the_model_loads(launch):
+    server = launch(*SMALL)
+    wait_until(lambda: "importing the server" in server.log, 60)
+    tree = [server.process.pid, *children(server.process.pid)]
+    assert server.stop() in (0, -signal.SIGTERM)
+    wait_until(lambda: not any(map(is_running, tree)), 5)
+
+
+def test_while_the_model_loads_the_server_is_alive_but_not_ready(launch):
+    """(The port is taken before the core is ready; its number is found among this process's sockets.)"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = launch(*SMALL, "--port", str(port))
+    server.url = f"http://127.0.0.1:{port}"
+    seen = set()
+
+    def ready() -> bool:
+        assert server.process.poll() is None, server.log
+        try:
+            live, health = server.get("/livez"), server.get("/health")
+        except httpx.TransportError:
+            return False
+        assert live.status_code == 200
+        if health.status_code == 503:
+            answer = server.post("/v1/completions", {"prompt": "x"})
+            seen.add((answer.status_code, answer.headers.get("retry-after")))
+        return health.status_code == 200
+
+    wait_until(ready, 120)
+    assert seen <= {(503, "2"), (200, None)} and (503, "2") in seen
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-model-len", "99999999"], ["max_model_len", "1024"]),
+        (["--max-num-seqs", "0"], ["max_num_seqs"]),
+        (["--max-num-batched-tokens", "4", "--max-num-seqs", "8"], ["max_num_batched_tokens"]),
+        (["--ssl-keyfile", "x"], ["ssl_certfile"]),
+        (["--chat-template", "/nowhere/template"], ["chat_template", "/nowhere/template"]),
+        (["--host", "203.0.113.1"], ["203.0.113.1"]),
+        (["--kv-cache-memory-bytes", "1"], ["kv"]),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_1(launch, flags, words):
+    server = launch(*flags)
+    assert server.process.wait(120) == 1
+    lines = [line for line in server.log.splitlines() if "octavo: error:" in line]
+    assert len(lines) == 1, server.log
+    for word in words:
+        assert word.lower() in lines[0].lower()
+    assert "Traceback" not in server.log
+
+
+def test_a_port_in_use_is_one_line(launch, shared_server):
+    server = launch("--port", str(shared_server.port))
+    assert server.process.wait(120) == 1
+    assert f"cannot listen on 127.0.0.1:{shared_server.port}" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_the_api_process_has_neither_torch_nor_transformers(shared_server):
+    """Its mapped files tell: torch cannot be imported without its libraries."""
+    assert shared_server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+    mapped = Path(f"/proc/{shared_server.process.pid}/maps").read_text()
+    assert "tokenizers" in mapped, "the test must be looking at the right thing"
+    for name in ("torch", "transformers", "numpy", "sympy"):
+        assert f"/{name}/" not in mapped
+    assert "torch" in Path(f"/proc/{shared_server.core_pid}/maps").read_text()
+
+
+@pytest.mark.slow
+def test_an_idle_engine_uses_no_cpu(shared_server):
+    """Below 1 % of a core over both processes, by the kernel's own count."""
+
+    def ticks() -> int:
+        total = 0
+        for pid in (shared_server.process.pid, shared_server.core_pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total
+
+    shared_server.post("/v1/completions", {"prompt": "x", "max_tokens": 4})
+    time.sleep(1.0)
+    before = ticks()
+    time.sleep(8.0)
+    share = (ticks() - before) / os.sysconf("SC_CLK_TCK") / 8.0
+    assert share < 0.01
+
+
+def test_nothing_of_us_is_left_on_disk_or_listening(shared_server):
+    """Both sockets are gone from the disk once both sides are connected, and no port but ours is open."""
+    assert not list(Path("/tmp").glob(f"octavo-*/*{shared_server.process.pid}*"))
+    inodes = set()
+    for pid in (shared_server.process.pid, shared_server.core_pid):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(fd))
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                listening.append(int(fields[1].rsplit(":", 1)[1], 16))
+    assert listening == [shared_server.port]
