@@ -7,15 +7,23 @@ by name, and what is left over at the end is what the checkpoint lacked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from octavo.errors import ModelError
 
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import WeightSource
+
+
+_NAMES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# A tensor that cannot be read straight to its place takes host memory of its own until it is copied: one at a time.
+_one_copy = Lock()
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,11 @@ def copy_slot(leaf: str, param: Tensor) -> WeightSlot:
 
 
 def fill_tensor(target: Tensor, source: WeightSource, *index: slice) -> None:
-    """Read ``source`` (the part of it at ``index``) into ``target``."""
-    if target.shape == source.shape:  # the part is the whole
-        source.load_into(target)
-    else:
-        target.copy_(source.load(target.dtype)[index])
+    """Read ``source`` (the part of it at ``index``) into ``target``. May be called by several threads."""
+    whole = target.shape == source.shape
+    same_type = _NAMES.get(source.qtype, target.dtype) == target.dtype  # quantised types are decoded piece by piece
+    with nullcontext() if target.device.type != "cpu" or (whole and same_type) else _one_copy:
+        if whole:
+            source.load_into(target)
+        else:
+            target.copy_(source.load(target.dtype)[index])

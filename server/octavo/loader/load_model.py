@@ -1,13 +1,16 @@
 """Building a model and filling it.
 
 Parameters are made empty, in the dtype of computation and on the device; then each tensor of the checkpoint is read
-to its place, so that the peak of host memory is the model and one tensor.
+to its place, so that the peak of host memory is the model and one tensor. Several threads read at once, a tensor each:
+that hides the waiting for a disk or network, and unlike torch's own threads they do not wait for one another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 # Tables that old checkpoints carry along although they follow from config.json.
 _DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$")
+
+_MAX_THREADS = 8
 
 
 def load_model(
@@ -92,15 +97,18 @@ def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:
 def fill(slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, WeightSource]], config: ModelConfig) -> None:
     """Give every slot its tensor. Raises ModelError naming tensors that are missing or that have no place."""
     missing, strange = set(slots), []
-    for name, source in weights:
-        if name not in slots and f"model.{name}" in slots:  # saved from the model without its head
-            name = f"model.{name}"
-        if name in slots:
-            for slot in slots[name]:
-                slot.fill(source)
-            missing.discard(name)
-        elif name != "lm_head.weight" and not _DERIVED.search(name):  # a tied head is often stored all the same
-            strange.append(name)
+    with _threads() as pool:
+        loading = []
+        for name, source in weights:
+            if name not in slots and f"model.{name}" in slots:  # saved from the model without its head
+                name = f"model.{name}"
+            if name in slots:
+                loading += [pool.submit(slot.fill, source) for slot in slots[name]]
+                missing.discard(name)
+            elif name != "lm_head.weight" and not _DERIVED.search(name):  # a tied head is often stored all the same
+                strange.append(name)
+        for future in loading:
+            future.result()
     if missing:
         raise ModelError(f"{config.model}: the checkpoint lacks {_some(sorted(missing))}; fetch it again")
     if strange:
@@ -108,6 +116,18 @@ def fill(slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, Weight
             f"{config.model}: {config.architecture} has no place for {_some(strange)} with this config.json; "
             "the weights and config.json are not of one model"
         )
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as torch would use, each of which runs torch's operations on its own."""
+    count = torch.get_num_threads()
+    pool = ThreadPoolExecutor(min(count, _MAX_THREADS), initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(count)  # what a thread sets is also the default of threads to come
 
 
 def _some(names: list[str]) -> str:

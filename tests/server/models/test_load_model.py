@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ def test_a_quantisation_that_is_not_known_is_refused(llama: Path) -> None:
     assert load_model(replace(config, quantization="none"))
 
 
+def test_the_number_of_threads_is_as_before(llama: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        load(llama)
+        with pytest.raises(ModelError):
+            load_model(model_config(llama, intermediate_size=3))
+        with ThreadPoolExecutor(1) as pool:
+            assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_dummy_weights_are_sane_and_repeatable(family: str, tiny_checkpoints: dict[str, Path]) -> None:
     config = model_config(tiny_checkpoints[family])
@@ -123,7 +137,7 @@ import octavo.loader.load_model as loading
 import torch
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 config = model_config(sys.argv[1], "float32")
-torch.set_num_threads(1)
+torch.set_num_threads(2)
 loading.load_model(model_config(sys.argv[2], "float32"))  # whatever is imported or made once
 before = peak()
 model = loading.load_model(config)
@@ -131,6 +145,7 @@ print(peak() - before, sum(p.nbytes for p in model.parameters()), max(p.nbytes f
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path, llama: Path) -> None:
     big = tmp_path / "big"
     settings = FAMILIES["qwen2"][1] | {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 8}
