@@ -18,6 +18,7 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer import Tokenizer
+from octavo.worker.pooler import POOLINGS
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,19 @@ class LLM:
             )
             prompts.append({"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "mean") -> list[list[float]]:
+        """One vector of length 1 a prompt: the "mean" of its hidden states, or the "last" token's."""
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+        many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        requests = []
+        for prompt in many:
+            request = self._input.process(str(next(self._ids)), prompt, SamplingParams(max_tokens=1))
+            request.pooling = pooling
+            requests.append(request)
+        outputs = self._run(requests, [None] * len(requests), False)
+        return [output.embedding or [] for output in outputs]
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:

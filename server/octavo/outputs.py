@@ -60,3 +60,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    embedding: list[float] | None = None  # of a pooling request; ``outputs`` then hold no text

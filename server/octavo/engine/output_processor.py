@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.engine.detokenizer import Detokenizer, Vocabulary
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats
 from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind
 
@@ -35,6 +37,8 @@ class SampleState:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
 
 
 @dataclass
@@ -51,6 +55,7 @@ class RequestState:
     prompt_logprobs_sent: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    embedding: list[float] | None = None
 
     @property
     def finished(self) -> bool:
@@ -97,8 +102,15 @@ class OutputProcessor:
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
 
-    def abort_requests(self, request_ids: Iterable[str], reason: str = "abort", error: str | None = None) -> list[str]:
+    def abort_requests(
+        self,
+        request_ids: Iterable[str],
+        reason: str = "abort",
+        error: str | None = None,
+        stats: IterationStats | None = None,
+    ) -> list[str]:
         """Forget requests; whoever waits for one gets a last output. Returns the ids that were known."""
+        now = time.time()
         known = []
         for request_id in request_ids:
             state = self.requests.pop(request_id, None)
@@ -110,6 +122,10 @@ class OutputProcessor:
                     sample.finish_reason = reason
                     if sample.detokenizer is not None:
                         sample.detokenizer.update([], finished=True)
+                    if stats is not None:
+                        stats.finished.append(_finished(state, sample, now))
+            if stats is not None:
+                stats.finished_requests.append(_finished_request(state))
             self.num_unfinished_samples -= state.num_unfinished
             state.num_unfinished = 0
             state.error = error
@@ -123,13 +139,13 @@ class OutputProcessor:
         self.num_unfinished_samples = 0
 
     def process_outputs(
-        self, outputs: list[EngineCoreOutput], timestamp: float | None = None
+        self, outputs: list[EngineCoreOutput], timestamp: float | None = None, stats: IterationStats | None = None
     ) -> tuple[list[RequestOutput], list[tuple[str, int]]]:
         """Take one step's results in.
 
         Returns the outputs of requests without a queue, and the samples, as (request id, index), that a stop string
         ended and that the core must be told to end too. ``timestamp``: when the tokens were known, seconds since the
-        epoch.
+        epoch. ``stats`` is filled with what they mean for the metrics.
         """
         touched: dict[str, tuple[RequestState, dict[int, SampleState]]] = {}
         stopped: list[tuple[str, int]] = []
@@ -138,12 +154,12 @@ class OutputProcessor:
             if state is None:  # aborted meanwhile
                 continue
             if output.index < 0:  # the core refused the whole request
-                self.abort_requests([output.request_id], reason="error", error=output.error)
+                self.abort_requests([output.request_id], reason="error", error=output.error, stats=stats)
                 continue
             sample = state.samples[output.index]
             if sample.finish_reason is not None:  # a token that was on its way when a stop string matched
                 continue
-            if self._take(state, sample, output, timestamp):
+            if self._take(state, sample, output, timestamp, stats):
                 stopped.append((output.request_id, output.index))
             touched.setdefault(output.request_id, (state, {}))[1][output.index] = sample
         results: list[RequestOutput] = []
@@ -151,6 +167,8 @@ class OutputProcessor:
             if state.finished:
                 state.metrics.finished_time = timestamp
                 del self.requests[request_id]
+                if stats is not None:
+                    stats.finished_requests.append(_finished_request(state))
             elif state.request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
                 continue
             result = self._make_output(state, samples.values())
@@ -161,7 +179,12 @@ class OutputProcessor:
         return results, stopped
 
     def _take(
-        self, state: RequestState, sample: SampleState, output: EngineCoreOutput, timestamp: float | None
+        self,
+        state: RequestState,
+        sample: SampleState,
+        output: EngineCoreOutput,
+        timestamp: float | None,
+        stats: IterationStats | None,
     ) -> bool:
         """Add one output to its sample; True when a stop string ended it before the core did."""
         metrics = state.metrics
@@ -178,19 +201,26 @@ class OutputProcessor:
                 stopped_by_string = finish_reason is None
                 finish_reason, stop_reason = "stop", stop
         if token_ids:
+            if stats is not None and timestamp is not None:
+                _count_tokens(stats, state, sample, len(token_ids), timestamp)
             sample.token_ids.extend(token_ids)
-            metrics.last_token_time = timestamp
-            if metrics.first_token_time is None:
-                metrics.first_token_time = timestamp
+            sample.last_token_time = metrics.last_token_time = timestamp
+            if sample.first_token_time is None:
+                sample.first_token_time = timestamp
+                metrics.first_token_time = metrics.first_token_time or timestamp
         if output.new_logprobs is not None and sample.logprobs is not None:
             self._take_logprobs(sample, output.new_logprobs, len(token_ids))
         if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
             state.prompt_logprobs.extend(self._positions(output.prompt_logprobs))
+        if output.embedding is not None:
+            state.embedding = output.embedding
         if finish_reason is not None:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
             state.error = output.error or state.error
             state.num_unfinished -= 1
             self.num_unfinished_samples -= 1
+            if stats is not None:
+                stats.finished.append(_finished(state, sample, timestamp or time.time()))
         return stopped_by_string
 
     def _take_logprobs(self, sample: SampleState, lists: LogprobsLists, count: int) -> None:
@@ -229,7 +259,43 @@ class OutputProcessor:
             num_cached_tokens=state.num_cached_tokens,
             metrics=state.metrics,
             error=state.error,
+            embedding=state.embedding,
         )
+
+
+def _count_tokens(
+    stats: IterationStats, state: RequestState, sample: SampleState, count: int, timestamp: float
+) -> None:
+    """Account for new tokens of a sequence, before they are added to it."""
+    stats.num_generation_tokens += count
+    if sample.last_token_time is not None:
+        stats.inter_token_seconds.append(timestamp - sample.last_token_time)
+        return
+    stats.first_token_seconds.append(timestamp - state.request.arrival_time)
+    if state.metrics.first_token_time is None:  # the prompt is the request's, however many sequences follow it
+        stats.num_prompt_tokens += len(state.request.prompt_token_ids)
+        stats.num_cached_tokens += state.num_cached_tokens
+
+
+def _finished(state: RequestState, sample: SampleState, now: float) -> FinishedSample:
+    arrival, scheduled = state.request.arrival_time, state.metrics.scheduled_time
+    first, last = sample.first_token_time, sample.last_token_time
+    return FinishedSample(
+        reason=sample.finish_reason or "error",
+        params=state.request.sampling_params,
+        num_prompt_tokens=len(state.request.prompt_token_ids),
+        num_cached_tokens=state.num_cached_tokens,
+        num_generation_tokens=len(sample.token_ids),
+        e2e=now - arrival,
+        queued=None if scheduled is None else scheduled - arrival,
+        prefill=None if first is None or scheduled is None else first - scheduled,
+        decode=None if first is None or last is None else last - first,
+        inference=None if last is None or scheduled is None else last - scheduled,
+    )
+
+
+def _finished_request(state: RequestState) -> FinishedRequest:
+    return FinishedRequest(len(state.samples), max(len(sample.token_ids) for sample in state.samples))
 
 
 def _whole(sample: SampleState) -> CompletionOutput:

@@ -15,6 +15,7 @@ from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
 from octavo.worker.input_batch import InputBatch, StepInputs
+from octavo.worker.pooler import Pooler
 
 # torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, and not below 8.
 ROW_MULTIPLE = 8
@@ -41,7 +42,7 @@ class ModelRunner:
         self.kv_caches: list[torch.Tensor] = []
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
-        self._pooling: dict[str, str] = {}
+        self.pooler = Pooler()
 
     @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -56,8 +57,12 @@ class ModelRunner:
         if self._prompt_logprobs:
             self._add_prompt_logprobs(output, inputs, hidden, req_ids)
         self.batch.num_computed[rows] += num_scheduled
-        if step.sampled_req_ids:
-            self._sample(output, step, inputs, hidden, req_ids, rows)
+        sampled = set(step.sampled_req_ids)
+        if len(self.pooler):
+            self._pool(output, sampled, inputs, hidden, req_ids)
+        indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
+        if len(indices):
+            self._sample(output, inputs, hidden, req_ids, rows, indices)
         return output
 
     def _update_rows(self, step: SchedulerOutput) -> None:
@@ -67,7 +72,7 @@ class ModelRunner:
                 self.states.remove_request(row)
                 self._logprobs.pop(req_id, None)
                 self._prompt_logprobs.pop(req_id, None)
-                self._pooling.pop(req_id, None)
+                self.pooler.remove(req_id)
         if step.block_copies:
             pairs = torch.tensor(step.block_copies, dtype=torch.int64, device=self.device)
             octavo_kernels.copy_blocks(self.kv_caches, pairs)
@@ -92,7 +97,24 @@ class ModelRunner:
         if data.sampling_params.prompt_logprobs is not None and data.sample_index == 0:
             self._prompt_logprobs[data.req_id] = data.sampling_params.prompt_logprobs
         if data.pooling is not None:
-            self._pooling[data.req_id] = data.pooling
+            self.pooler.add(data.req_id, data.pooling)
+
+    def _pool(
+        self,
+        output: ModelRunnerOutput,
+        finished: set[str],
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        req_ids: list[str],
+    ) -> None:
+        """Embeddings of the ``finished`` prompts, which leave that set: no token is sampled for them."""
+        for i, req_id in enumerate(req_ids):
+            if req_id in self.pooler:
+                part = hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])]
+                vector = self.pooler.take(req_id, part, req_id in finished)
+                if vector is not None:
+                    output.embeddings[req_id] = vector
+                    finished.discard(req_id)
 
     def _logits(self, hidden: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
         """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
@@ -103,17 +125,13 @@ class ModelRunner:
     def _sample(
         self,
         output: ModelRunnerOutput,
-        step: SchedulerOutput,
         inputs: StepInputs,
         hidden: torch.Tensor,
         req_ids: list[str],
         rows: np.ndarray,
+        sampled: np.ndarray,
     ) -> None:
-        if len(step.sampled_req_ids) == len(req_ids):
-            sampled = np.arange(len(req_ids))
-        else:
-            wanted = set(step.sampled_req_ids)
-            sampled = np.array([i for i, req_id in enumerate(req_ids) if req_id in wanted], dtype=np.int64)
+        """``sampled``: which of the step's sequences get a token, as indices into ``req_ids``."""
         sampled_rows, positions = rows[sampled], inputs.seq_lens[sampled]
         logits = self._logits(hidden, inputs.starts[sampled + 1] - 1)
         metadata = self.states.make_metadata(sampled_rows.tolist(), positions.tolist())

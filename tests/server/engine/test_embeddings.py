@@ -1,0 +1,40 @@
+"""Embeddings are the model's own hidden states, whatever the prompt is cut into."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from octavo import LLM, SamplingParams
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_those_of_transformers(pooling: str, tiny_checkpoints: dict[str, Path]) -> None:
+    path = tiny_checkpoints["qwen2"]
+    prompts = [[5, 6, 7], list(range(3, 103)), [9]]
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32)
+    llm = LLM(str(path), dtype="float32", skip_tokenizer_init=True, long_prefill_token_threshold=7)
+    whole = LLM(str(path), dtype="float32", skip_tokenizer_init=True)
+    inputs = [{"prompt_token_ids": p} for p in prompts]
+    vectors = llm.embed(inputs, pooling=pooling)
+    assert vectors == whole.embed(inputs, pooling=pooling), "the vector depends on chunks"
+    for prompt, vector in zip(prompts, vectors, strict=True):
+        with torch.inference_mode():
+            hidden = model(torch.tensor([prompt])).last_hidden_state[0]
+        expected = torch.nn.functional.normalize(hidden.mean(0) if pooling == "mean" else hidden[-1], dim=0)
+        torch.testing.assert_close(torch.tensor(vector), expected, rtol=0, atol=1e-5)
+    llm.engine.check_integrity()
+
+
+def test_embeddings_and_text_share_a_batch(tiny_checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True)
+    alone = llm.embed([5, 6, 7])
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    text = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
+    assert llm.embed([5, 6, 7]) == alone
+    assert llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids == text
+    with pytest.raises(ValueError, match="pooling"):
+        llm.embed([5], pooling="max")
