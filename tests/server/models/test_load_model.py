@@ -107,6 +107,16 @@ def test_a_quantisation_that_is_not_known_is_refused(llama: Path) -> None:
     assert load_model(replace(config, quantization="none"))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_lies_on_the_device_in_the_dtype_of_computation(
+    family: str, tiny_checkpoints: dict[str, Path]
+) -> None:
+    model = load_model(model_config(tiny_checkpoints[family], "bfloat16"), device="meta")
+    assert {(p.device.type, p.dtype, p.requires_grad) for p in model.parameters()} == {("meta", torch.bfloat16, False)}
+    assert {b.device.type for b in model.buffers()} <= {"meta"}
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_the_number_of_threads_is_as_before(llama: Path) -> None:
     before = torch.get_num_threads()
     try:
