@@ -32,14 +32,18 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if meta.get(f"{arch}.expert_count"):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
 
-    def need(key: str) -> Any:
+    def count(key: str, default: int | None = None) -> int:
         if f"{arch}.{key}" not in meta:
+            if default is not None:
+                return default
             raise ModelError(f"{file.path}: the header has no {arch}.{key}; the file is damaged or converted wrongly")
         value = meta[f"{arch}.{key}"]
         if isinstance(value, np.ndarray):  # one number a layer
             if len(set(value.tolist())) != 1:
                 raise ModelError(f"{file.path}: {arch}.{key} differs from layer to layer, which is not supported")
             value = value[0]
+        if int(value) < 1:
+            raise ModelError(f"{file.path}: {arch}.{key} is {value}, expected at least 1; the file is damaged")
         return int(value)
 
     def real(key: str, default: float) -> float:
@@ -49,20 +53,20 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         if name not in file.tensors:
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
     model_type, class_name = ARCHITECTURES[arch]
-    heads, hidden = need("attention.head_count"), need("embedding_length")
-    head_dim = int(meta.get(f"{arch}.attention.key_length", hidden // max(heads, 1)))
+    heads, hidden = count("attention.head_count"), count("embedding_length")
+    head_dim = count("attention.key_length", hidden // heads)
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": hidden,
-        "intermediate_size": need("feed_forward_length"),
-        "num_hidden_layers": need("block_count"),
+        "intermediate_size": count("feed_forward_length"),
+        "num_hidden_layers": count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": need("attention.head_count_kv") if f"{arch}.attention.head_count_kv" in meta else heads,
+        "num_key_value_heads": count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": real("attention.layer_norm_rms_epsilon", 1e-6),
-        "max_position_embeddings": need("context_length"),
+        "max_position_embeddings": count("context_length"),
         "rope_theta": real("rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(file, head_dim),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -72,7 +76,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "bos_token_id": _token(file, "bos"),
         "eos_token_id": _eos(file),
     }
-    rotary = int(meta.get(f"{arch}.rope.dimension_count", head_dim))
+    rotary = count("rope.dimension_count", head_dim)
     if rotary != head_dim:
         config["partial_rotary_factor"] = rotary / head_dim
     if window := meta.get(f"{arch}.attention.sliding_window"):

@@ -1,7 +1,7 @@
 """GGUF's tensor types turned into floats by whole-tensor operations.
 
-Each ``_q...`` function takes blocks (uint8 [n, bytes a block]) and returns float32 [n, values a block], equal bit for
-bit to `gguf.quants`. The layouts are ggml's (ggml-common.h, ggml-quants.c). Types that are rare in the wild go
+Each ``_q...`` function takes blocks (uint8 [n, bytes a block]) and fills float32 [n, values a block], equal bit for bit
+to `gguf.quants`. The layouts are ggml's (ggml-common.h, ggml-quants.c). Types that are rare in the wild go
 through `gguf.quants` itself, imported when the first of them is met.
 """
 
@@ -20,7 +20,9 @@ _PLAIN = {
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
-_CHUNK = 1 << 18  # values dequantised at a time: the intermediate results stay in the processor's cache
+_CHUNK = 1 << 20  # values dequantised at a time: large enough for whole-tensor operations, small beside any tensor
+
+Dequantizer = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 def _half(blocks: torch.Tensor, at: int, count: int = 1) -> torch.Tensor:
@@ -33,51 +35,51 @@ def _planes(packed: torch.Tensor, bits: int, run: int) -> torch.Tensor:
 
     ggml packs by planes: of each ``run`` bytes first all lowest ``bits``, then all next ones, and so on.
     """
-    runs = packed.reshape(len(packed), -1, 1, run)
+    runs = packed.contiguous().view(len(packed), -1, run)  # contiguous first: short strided rows are slow to compute on
     mask = (1 << bits) - 1
-    planes = [(runs >> shift) & mask if shift else runs & mask for shift in range(0, 8, bits)]
-    return torch.cat(planes, dim=2).view(len(packed), -1)
+    planes = [runs & mask, *((runs >> shift) & mask for shift in range(bits, 8 - bits, bits)), runs >> (8 - bits)]
+    return torch.stack(planes, dim=2).view(len(packed), -1)
 
 
-def _scaled(values: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None = None) -> torch.Tensor:
-    """float32 [n, k] times its group's scale [n, groups], less its group's minimum."""
-    grouped = values.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
+def _scale(out: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None = None) -> None:
+    """Multiply float32 [n, k] by its group's scale [n, groups] and take its group's minimum away."""
+    grouped = out.view(*scales.shape, -1).mul_(scales.unsqueeze(-1))
     if minima is not None:
         grouped.sub_(minima.unsqueeze(-1))
-    return values
 
 
-def _q4_0(b: torch.Tensor) -> torch.Tensor:
-    return _planes(b[:, 2:], 4, 16).float().sub_(8).mul_(_half(b, 0))
+def _q4_0(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_planes(b[:, 2:], 4, 16)).sub_(8).mul_(_half(b, 0))
 
 
-def _q4_1(b: torch.Tensor) -> torch.Tensor:
-    return _planes(b[:, 4:], 4, 16).float().mul_(_half(b, 0)).add_(_half(b, 2))
+def _q4_1(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_planes(b[:, 4:], 4, 16)).mul_(_half(b, 0)).add_(_half(b, 2))
 
 
-def _q5_0(b: torch.Tensor) -> torch.Tensor:
+def _q5_0(b: torch.Tensor, out: torch.Tensor) -> None:
     q = _planes(b[:, 6:], 4, 16) | (_planes(b[:, 2:6], 1, 1) << 4)
-    return q.float().sub_(16).mul_(_half(b, 0))
+    out.copy_(q).sub_(16).mul_(_half(b, 0))
 
 
-def _q5_1(b: torch.Tensor) -> torch.Tensor:
+def _q5_1(b: torch.Tensor, out: torch.Tensor) -> None:
     q = _planes(b[:, 8:], 4, 16) | (_planes(b[:, 4:8], 1, 1) << 4)
-    return q.float().mul_(_half(b, 0)).add_(_half(b, 2))
+    out.copy_(q).mul_(_half(b, 0)).add_(_half(b, 2))
 
 
-def _q8_0(b: torch.Tensor) -> torch.Tensor:
-    return b[:, 2:].view(torch.int8).float().mul_(_half(b, 0))
+def _q8_0(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(b[:, 2:].view(torch.int8)).mul_(_half(b, 0))
 
 
-def _q2_k(b: torch.Tensor) -> torch.Tensor:
-    scales, q = b[:, :16], _planes(b[:, 16:80], 2, 32)
-    return _scaled(q.float(), (scales & 15).float() * _half(b, 80), (scales >> 4).float() * _half(b, 82))
+def _q2_k(b: torch.Tensor, out: torch.Tensor) -> None:
+    scales = b[:, :16]
+    out.copy_(_planes(b[:, 16:80], 2, 32))
+    _scale(out, (scales & 15).float() * _half(b, 80), (scales >> 4).float() * _half(b, 82))
 
 
-def _q3_k(b: torch.Tensor) -> torch.Tensor:
+def _q3_k(b: torch.Tensor, out: torch.Tensor) -> None:
     scales = _planes(b[:, 96:104], 4, 8) | (_planes(b[:, 104:108], 2, 4) << 4)
-    q = _planes(b[:, 32:96], 2, 32) | (_planes(b[:, :32], 1, 32) << 2)  # the third bit is stored as its own byte plane
-    return _scaled(q.float().sub_(4), scales.float().sub_(32) * _half(b, 108))
+    out.copy_(_planes(b[:, 32:96], 2, 32) | (_planes(b[:, :32], 1, 32) << 2)).sub_(4)
+    _scale(out, scales.float().sub_(32) * _half(b, 108))
 
 
 def _scales_and_minima(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,34 +90,35 @@ def _scales_and_minima(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scales.float() * _half(b, 0), minima.float() * _half(b, 2)
 
 
-def _q4_k(b: torch.Tensor) -> torch.Tensor:
-    return _scaled(_planes(b[:, 16:], 4, 32).float(), *_scales_and_minima(b))
+def _q4_k(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_planes(b[:, 16:], 4, 32))
+    _scale(out, *_scales_and_minima(b))
 
 
-def _q5_k(b: torch.Tensor) -> torch.Tensor:
-    q = _planes(b[:, 48:], 4, 32) | (_planes(b[:, 16:48], 1, 32) << 4)
-    return _scaled(q.float(), *_scales_and_minima(b))
+def _q5_k(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_planes(b[:, 48:], 4, 32) | (_planes(b[:, 16:48], 1, 32) << 4))
+    _scale(out, *_scales_and_minima(b))
 
 
-def _q6_k(b: torch.Tensor) -> torch.Tensor:
-    q = _planes(b[:, :128], 4, 64) | (_planes(b[:, 128:192], 2, 32) << 4)
-    scales = b[:, 192:208].view(torch.int8).float()
-    return _scaled(q.float().sub_(32), scales * _half(b, 208))
+def _q6_k(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_planes(b[:, :128], 4, 64) | (_planes(b[:, 128:192], 2, 32) << 4)).sub_(32)
+    _scale(out, b[:, 192:208].view(torch.int8).float() * _half(b, 208))
 
 
 _IQ4 = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32)
 
 
-def _iq4_nl(b: torch.Tensor) -> torch.Tensor:
-    return _IQ4[_planes(b[:, 2:], 4, 16).int()].mul_(_half(b, 0))
+def _iq4_nl(b: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(_IQ4[_planes(b[:, 2:], 4, 16).int()]).mul_(_half(b, 0))
 
 
-def _iq4_xs(b: torch.Tensor) -> torch.Tensor:
+def _iq4_xs(b: torch.Tensor, out: torch.Tensor) -> None:
     scales = _planes(b[:, 4:8], 4, 1) | (_planes(b[:, 2:4], 2, 1) << 4)
-    return _scaled(_IQ4[_planes(b[:, 8:], 4, 16).int()], scales.float().sub_(32) * _half(b, 0))
+    out.copy_(_IQ4[_planes(b[:, 8:], 4, 16).int()])
+    _scale(out, scales.float().sub_(32) * _half(b, 0))
 
 
-_OWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+_OWN: dict[str, Dequantizer] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
 }  # fmt: skip
@@ -136,7 +139,7 @@ def dequantize(raw: np.ndarray, qtype: str, dtype: torch.dtype | None = None) ->
 
 
 def dequantize_into(out: torch.Tensor, raw: np.ndarray, qtype: str) -> None:
-    """The same, into a contiguous tensor [rows, values a row] of any float type."""
+    """The same, into a contiguous tensor [rows, values a row] of any float type on the CPU."""
     data = torch.from_numpy(raw)
     if qtype in _PLAIN:
         out.copy_(data.view(_PLAIN[qtype]))
@@ -145,11 +148,17 @@ def dequantize_into(out: torch.Tensor, raw: np.ndarray, qtype: str) -> None:
     blocks, flat = data.view(-1, nbytes), out.view(-1, block)
     function = _OWN.get(qtype) or _by_library(qtype)
     step = max(1, _CHUNK // block)
+    room = None if out.dtype == torch.float32 else torch.empty(min(step, len(flat)), block)
     for start in range(0, len(blocks), step):
-        flat[start : start + step] = function(blocks[start : start + step])
+        chunk, target = blocks[start : start + step], flat[start : start + step]
+        if room is None:
+            function(chunk, target)
+        else:
+            function(chunk, room[: len(chunk)])
+            target.copy_(room[: len(chunk)])
 
 
-def _by_library(qtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def _by_library(qtype: str) -> Dequantizer:
     from gguf import GGMLQuantizationType, quants
 
     try:
@@ -157,4 +166,8 @@ def _by_library(qtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
         quants.dequantize(np.zeros((1, _LAYOUT[qtype][1]), np.uint8), kind)
     except (KeyError, NotImplementedError):
         raise ModelError(f"GGUF type {qtype} cannot be dequantised; use a file quantised to another type") from None
-    return lambda blocks: torch.from_numpy(quants.dequantize(blocks.numpy(), kind))
+
+    def fill(blocks: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.from_numpy(quants.dequantize(blocks.numpy(), kind)))
+
+    return fill

@@ -64,7 +64,7 @@ def _derive(file: GGUFFile, into: Path) -> None:
     try:
         write_json(into / "config.json", hf_config(file))
         write_json(into / "generation_config.json", generation_config(file))
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise ModelError(f"{file.path}: its header holds a senseless value ({error}); fetch it again") from None
     try:
         vocabulary, config = tokenizer_json(file.metadata, file.path), tokenizer_config(file.metadata)

@@ -149,6 +149,8 @@ class GGUFFile:
             if num_dims > _MAX_DIMS:
                 raise ValueError(num_dims)
             shape = tuple(self._number("Q") for _ in range(num_dims))[::-1]
+            if 0 in shape:
+                raise ValueError(shape)
             kind = self._number("I")
             found.append((name, shape, kind, self._number("Q")))
         alignment = values.get("general.alignment", 32)
