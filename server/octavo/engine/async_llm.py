@@ -18,10 +18,12 @@ from octavo.engine.launcher import CoreProcess
 from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import EngineDeadError
+from octavo.metrics.stats import IterationStats
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.metrics.prometheus import EngineMetrics
     from octavo.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,9 +100,16 @@ class AsyncLLM:
     Belongs to one event loop. All methods but `prepare` return at once.
     """
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, process: CoreProcess) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        process: CoreProcess,
+        metrics: EngineMetrics | None = None,
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.metrics = metrics
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
         self.client = CoreClient(process, self._take_outputs, self._core_exited)
@@ -161,7 +170,11 @@ class AsyncLLM:
 
     def abort(self, request_id: str) -> None:
         """End a request, wherever it is; unknown or finished ones are ignored."""
-        if self.output_processor.abort_requests([request_id]) and self.dead is None:
+        stats = self._new_stats()
+        known = self.output_processor.abort_requests([request_id], stats=stats)
+        if stats is not None and self.metrics is not None:
+            self.metrics.record_iteration(stats)
+        if known and self.dead is None:
             self.client.abort_requests([request_id])
 
     def abort_all(self) -> None:
@@ -188,13 +201,22 @@ class AsyncLLM:
 
     def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
         before = self.output_processor.num_unfinished_samples
-        _, stopped = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp)
+        stats = self._new_stats()
+        _, stopped = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, stats)
         if finished := before - self.output_processor.num_unfinished_samples:
             self._finish_times.extend([time.monotonic()] * finished)
         if outputs.stats is not None:
             self.last_stats = outputs.stats
+        if self.metrics is not None:
+            if stats is not None and outputs.outputs:
+                self.metrics.record_iteration(stats)
+            if outputs.stats is not None:
+                self.metrics.record_step(outputs.stats)
         if stopped and self.dead is None:
             self.client.finish_samples(stopped)
+
+    def _new_stats(self) -> IterationStats | None:
+        return None if self.metrics is None else IterationStats()
 
     def _core_exited(self, code: int) -> None:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,13 @@ class CoreProc:
     def run(self) -> None:
         import zmq
 
+        from octavo.engine.messages import EngineCoreOutputs
+
         core = self._core
         while True:
             if not core.has_unfinished_requests():
+                if self.busy:  # the last word on how many requests there are
+                    self._send(OUTPUTS, EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
                 self._requests.poll()
                 self._heartbeat.progress(core.num_steps)
@@ -134,7 +139,25 @@ def _read_line_from_stdin() -> bytes:
     return line
 
 
-def _beat(heartbeat: Heartbeat, proc: CoreProc, watchdog_seconds: float) -> None:
+def _memory_reader(device: str) -> Callable[[], tuple[int, int]]:
+    """Reads the bytes in use on the engine's device and all that there are for it."""
+    if device == "cuda":
+        import torch
+
+        def read_cuda() -> tuple[int, int]:
+            free, total = torch.cuda.mem_get_info()
+            return total - free, total
+
+        return read_cuda
+    from octavo.platform import memory_limit
+
+    page, statm, total = os.sysconf("SC_PAGE_SIZE"), Path("/proc/self/statm"), memory_limit()
+    return lambda: (int(statm.read_text().split()[1]) * page, total)
+
+
+def _beat(
+    heartbeat: Heartbeat, proc: CoreProc, watchdog_seconds: float, read_memory: Callable[[], tuple[int, int]]
+) -> None:
     """Show signs of life; keep pushing the watchdog's deadline back while the main loop makes progress.
 
     The watchdog itself is a C thread: it fires even when some native code never gives the interpreter's lock back.
@@ -142,6 +165,7 @@ def _beat(heartbeat: Heartbeat, proc: CoreProc, watchdog_seconds: float) -> None
     watched = None
     while True:
         heartbeat.beat()
+        heartbeat.device_memory(*read_memory())
         if watchdog_seconds > 0:
             mark = (proc.busy, heartbeat.num_steps)
             if not proc.busy:
@@ -193,9 +217,8 @@ def main(directory: Path) -> int:
         context.destroy(linger=2000)  # waits until it is sent
         return 1
     proc = CoreProc(core, requests, outputs, heartbeat)
-    threading.Thread(
-        target=_beat, args=(heartbeat, proc, options.watchdog_seconds), name="heartbeat", daemon=True
-    ).start()
+    beat_args = (heartbeat, proc, options.watchdog_seconds, _memory_reader(core.config.device))
+    threading.Thread(target=_beat, args=beat_args, name="heartbeat", daemon=True).start()
     heartbeat.beat()
     phases = {"import": imported - started, "load": time.perf_counter() - imported}
     proc._send(READY, {"config": core.config.to_dict(), "num_blocks": core.executor.num_blocks, "phases": phases})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 FILE_NAME = "heartbeat"
 _SIZE = mmap.PAGESIZE
-_BEAT, _PROGRESS, _STEPS = range(3)  # slots of 8 bytes each; each is written by one store
+_BEAT, _PROGRESS, _STEPS, _MEMORY_USED, _MEMORY_TOTAL = range(5)  # slots of 8 bytes each; each is written by one store
 
 
 class Heartbeat:
@@ -39,7 +39,15 @@ class Heartbeat:
         self._slots[_STEPS] = num_steps
         self._slots[_PROGRESS] = time.monotonic_ns()
 
+    def device_memory(self, used: int, total: int) -> None:
+        """Bytes."""
+        self._slots[_MEMORY_USED], self._slots[_MEMORY_TOTAL] = used, total
+
     # Anybody reads.
+
+    def read_device_memory(self) -> tuple[int, int]:
+        """Bytes in use on the core's device and all that it may use."""
+        return self._slots[_MEMORY_USED], self._slots[_MEMORY_TOTAL]
 
     @property
     def num_steps(self) -> int:

@@ -13,7 +13,7 @@ from octavo import __version__
 from octavo.entrypoints import health
 from octavo.entrypoints.http import Handler, route
 from octavo.entrypoints.middleware import Gate
-from octavo.entrypoints.openai import chat, completions, models
+from octavo.entrypoints.openai import chat, completions, models, tokenization
 from octavo.entrypoints.openai.errors import on_http_exception, on_unexpected
 from octavo.entrypoints.state import ServerState
 
@@ -25,6 +25,8 @@ def build_app(state: ServerState) -> FastAPI:
     _add_health(app)
     _add(app, "POST", "/v1/completions", completions.create_completion)
     _add(app, "POST", "/v1/chat/completions", chat.create_chat_completion)
+    _add(app, "POST", "/tokenize", tokenization.tokenize)
+    _add(app, "POST", "/detokenize", tokenization.detokenize)
     _add(app, "GET", "/v1/models", models.list_models)
     _add(app, "GET", "/v1/models/{model_id:path}", models.retrieve_model)
     return app
@@ -68,6 +70,7 @@ def _add_health(app: FastAPI) -> None:
         ("/livez", health.livez),
         ("/readyz", health.readyz),
         ("/ping", health.health),
+        ("/metrics", health.metrics),
         ("/load", health.load),
         ("/version", health.version),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -50,6 +51,11 @@ async def health(request: Request) -> Response:
     await _check_alive(state)
     _check_ready(state)
     return Response(status_code=200)
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    return Response(state_of(request).metrics.expose(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(request: Request) -> Response:

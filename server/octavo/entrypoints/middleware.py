@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import re
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from octavo.entrypoints.state import ServerState
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # probes have no key
+UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # no work of clients
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 
@@ -37,13 +39,16 @@ class Gate:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        started = time.monotonic()
+        status, sent_bytes = 0, 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+            else:
+                sent_bytes += len(message.get("body", b""))
             await send(message)
 
         is_work = scope["method"] == "POST"
@@ -58,12 +63,19 @@ class Gate:
             await self.app(scope, receive, send_with_id)
         except Exception:
             logger.exception("request %s failed", request_id)
-            if not started:
+            if not status:
                 await APIError(500, "The server failed to handle the request; its log says why").response()(
                     scope, receive, send_with_id
                 )
         finally:
             self.state.num_responding -= is_work
+            handler = getattr(scope.get("route"), "path", "none")
+            if handler not in UNCOUNTED_PATHS:
+                size = headers.get(b"content-length", b"")
+                self.state.http_metrics.record(
+                    handler, scope["method"], status or 499, time.monotonic() - started,
+                    int(size) if size.isdigit() else 0, sent_bytes,
+                )  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Compares hashes in constant time, every key every time: neither length nor position shows."""

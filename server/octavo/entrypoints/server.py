@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -20,8 +21,9 @@ from octavo.engine.launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.http_protocol import LimitedHttpProtocol
-from octavo.entrypoints.state import Phase, ServerState
+from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
+from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -85,12 +87,15 @@ async def serve(
 ) -> int:
     """Serve until told to stop. Returns the exit code; raises OctavoError when the engine cannot start."""
     loop = asyncio.get_running_loop()
-    engine = AsyncLLM(config, tokenizer, process)
+    metrics = EngineMetrics(config, served_names(config, args)[0])
+    engine = AsyncLLM(config, tokenizer, process, metrics)
     stop = _StopSignals(loop)
     servers: list[_Uvicorn] = []
     tasks: list[asyncio.Task[Any]] = []
     try:
-        state = ServerState(engine, args)
+        metrics.watch_device_memory(engine.client.heartbeat.read_device_memory)
+        metrics.watch_core_process(process.pid)
+        state = ServerState(engine, args, metrics, HttpMetrics(metrics.registry))
         apps = [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
         servers = [_Uvicorn(_uvicorn_config(app, args, main=i == 0)) for i, app in enumerate(apps)]
         tasks = [
@@ -118,6 +123,8 @@ async def serve(
         if tasks:
             await asyncio.wait(tasks, timeout=2 * _LAST_WORDS_SECONDS)
         engine.close(grace=1.0 if stop.second.is_set() else 5.0)
+        if args.uds:
+            Path(args.uds).unlink(missing_ok=True)
 
 
 class _StopSignals:
@@ -148,6 +155,7 @@ async def _become_ready(engine: AsyncLLM, state: ServerState) -> None:
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)
+        state.metrics.record_startup(phase, seconds)
 
 
 async def _drain(state: ServerState, stop: _StopSignals) -> None:

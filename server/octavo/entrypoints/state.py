@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo.config import EngineConfig
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
+from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
 
 
 class Phase(enum.Enum):
@@ -23,12 +25,14 @@ class Phase(enum.Enum):
 class ServerState:
     engine: AsyncLLM
     args: ServerArgs
+    metrics: EngineMetrics
+    http_metrics: HttpMetrics
     phase: Phase = Phase.LOADING
     created: int = field(default_factory=lambda: int(time.time()))
     num_responding: int = 0  # requests for work whose answers are not all out yet
 
     def __post_init__(self) -> None:
-        self.model_names = self.args.served_model_name or [self.engine.config.model.model]
+        self.model_names = served_names(self.engine.config, self.args)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
         self.chat_template = _read_template(self.args.chat_template)
@@ -64,6 +68,7 @@ class ServerState:
         """Raises a 429 when ``count`` more sequences would make the queue longer than it may be."""
         queued = max(0, self.engine.num_sequences + count - self._room())
         if queued > self.max_queued:
+            self.metrics.record_rejection(REJECTED_QUEUE_FULL)
             raise APIError(
                 429,
                 f"The queue is full: {self.num_queued()} sequences wait, {count} more were to come, and "
@@ -103,6 +108,11 @@ class ServerState:
 
 
 FROZEN_SECONDS = 5.0
+
+
+def served_names(config: EngineConfig, args: ServerArgs) -> list[str]:
+    """The names under which the model is served; the first is the one in answers and metrics."""
+    return args.served_model_name or [config.model.model]
 
 
 def _read_template(given: str | None) -> str | None:

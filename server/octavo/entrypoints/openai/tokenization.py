@@ -1,0 +1,77 @@
+"""POST /tokenize and /detokenize: vLLM's routes for clients that count tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.entrypoints.http import JSON, read_body
+from octavo.entrypoints.openai import chat
+from octavo.entrypoints.openai.chat_messages import check_messages
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.serving import state_of
+
+
+class TokenizeRequest(BaseModel):
+    """A ``prompt``, or ``messages`` with the options of the chat template."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(request: Request) -> Response:
+    state = state_of(request)
+    body = await read_body(request, TokenizeRequest, state.args.max_request_bytes)
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("prompt or messages must be given, and not both", "prompt")
+    processor = state.engine.input_processor
+    if body.messages is not None:
+        options = body.model_dump(exclude={"prompt", "return_token_strs", "model", "messages"}, exclude_none=True)
+        messages = check_messages(body.messages)
+        chat_body = ChatCompletionRequest(messages=body.messages, **options)
+        ids = await state.engine.run_in_thread(chat.render, state, chat_body, messages)
+    else:
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
+    tokenizer = state.engine.tokenizer
+    strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs and tokenizer is not None else None
+    return JSON({"count": len(ids), "max_model_len": processor.max_model_len, "tokens": ids, "token_strs": strings})
+
+
+async def detokenize(request: Request) -> Response:
+    state = state_of(request)
+    body = await read_body(request, DetokenizeRequest, state.args.max_request_bytes)
+    state.check_model(body.model)
+    tokenizer = state.engine.tokenizer
+    if tokenizer is None:
+        raise bad_request("tokens cannot be decoded: the engine runs without a tokenizer (--skip-tokenizer-init)")
+    for token_id in body.tokens:
+        if not 0 <= token_id < state.engine.input_processor.vocab_size:
+            limit = state.engine.input_processor.vocab_size - 1
+            raise bad_request(
+                f"tokens must be between 0 and {limit} (the model's vocabulary), got {token_id}", "tokens"
+            )
+    text = await state.engine.run_in_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JSON({"prompt": text})

@@ -1,0 +1,325 @@
+"""Instruments under vLLM's names, labels and buckets, so that its dashboards and scaling rules read us unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    Summary,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo.config import EngineConfig
+from octavo.engine.messages import SchedulerStats
+from octavo.metrics.stats import FinishedSample, IterationStats
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+REJECTED_QUEUE_FULL = "max_num_queued_reqs"
+
+_REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+_TOKEN_SECONDS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_FIRST_TOKEN_SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+_STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def buckets_1_2_5(limit: int) -> list[int]:
+    """1, 2, 5, 10, 20, ... up to ``limit``."""
+    buckets, power = [], 1
+    while power <= limit:
+        buckets += [factor * power for factor in (1, 2, 5) if factor * power <= limit]
+        power *= 10
+    return buckets
+
+
+class EngineMetrics:
+    """The engine's instruments. One registry an instance: two servers in one process do not mix."""
+
+    def __init__(self, config: EngineConfig, model_name: str) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        lengths = buckets_1_2_5(config.scheduler.max_model_len)
+
+        # Now.
+        self._running = self._gauge("vllm:num_requests_running", "Sequences that the steps compute")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait for a place in a step")
+        by_reason = self._family(
+            Gauge, "vllm:num_requests_waiting_by_reason", "Sequences that wait, by what they wait for", ("reason",)
+        )
+        self._waiting_capacity = by_reason.labels(**self._labels, reason="capacity")
+        by_reason.labels(**self._labels, reason="deferred").set(0)
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1")
+        sleep = self._family(
+            Gauge, "vllm:engine_sleep_state", "1 for the state that the engine is in", ("sleep_state",)
+        )
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            sleep.labels(**self._labels, sleep_state=state).set(state == "awake")
+
+        # So far.
+        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        for other in ("external_prefix_cache", "mm_cache"):  # tiers that there are none of
+            self._counter(f"vllm:{other}_queries", "Lookups in a cache that this engine does not have")
+            self._counter(f"vllm:{other}_hits", "Hits in a cache that this engine does not have")
+        self._preemptions = self._counter("vllm:num_preemptions", "Sequences put back to make room for others")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were begun")
+        sources = self._family(
+            Counter,
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their keys and values came from",
+            ("source",),
+        )
+        self._by_source = {source: sources.labels(**self._labels, source=source) for source in TOKEN_SOURCES}
+        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that needed no computing")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
+        success = self._family(Counter, "vllm:request_success", "Sequences that ended, by how", ("finished_reason",))
+        self._success = {r: success.labels(**self._labels, finished_reason=r) for r in FINISH_REASONS}
+        self._rejections = Counter(
+            "vllm:admission_rejections", "Requests refused because of a limit of the queue", ("model_name", "reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._rejections.labels(model_name=model_name, reason=REJECTED_QUEUE_FULL)
+
+        # How long, how many.
+        histogram = self._histogram
+        self._h_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens a sequence", lengths)
+        self._h_generation = histogram("vllm:request_generation_tokens", "Tokens generated a sequence", lengths)
+        self._h_max_generation = histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest sequence", lengths
+        )
+        self._h_iteration = histogram("vllm:iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
+        self._h_n = histogram("vllm:request_params_n", "The parameter n", (1, 2, 5, 10, 20))
+        self._h_max_tokens = histogram("vllm:request_params_max_tokens", "The parameter max_tokens", lengths)
+        self._h_computed = histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens a sequence that had to be computed", lengths
+        )
+        self._h_ttft = histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_SECONDS
+        )
+        self._h_itl = histogram("vllm:inter_token_latency_seconds", "From token to token", _TOKEN_SECONDS)
+        self._h_tpot = histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time a token after the first, a sequence",
+            _TOKEN_SECONDS,
+        )
+        self._h_seconds = {
+            name: histogram(f"vllm:{metric}_seconds", text, _REQUEST_SECONDS)
+            for name, metric, text in (
+                ("e2e", "e2e_request_latency", "From arrival to the end"),
+                ("queued", "request_queue_time", "From arrival to the first step"),
+                ("inference", "request_inference_time", "From the first step to the last token"),
+                ("prefill", "request_prefill_time", "From the first step to the first token"),
+                ("decode", "request_decode_time", "From the first to the last token"),
+            )
+        }
+
+        # Ours: steps that computed prompts and steps that did not, apart.
+        steps = self._family(Histogram, "octavo:step_seconds", "Duration of a step", ("kind",), buckets=_STEP_SECONDS)
+        tokens = self._family(Counter, "octavo:step_tokens", "Tokens computed in steps", ("kind", "tokens"))
+        self._steps = {kind: steps.labels(**self._labels, kind=kind) for kind in ("prefill", "decode")}
+        self._step_tokens = {
+            (kind, what): tokens.labels(**self._labels, kind=kind, tokens=what)
+            for kind in ("prefill", "decode")
+            for what in ("prompt", "generation")
+        }
+        self._startup = self._family(Gauge, "octavo:startup_seconds", "Duration of a phase of the start", ("phase",))
+        self._cache_info(config)
+        self.registry.register(_Aliases(self))
+
+    # Making instruments.
+
+    def _family(self, kind: Any, name: str, text: str, labels: Sequence[str] = (), **options: Any) -> Any:
+        return kind(name, text, (*self._labels, *labels), registry=self.registry, **options)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return self._family(Gauge, name, text).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._family(Counter, name, text).labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return self._family(Histogram, name, text, buckets=buckets).labels(**self._labels)
+
+    def _cache_info(self, config: EngineConfig) -> None:
+        values = {name: str(value) for name, value in asdict(config.cache).items()}
+        labels = ("engine", *values)
+        info = Gauge("vllm:cache_config_info", "The KV cache's configuration", labels, registry=self.registry)
+        info.labels(engine="0", **values).set(1)
+
+    # What happened.
+
+    def record_step(self, stats: SchedulerStats) -> None:
+        """The core's own account of one step."""
+        self._running.set(stats.num_running_reqs)
+        self._waiting.set(stats.num_waiting_reqs)
+        self._waiting_capacity.set(stats.num_waiting_reqs)
+        self._kv_usage.set(stats.kv_cache_usage)
+        self._prefix_queries.inc(stats.prefix_cache_queries)
+        self._prefix_hits.inc(stats.prefix_cache_hits)
+        self._preemptions.inc(stats.num_preemptions)
+        if stats.num_prompt_tokens or stats.num_generation_tokens:
+            kind = "prefill" if stats.step_is_prefill else "decode"
+            self._steps[kind].observe(stats.step_time)
+            self._step_tokens[kind, "prompt"].inc(stats.num_prompt_tokens)
+            self._step_tokens[kind, "generation"].inc(stats.num_generation_tokens)
+
+    def record_iteration(self, stats: IterationStats) -> None:
+        """What the step's outputs meant for the requests."""
+        self._prompt_tokens.inc(stats.num_prompt_tokens)
+        self._by_source["local_compute"].inc(stats.num_prompt_tokens - stats.num_cached_tokens)
+        self._by_source["local_cache_hit"].inc(stats.num_cached_tokens)
+        self._cached_tokens.inc(stats.num_cached_tokens)
+        self._generation_tokens.inc(stats.num_generation_tokens)
+        if stats.num_prompt_tokens or stats.num_generation_tokens:
+            self._h_iteration.observe(stats.num_prompt_tokens + stats.num_generation_tokens)
+        for seconds in stats.first_token_seconds:
+            self._h_ttft.observe(seconds)
+        for seconds in stats.inter_token_seconds:
+            self._h_itl.observe(seconds)
+        for sample in stats.finished:
+            self._record_finished(sample)
+        for request in stats.finished_requests:
+            self._h_n.observe(request.n)
+            self._h_max_generation.observe(request.max_num_generation_tokens)
+
+    def _record_finished(self, sample: FinishedSample) -> None:
+        self._success[sample.reason].inc()
+        for name, histogram in self._h_seconds.items():
+            if (seconds := getattr(sample, name)) is not None:
+                histogram.observe(seconds)
+        if (seconds := sample.time_per_output_token) is not None:
+            self._h_tpot.observe(seconds)
+        self._h_prompt.observe(sample.num_prompt_tokens)
+        self._h_computed.observe(sample.num_prompt_tokens - sample.num_cached_tokens)
+        self._h_generation.observe(sample.num_generation_tokens)
+        if sample.params.max_tokens is not None:
+            self._h_max_tokens.observe(sample.params.max_tokens)
+
+    def record_rejection(self, reason: str) -> None:
+        self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def record_startup(self, phase: str, seconds: float) -> None:
+        self._startup.labels(**self._labels, phase=phase).set(seconds)
+
+    def watch_device_memory(self, read: Any) -> None:
+        """``read()`` gives the bytes in use on the engine's device and all there are; asked at every scrape."""
+        self.registry.register(_DeviceMemory(read, self._labels))
+
+    def watch_core_process(self, pid: int) -> None:
+        """CPU and memory of the core process beside those of this one."""
+        ProcessCollector(namespace="octavo_core", pid=lambda: pid, registry=self.registry)
+
+    def expose(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _DeviceMemory(Collector):
+    def __init__(self, read: Any, labels: dict[str, str]) -> None:
+        self._read, self._labels = read, labels
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in zip(("used", "total"), self._read(), strict=True):
+            metric = GaugeMetricFamily(
+                f"octavo:device_memory_{name}_bytes",
+                f"Memory of the engine's device, {name}",
+                labels=list(self._labels),
+            )
+            metric.add_metric(list(self._labels.values()), value)
+            yield metric
+
+
+class _Aliases(Collector):
+    """Names of earlier versions that dashboards still read, with today's values."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        queries, hits = _value(metrics._prefix_queries), _value(metrics._prefix_hits)
+        rate = hits / queries if queries else 0.0
+        labels = list(metrics._labels)
+        for name, text, value in (
+            ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc by its old name", _value(metrics._kv_usage)),
+            ("vllm:gpu_prefix_cache_hit_rate", "Prefix cache hits over queries since the start", rate),
+            ("vllm:cpu_prefix_cache_hit_rate", "Prefix cache hits over queries since the start", rate),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            gauge.add_metric(list(metrics._labels.values()), value)
+            yield gauge
+        old = Metric(
+            "vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds by its old name", "histogram"
+        )
+        for family in metrics._h_itl.collect():
+            for sample in family.samples:
+                suffix = sample.name.removeprefix("vllm:inter_token_latency_seconds")
+                old.add_sample(old.name + suffix, {**metrics._labels, **sample.labels}, sample.value)
+        yield old
+
+
+def _value(instrument: Any) -> float:
+    return instrument._value.get()
+
+
+class HttpMetrics:
+    """Requests as prometheus-fastapi-instrumentator counts them, whose names dashboards know."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "http_requests", "Requests by route, method and class of status", ("handler", "method", "status"),
+            registry=registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "http_request_duration_seconds", "Duration by route", ("handler", "method"), buckets=(0.1, 0.5, 1.0),
+            registry=registry,
+        )  # fmt: skip
+        self._seconds_fine = Histogram(
+            "http_request_duration_highr_seconds", "Duration of all requests, in fine buckets",
+            buckets=(
+                0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
+            ),
+            registry=registry,
+        )  # fmt: skip
+        self._request_bytes = Summary(
+            "http_request_size_bytes", "Size of bodies received, by route", ("handler",), registry=registry
+        )
+        self._response_bytes = Summary(
+            "http_response_size_bytes", "Size of bodies sent, by route", ("handler",), registry=registry
+        )
+
+    def record(
+        self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
+        self._requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._seconds.labels(handler, method).observe(seconds)
+        self._seconds_fine.observe(seconds)
+        self._request_bytes.labels(handler).observe(request_bytes)
+        self._response_bytes.labels(handler).observe(response_bytes)

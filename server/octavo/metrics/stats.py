@@ -1,0 +1,51 @@
+"""What one step did to the requests, as the front end sees it. Plain data: collected by the output processor, counted
+by whoever keeps instruments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.sampling_params import SamplingParams
+
+
+@dataclass
+class FinishedSample:
+    """One sequence from its arrival to its end. Times are seconds; None where it never came that far."""
+
+    reason: str  # stop | length | abort | error
+    params: SamplingParams
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generation_tokens: int
+    e2e: float
+    queued: float | None = None  # from arrival to its first step
+    prefill: float | None = None  # from there to its first token
+    decode: float | None = None  # from there to its last token
+    inference: float | None = None  # prefill and decode
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        if self.decode is None or self.num_generation_tokens < 2:
+            return None
+        return self.decode / (self.num_generation_tokens - 1)
+
+
+@dataclass
+class FinishedRequest:
+    """A request all of whose ``n`` sequences have ended."""
+
+    n: int
+    max_num_generation_tokens: int  # of the longest of them
+
+
+@dataclass
+class IterationStats:
+    """One step's tokens and what they ended."""
+
+    num_prompt_tokens: int = 0  # of requests whose first token came, cached ones included
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+    first_token_seconds: list[float] = field(default_factory=list)  # since arrival, one a sequence
+    inter_token_seconds: list[float] = field(default_factory=list)  # since the last one, one a further token
+    finished: list[FinishedSample] = field(default_factory=list)
+    finished_requests: list[FinishedRequest] = field(default_factory=list)

@@ -1,0 +1,130 @@
+"""Who may come in, and by which door: API keys, the management port, CORS, TLS, unix sockets, root path."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import time
+
+import httpx
+import pytest
+
+MAIN_ONLY = ["/v1/models", "/metrics", "/load", "/version", "/ping", "/docs", "/openapi.json", "/nowhere"]
+PROBES = ["/health", "/livez", "/readyz"]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def management_port():
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def guarded(start, management_port):
+    return start(
+        "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
+        env={"OCTAVO_API_KEY": "secret-key"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MAIN_ONLY)
+def test_everything_but_the_probes_asks_for_the_key(guarded, path):
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret-key"},
+                    {"authorization": "Basic secret-key"}, {"authorization": "Bearer secret-key "[:-2]}):  # fmt: skip
+        answer = guarded.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+    allowed = guarded.get(path, headers={"authorization": "bearer secret-key"})
+    assert allowed.status_code == (404 if path == "/nowhere" else 200)
+
+
+@pytest.mark.parametrize("path", PROBES)
+def test_probes_need_no_key(guarded, path):
+    assert guarded.get(path).status_code == 200
+
+
+def test_work_asks_for_the_key(guarded):
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert guarded.post(path, {"prompt": "x"}).status_code == 401
+    assert guarded.client(api_key="secret-key").completions.create(model=None, prompt="x", max_tokens=1)
+
+
+def test_the_key_is_nowhere_to_be_seen(guarded):
+    """Neither on the command line nor in a log."""
+    assert "secret-key" not in guarded.log
+    assert "secret-key" not in " ".join(guarded.process.args)
+
+
+def test_the_management_port_serves_state_without_a_key_and_no_work(guarded, management_port):
+    url = f"http://127.0.0.1:{management_port}"
+    for path in [*PROBES, "/metrics", "/load", "/version"]:
+        assert httpx.get(url + path).status_code == 200, path
+    assert b"vllm:num_requests_running" in httpx.get(url + "/metrics").content
+    for path in ("/v1/completions", "/v1/models", "/tokenize"):
+        assert httpx.post(url + path, json={"prompt": "x"}).status_code == 404
+
+
+def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
+    key = {"authorization": "Bearer secret-key"}
+    assert guarded.get("/v1/models", headers=key).status_code == 200
+    assert guarded.get("/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
+
+
+def test_cors_for_the_allowed_origin_only(guarded):
+    preflight = {"origin": "https://app.example", "access-control-request-method": "POST",
+                 "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+    answer = httpx.options(guarded.url + "/v1/completions", headers=preflight)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://app.example"
+    answer = httpx.options(guarded.url + "/v1/completions", headers={**preflight, "origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    refused = guarded.get("/v1/models", headers={"origin": "https://app.example"})
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == "https://app.example"
+
+
+@pytest.mark.slow
+def test_tls(start, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    _self_signed(key, certificate)
+    server = start("--ssl-keyfile", str(key), "--ssl-certfile", str(certificate))
+    assert server.url.startswith("https://")
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert httpx.get(server.url + "/health", verify=context).status_code == 200
+    body = {"prompt": "x", "max_tokens": 3, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, verify=context) as response:
+        assert list(response.iter_lines())[-2] == "data: [DONE]"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(server.url.replace("https", "http") + "/health")
+
+
+def _self_signed(key, certificate) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl to make a certificate with")
+
+
+@pytest.mark.slow
+def test_a_unix_socket(launch, tmp_path):
+    path = tmp_path / "octavo.sock"
+    server = launch("--uds", str(path))
+    client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo")
+    deadline = time.monotonic() + 120
+    while True:
+        assert server.process.poll() is None and time.monotonic() < deadline, server.log
+        try:
+            if client.get("/health").status_code == 200:
+                break
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    assert client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+    assert server.stop() == 0
+    assert not path.exists()
