@@ -60,8 +60,9 @@ class KVCacheManager:
 
     @property
     def pinned_ids(self) -> set[int]:
-        """Free but for being the source of a copy in the step just handed out."""
-        return {block.block_id for block in self._pinned if block.ref_cnt == 1}
+        """Free but for being the source of copies in the step just handed out."""
+        pins = Counter(block.block_id for block in self._pinned)
+        return {block_id for block_id, count in pins.items() if self.pool.blocks[block_id].ref_cnt == count}
 
     def begin_step(self) -> None:
         """Copies of the step before have been handed out: their sources may be reused from now on."""
@@ -163,6 +164,8 @@ class KVCacheManager:
             source, target = table[copy_index], self.pool.allocate()
             self._pinned.append(source)  # our reference becomes the pin
             table[copy_index] = target
+            request.confirm_limit = copy_index * self.block_size
+            request.num_confirmed_tokens = min(request.num_confirmed_tokens, request.confirm_limit)
             allocation.copies.append((source.block_id, target.block_id))
             allocation.replaced_blocks.append((copy_index, target.block_id))
         if write_from < last_position:

@@ -7,6 +7,8 @@ from enum import IntEnum
 
 from octavo.engine.messages import EngineCoreRequest
 
+NO_LIMIT = 1 << 60
+
 
 class RequestStatus(IntEnum):
     WAITING = 0
@@ -40,23 +42,26 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "epoch", "eos_token_ids", "index", "lora_name",
-        "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_hashed_blocks",
-        "num_kv_tokens", "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
-        "partial_registered",
-        "pooling", "priority", "req_id", "request_id", "sampling_params", "scheduled_time", "skip_prefix_cache",
-        "status", "stop_reason", "stop_token_ids",
+        "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "confirm_limit", "core_request",
+        "eos_token_ids", "epoch", "index", "lora_name", "max_tokens", "num_cached_tokens",
+        "num_computed_tokens", "num_confirmed_tokens", "num_hashed_blocks", "num_kv_tokens",
+        "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
+        "partial_registered", "pooling", "priority", "req_id", "request_id", "sampling_params",
+        "scheduled_time", "skip_prefix_cache", "status", "stop_reason", "stop_token_ids",
     )  # fmt: skip
 
     def __init__(self, core_request: EngineCoreRequest, index: int = 0) -> None:
         params = core_request.sampling_params
         self.request_id = core_request.request_id
         self.index = index
+        self.core_request = core_request
         self.req_id = f"{index}#{core_request.request_id}"
         self.all_token_ids = list(core_request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.sampling_params = params
-        self.max_tokens: int = params.max_tokens if params.max_tokens is not None else 1 << 60
+        self.max_tokens: int = params.max_tokens if params.max_tokens is not None else NO_LIMIT
+        if core_request.pooling is not None:
+            self.max_tokens = 1  # the prompt's last step ends it: none may follow while that one is in flight
         self.eos_token_ids = frozenset(() if params.ignore_eos else core_request.eos_token_ids)
         self.stop_token_ids = self.eos_token_ids | frozenset(params.stop_token_ids)
         self.priority = core_request.priority
@@ -71,6 +76,7 @@ class Request:
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
+        self.confirm_limit = NO_LIMIT  # higher positions are in a block whose copy is still in flight
         self.num_kv_tokens = 0  # KV of lower positions was found in shared blocks: never written again
         self.num_output_placeholders = 0
         self.num_cached_tokens = -1  # of the first admission; -1: not admitted yet

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
-from octavo.core.request import Request, RequestStatus, expand_samples
+from octavo.core.request import NO_LIMIT, Request, RequestStatus, expand_samples
 from octavo.core.request_queue import make_request_queue
 from octavo.core.sched_output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists, SchedulerStats
@@ -32,6 +32,7 @@ class _Scheduled:
     num_tokens: int
     computed_until: int
     sampled: bool
+    replaced: bool  # a block of it is replaced by a copy in this step
 
 
 @dataclass
@@ -235,6 +236,7 @@ class Scheduler:
         self.kv.free(request)
         request.epoch += 1
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_kv_tokens = 0
+        request.confirm_limit = NO_LIMIT
         request.num_hashed_blocks = 0
         request.partial_registered = False
 
@@ -326,7 +328,9 @@ class Scheduler:
         if sampled:
             request.num_output_placeholders += 1
             self._prefilling.pop(request.req_id, None)
-        step.scheduled[request.req_id] = _Scheduled(request, request.epoch, num_new, until, sampled)
+        step.scheduled[request.req_id] = _Scheduled(
+            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks)
+        )
 
     def _finish_step(self, step: _Step) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))
@@ -365,15 +369,13 @@ class Scheduler:
         results: list[EngineCoreOutput] = []
         for scheduled in self._in_flight.popleft():
             request = scheduled.request
-            if request.is_finished:
-                continue
             error = output.errors.get(request.req_id)
             if error is not None:
-                self._finish(request, RequestStatus.FINISHED_ERROR)
-                results.append(_output_of(request, error=error))
+                results += self._fail(request, error)
+            if request.is_finished:
                 continue
             if scheduled.epoch == request.epoch:
-                self._confirm(request, scheduled.computed_until)
+                self._confirm(request, scheduled)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output)
             if scheduled.sampled:
                 results.append(self._take_token(request, output))
@@ -383,9 +385,21 @@ class Scheduler:
                 results[-1].prompt_logprobs = prompt_logprobs
         return results
 
-    def _confirm(self, request: Request, computed_until: int) -> None:
-        request.num_confirmed_tokens = computed_until
-        if not request.partial_registered or computed_until // self.kv.block_size > request.num_hashed_blocks:
+    def _fail(self, request: Request, error: str) -> list[EngineCoreOutput]:
+        """End all samples of a request: the others may share KV that the failed step was to write."""
+        group = self._groups.get(request.request_id)
+        if group is None or group.leader.core_request is not request.core_request:
+            return []  # the request has ended since, and perhaps another one has its id
+        outputs = self.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
+        for output in outputs:
+            output.error = error
+        return outputs
+
+    def _confirm(self, request: Request, scheduled: _Scheduled) -> None:
+        if scheduled.replaced:
+            request.confirm_limit = NO_LIMIT
+        confirmed = request.num_confirmed_tokens = min(scheduled.computed_until, request.confirm_limit)
+        if not request.partial_registered or confirmed // self.kv.block_size > request.num_hashed_blocks:
             self.kv.cache_blocks(request)
 
     def _new_prompt_logprobs(self, scheduled: _Scheduled, output: ModelRunnerOutput) -> LogprobsLists | None:
@@ -452,7 +466,7 @@ class Scheduler:
         ), "blocks leaked"
 
 
-def _output_of(request: Request, tokens: list[int] | None = None, error: str | None = None) -> EngineCoreOutput:
+def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
     return EngineCoreOutput(
         request.request_id,
         request.index,
@@ -461,5 +475,4 @@ def _output_of(request: Request, tokens: list[int] | None = None, error: str | N
         stop_reason=request.stop_reason,
         num_cached_tokens=max(request.num_cached_tokens, 0),
         scheduled_time=request.scheduled_time,
-        error=error,
     )

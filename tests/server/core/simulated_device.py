@@ -1,0 +1,187 @@
+"""A device whose KV cache holds fingerprints instead of keys and values, and the model of truth that runs on it.
+
+The "key and value" of a position is a fingerprint of every token up to and including it. "Attention" compares what the
+block table leads to with what the sequence's own tokens say it must be, so that a block that is shared, copied, evicted
+or reused wrongly is seen at the first read. The "sampled" token is a function of the fingerprint and of the sample's
+identity: a request's output can be computed alone and compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from core_helpers import EOS
+
+from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.engine.messages import EngineCoreRequest, LogprobsLists
+
+POISON = -1  # the "key and value" that a failed step leaves, and the token sampled from it
+
+
+def root_fingerprint(lora_name: str | None, cache_salt: str | None) -> int:
+    """A salt does not change keys and values, but here it does, so that sharing across salts shows."""
+    return hash((*(lora_name or "").encode(), 256, *(cache_salt or "").encode()))
+
+
+def extend(fingerprint: int, token: int) -> int:
+    return hash((fingerprint, token))
+
+
+def sample(fingerprint: int, seed: int, index: int) -> int:
+    value = hash((fingerprint, seed, index, 0xC0FFEE))
+    return EOS if value % 11 == 0 else value // 11 % 3
+
+
+@dataclass
+class Truth:
+    """What one sample of a request gives when it is computed alone."""
+
+    tokens: list[int]
+    finish_reason: str
+
+
+def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: int) -> Truth:
+    params = core_request.sampling_params
+    fingerprint = root_fingerprint(core_request.lora_name, core_request.cache_salt)
+    for token in core_request.prompt_token_ids:
+        fingerprint = extend(fingerprint, token)
+    if core_request.pooling is not None:
+        return Truth([], "stop")
+    tokens: list[int] = []
+    while True:
+        token = sample(fingerprint, params.seed or 0, index)
+        fingerprint = extend(fingerprint, token)
+        tokens.append(token)
+        stops = (token == EOS and not params.ignore_eos) or token in params.stop_token_ids
+        if stops and len(tokens) >= params.min_tokens:
+            return Truth(tokens, "stop")
+        if len(tokens) == params.max_tokens or len(core_request.prompt_token_ids) + len(tokens) >= max_model_len:
+            return Truth(tokens, "length")
+
+
+@dataclass
+class Row:
+    """What a runner keeps of one sequence."""
+
+    data: NewRequestData
+    tokens: list[int]
+    block_ids: list[int]
+    num_computed: int
+    fingerprints: list[int]
+    poisoned: bool = False
+
+
+@dataclass
+class SimulatedDevice:
+    """Executes SchedulerOutputs in order, exactly as a runner must."""
+
+    num_blocks: int  # with the null block
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    requests: dict[str, EngineCoreRequest]  # by request_id, for what NewRequestData does not carry
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
+
+    def execute(self, step: SchedulerOutput, failing: bool = False, nan_rows: Iterable[str] = ()) -> ModelRunnerOutput:
+        """``failing``: the step breaks on the way and leaves garbage. ``nan_rows``: these sequences get an error."""
+        for req_id in step.finished_req_ids:
+            self.rows.pop(req_id, None)
+        self._copy(step.block_copies, failing)
+        for data in step.scheduled_new_reqs:
+            self._add(data)
+        assert len(self.rows) <= self.max_num_seqs, "more rows than max_num_seqs"
+        for change in step.scheduled_cached_reqs:
+            row = self.rows[change.req_id]
+            for index, block_id in change.replaced_blocks:
+                row.block_ids[index] = block_id
+            row.block_ids.extend(change.new_block_ids)
+        self._write(step.num_scheduled_tokens, failing)
+        output = ModelRunnerOutput()
+        for req_id, num_tokens in step.num_scheduled_tokens.items():
+            self._attend(req_id, num_tokens)
+            self._finish_row(req_id, num_tokens, output)
+        assert list(output.sampled_token_ids) == step.sampled_req_ids, "the step samples others than it says"
+        if failing:
+            return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, "the step failed"))
+        for req_id in nan_rows:
+            output.errors[req_id] = "NaN"
+        return output
+
+    def contents(self, block_id: int) -> list[int | None]:
+        return self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
+
+    def _copy(self, pairs: list[tuple[int, int]], failing: bool) -> None:
+        sources, targets = {source for source, _ in pairs}, [target for _, target in pairs]
+        assert not sources & set(targets), "a block is source and target of copies in one step"
+        assert len(set(targets)) == len(targets), "two copies into one block"
+        size = self.block_size
+        read = [[POISON] * size if failing else self.contents(source) for source, _ in pairs]
+        for target, values in zip(targets, read, strict=True):
+            self.slots[target * size : (target + 1) * size] = values
+
+    def _add(self, data: NewRequestData) -> None:
+        assert data.req_id not in self.rows, f"{data.req_id} has a row already"
+        request = self.requests[data.req_id.partition("#")[2]]
+        fingerprint = root_fingerprint(request.lora_name, request.cache_salt)
+        fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
+        row = Row(data, list(data.token_ids), list(data.block_ids), data.num_computed_tokens, fingerprints)
+        self.rows[data.req_id] = row
+
+    def _write(self, num_scheduled: dict[str, int], failing: bool) -> None:
+        written: set[int] = set()
+        for req_id, num_tokens in num_scheduled.items():
+            row = self.rows[req_id]
+            end = row.num_computed + num_tokens
+            assert num_tokens > 0 and end <= len(row.tokens), f"{req_id} is given tokens that it does not have"
+            assert end <= len(row.block_ids) * self.block_size, f"{req_id} writes beyond its block table"
+            assert 0 not in row.block_ids, f"{req_id} has the null block"
+            for position in range(max(row.num_computed, row.data.num_kv_tokens), end):
+                slot = self._slot(row, position)
+                assert slot not in written, "two sequences write one slot in one step"
+                written.add(slot)
+                self.slots[slot] = POISON if failing or row.poisoned else row.fingerprints[position]
+
+    def _attend(self, req_id: str, num_tokens: int) -> None:
+        row = self.rows[req_id]
+        for position in range(row.num_computed + num_tokens):
+            value = self.slots[self._slot(row, position)]
+            row.poisoned |= value == POISON
+            assert row.poisoned or value == row.fingerprints[position], (
+                f"{req_id} reads another sequence's KV at position {position}"
+            )
+
+    def _slot(self, row: Row, position: int) -> int:
+        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _finish_row(self, req_id: str, num_tokens: int, output: ModelRunnerOutput) -> None:
+        row, data = self.rows[req_id], self.rows[req_id].data
+        start = row.num_computed
+        row.num_computed += num_tokens
+        if data.sampling_params.prompt_logprobs is not None and data.sample_index == 0:
+            until = min(row.num_computed, data.num_prompt_tokens - 1)
+            if until > start:
+                targets = row.tokens[start + 1 : until + 1]
+                output.prompt_logprobs[req_id] = LogprobsLists(
+                    [[token] for token in targets],
+                    [[-1.0 * p] for p in range(start + 1, until + 1)],
+                    [1] * len(targets),
+                )
+        if row.num_computed < len(row.tokens):
+            return
+        if data.pooling is not None:
+            output.sampled_token_ids[req_id] = []
+            output.embeddings[req_id] = [float(row.fingerprints[-1])]
+            return
+        num_output = len(row.tokens) - data.num_prompt_tokens
+        assert num_output < (data.sampling_params.max_tokens or 1 << 60), f"{req_id} is sampled beyond max_tokens"
+        assert len(row.tokens) < self.max_model_len, f"{req_id} is sampled beyond max_model_len"
+        token = (
+            POISON if row.poisoned else sample(row.fingerprints[-1], data.sampling_params.seed or 0, data.sample_index)
+        )
+        row.tokens.append(token)
+        row.fingerprints.append(extend(row.fingerprints[-1], token))
+        output.sampled_token_ids[req_id] = [token]

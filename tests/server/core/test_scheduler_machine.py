@@ -1,0 +1,286 @@
+"""Whatever is added, batched, chunked, shared, preempted, aborted or broken, every request gets what it gets alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from core_helpers import core_request, examples
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from simulated_device import POISON, SimulatedDevice, Truth, compute_truth, extend, root_fingerprint
+
+from octavo.config import SchedulerConfig
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.prefix_hash import root_hash
+from octavo.core.request import Request, RequestStatus
+from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
+from octavo.core.scheduler import Scheduler
+from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
+
+# Long enough a base that prompts share their beginnings, and few enough tokens that they agree by chance as well.
+BASE = [0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 0, 2] * 3
+
+configs = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([1, 2, 4, 16]),
+        "max_model_len": st.integers(8, 64),
+        "pool": st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0]),  # sequences of max_model_len that fit
+        "max_num_seqs": st.integers(1, 6),
+        "max_num_batched_tokens": st.integers(1, 40),
+        "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3, 7]),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "prefix_caching": st.sampled_from([True, True, True, False]),
+        "max_in_flight": st.sampled_from([1, 2, 2, 3]),
+    }
+)
+
+
+@dataclass
+class SampleLog:
+    """What has come back of one sample, beside what must."""
+
+    request: EngineCoreRequest
+    truth: Truth
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprob_tokens: list[int] = field(default_factory=list)
+    ended: str | None = None
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(config=configs)
+    def start(self, config: dict) -> None:
+        size, max_model_len = config["block_size"], config["max_model_len"]
+        num_blocks = int(-(-max_model_len // size) * config["pool"]) + 1
+        self.max_in_flight = config["max_in_flight"]
+        names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
+        self.config = SchedulerConfig(**{name: config[name] for name in names})
+        self.kv = KVCacheManager(num_blocks, size, config["prefix_caching"])
+        self.scheduler = Scheduler(self.config, self.kv)
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.device = SimulatedDevice(num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests)
+        self.results: deque[ModelRunnerOutput] = deque()
+        self.samples: dict[tuple[str, int], SampleLog] = {}
+        self.histories: list[list[int]] = [BASE]
+        self.fingerprint_after: dict[bytes, int] = {}  # block hash -> fingerprint of its last token
+        self.ever_added: list[Request] = []
+        self.num_added = 0
+
+    # -- what users do -----------------------------------------------------------------------------------------------
+
+    @rule(
+        history=st.integers(0, 1000),
+        cut=st.integers(0, 60),
+        tail=st.lists(st.integers(0, 2), max_size=4),
+        n=st.sampled_from([1, 1, 1, 2, 3, 5]),
+        max_tokens=st.integers(1, 24),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        stop=st.sampled_from([[], [], [], [2]]),
+        ignore_eos=st.booleans(),
+        priority=st.integers(0, 2),
+        cache_salt=st.sampled_from([None, None, None, "salt"]),
+        lora_name=st.sampled_from([None, None, None, "adapter"]),
+        want=st.sampled_from(["tokens"] * 6 + ["prompt_logprobs", "embedding"]),
+        reuse_id=st.booleans(),
+    )
+    def add(self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, **fields) -> None:
+        prompt = (self.histories[history % len(self.histories)][:cut] + tail)[: self.config.max_model_len - 1] or [1]
+        free_ids = [i for i in self.requests if i not in {key[0] for key, log in self.samples.items() if not log.ended}]
+        request_id = free_ids[-1] if reuse_id and free_ids else f"r{self.num_added}"
+        self.num_added += 1
+        request = core_request(
+            request_id,
+            prompt,
+            n=1 if want == "embedding" else n,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            stop_token_ids=stop,
+            ignore_eos=ignore_eos,
+            prompt_logprobs=1 if want == "prompt_logprobs" else None,
+            pooling="last" if want == "embedding" else None,
+            seed=self.num_added % 3,
+            arrival_time=float(self.num_added),
+            **fields,
+        )
+        self.scheduler.add_request(request)
+        self.ever_added += [r for r in self._requests() if r.request_id == request_id]
+        self.requests[request_id] = request
+        for index in range(request.sampling_params.n):
+            truth = compute_truth(request, index, self.config.max_model_len)
+            self.samples[request_id, index] = SampleLog(request, truth)
+            if index == 0:
+                self.histories.append(prompt + truth.tokens)
+
+    def _live(self) -> list[tuple[str, int]]:
+        return [key for key, log in self.samples.items() if not log.ended]
+
+    @precondition(lambda self: self._live())
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which: int) -> None:
+        live = self._live()
+        request_id = live[which % len(live)][0]
+        outputs = self.scheduler.finish_requests([request_id, "unknown"], RequestStatus.FINISHED_ABORTED)
+        assert {(o.request_id, o.index) for o in outputs} == {key for key in live if key[0] == request_id}
+        assert {o.finish_reason for o in outputs} == {"abort"}
+        self._deliver(outputs)
+
+    @precondition(lambda self: self._live())
+    @rule(which=st.integers(0, 1000))
+    def finish_sample(self, which: int) -> None:
+        live = self._live()
+        request_id, index = live[which % len(live)]
+        self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
+        self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)  # late news: ignored
+        self._end(self.samples[request_id, index], "finished from outside")
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.kv.pool.reset_prefix_cache()
+
+    # -- what the engine does ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.results) < self.max_in_flight)
+    @rule(mishap=st.sampled_from([None] * 10 + ["step fails", "NaN"]), which=st.integers(0, 1000))
+    def schedule(self, mishap: str | None, which: int) -> None:
+        self._schedule(failing=mishap == "step fails", nan_row=which if mishap == "NaN" else None)
+
+    @precondition(lambda self: self.results)
+    @rule()
+    def update(self) -> None:
+        self._deliver(self.scheduler.update_from_output(self.results.popleft()))
+
+    @rule(rounds=st.integers(1, 8))
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self._round()
+
+    def _round(self) -> None:
+        """The overlapped loop: keep the device fed, then take the oldest result."""
+        while len(self.results) < self.max_in_flight and self._schedule():
+            pass
+        if self.results:
+            self._deliver(self.scheduler.update_from_output(self.results.popleft()))
+        self.scheduler.check_integrity()
+
+    def _schedule(self, failing: bool = False, nan_row: int | None = None) -> bool:
+        decoding = [r for r in self.scheduler.running.values() if self._wants_to_decode(r)]
+        prompt_tokens_left = {r.req_id: r.num_prompt_tokens - r.num_computed_tokens for r in self._requests()}
+        step = self.scheduler.schedule(now=1.0)
+        assert self.scheduler.num_in_flight == len(self.results) + bool(step.num_scheduled_tokens)
+        if not step.num_scheduled_tokens:
+            return False
+        self._check_step(step, decoding, prompt_tokens_left)
+        req_ids = list(step.num_scheduled_tokens)
+        nan_rows = [] if nan_row is None else [req_ids[nan_row % len(req_ids)]]
+        self.results.append(self.device.execute(step, failing, nan_rows))
+        for request in self.scheduler.running.values():
+            assert self.device.rows[request.req_id].block_ids == self.kv.block_ids(request), "block tables differ"
+        self._check_index()
+        return True
+
+    def _requests(self) -> list[Request]:
+        return list(self.scheduler.requests.values())
+
+    def _wants_to_decode(self, request: Request) -> bool:
+        num_output = request.num_output_tokens + request.num_output_placeholders
+        ends = num_output >= request.max_tokens or request.num_prompt_tokens + num_output >= self.config.max_model_len
+        return (
+            request.num_computed_tokens == request.num_prompt_tokens + num_output - 1
+            and num_output > 0
+            and not (ends and request.num_output_placeholders)
+            and request.pooling is None
+        )
+
+    def _check_step(self, step: SchedulerOutput, decoding: list[Request], prompt_tokens_left: dict[str, int]) -> None:
+        given = step.num_scheduled_tokens
+        total = sum(given.values())
+        assert total == step.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
+        threshold = self.config.long_prefill_token_threshold
+        assert not threshold or max(given.values()) <= threshold
+        hits = {data.req_id: data.num_computed_tokens for data in step.scheduled_new_reqs}
+        num_prompt = 0
+        for req_id, num_tokens in given.items():
+            left = prompt_tokens_left[req_id]
+            if req_id in hits:
+                left = self.scheduler.requests[req_id].num_prompt_tokens - hits[req_id]
+            num_prompt += max(0, min(left, num_tokens))
+        assert step.num_prompt_tokens == num_prompt
+        left_out = [r for r in decoding if r.status is RequestStatus.RUNNING and r.req_id not in given]
+        if left_out:
+            assert total == self.config.max_num_batched_tokens, f"{left_out} wait although there is budget"
+            assert given.keys() <= {r.req_id for r in decoding}, f"{left_out} wait behind a prompt"
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            log = self.samples[output.request_id, output.index]
+            assert log.ended is None, "an output after the end"
+            assert POISON not in output.new_token_ids, "a token computed from a failed step's leftovers"
+            assert 0 <= output.num_cached_tokens < len(log.request.prompt_token_ids) + len(log.tokens) + 1
+            log.tokens += output.new_token_ids
+            if output.prompt_logprobs is not None:
+                assert output.index == 0
+                log.prompt_logprob_tokens += [ids[0] for ids in output.prompt_logprobs.token_ids]
+            if output.finish_reason is not None:
+                assert (output.finish_reason == "error") == (output.error is not None)
+                self._end(log, output.finish_reason)
+
+    def _end(self, log: SampleLog, how: str) -> None:
+        log.ended = how
+        if how in ("stop", "length"):
+            assert (log.tokens, how) == (log.truth.tokens, log.truth.finish_reason)
+            if (
+                log.request.sampling_params.prompt_logprobs is not None
+                and log is self.samples[log.request.request_id, 0]
+            ):
+                assert log.prompt_logprob_tokens == log.request.prompt_token_ids[1:]
+        else:
+            assert log.tokens == log.truth.tokens[: len(log.tokens)]
+
+    @invariant()
+    def managers_agree(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+            assert set(self._live()) == {(r.request_id, r.index) for r in self._requests()}
+
+    def _check_index(self) -> None:
+        """Every block that the prefix cache offers holds what it promises."""
+        after, size = self.fingerprint_after, self.kv.block_size
+        for request in self.ever_added:
+            lora_name, cache_salt = request.lora_name, request.cache_salt
+            fingerprint = after.setdefault(root_hash(lora_name, cache_salt), root_fingerprint(lora_name, cache_salt))
+            for i, block_hash in enumerate(request.block_hashes):
+                if block_hash not in after:
+                    for token in request.all_token_ids[i * size : (i + 1) * size]:
+                        fingerprint = extend(fingerprint, token)
+                    after[block_hash] = fingerprint
+                fingerprint = after[block_hash]
+        for block in self.kv.pool.blocks:
+            if block.parent_hash is not None:
+                fingerprint = after[block.parent_hash]
+                expected = [fingerprint := extend(fingerprint, token) for token in block.tokens]
+                assert self.device.contents(block.block_id)[: len(expected)] == expected, f"{block} does not hold that"
+                assert (block.block_hash is not None) == (len(block.tokens) == size)
+
+    def teardown(self) -> None:
+        """Everything that was not ended from outside finishes, with the right tokens, and nothing is left behind."""
+        if not hasattr(self, "scheduler"):
+            return
+        tokens = sum(len(r.prompt_token_ids) + 24 for r in (log.request for log in self.samples.values()))
+        bound = 20 * tokens + 100
+        while self.scheduler.has_unfinished_requests():
+            self._round()
+            bound -= 1
+            assert bound, f"no end in sight: {self._requests()}"
+        while self.results:
+            assert not self.scheduler.update_from_output(self.results.popleft()), "an output after the end"
+        assert not self._live()
+        self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        assert self.kv.pool.num_free_blocks == self.kv.pool.num_usable_blocks
+        assert self.kv.usage == 0.0
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = examples(150, stateful_step_count=50)
