@@ -3,4 +3,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from clusterrig.fixtures import cluster, namespace  # noqa: E402, F401
+from clusterrig.fixtures import cluster, namespace  # noqa: F401

@@ -47,17 +47,17 @@ def parser() -> argparse.ArgumentParser:
         one = command(name, f"run the rig's {name} (on the rig, unless KUBECONFIG is set)", run_tool)
         one.set_defaults(tool=name)
         one.add_argument("arguments", nargs=argparse.REMAINDER)
-    one = command("exec", "run a command inside the rig's namespaces: `rig.py exec ctr -n k8s.io images ls`", run_inside)
+    one = command("exec", "run a command inside the rig: `rig.py exec ctr -n k8s.io images ls`", run_inside)
     one.add_argument("arguments", nargs=argparse.REMAINDER)
-    one = command("pid", "print the process number of a daemon, to send it signals", lambda a: print(cluster.daemon_pid(a.name)))
+    one = command("pid", "print the process number of a daemon, to send it signals", print_pid)
     one.add_argument("name", help="kubelet, kube-apiserver, containerd, ...")
-    one = command("gpus", "let the real node claim GPUs", lambda a: cluster.set_gpus(settings.default_places(), a.count))
+    one = command("gpus", "let the real node claim GPUs", set_gpus)
     one.add_argument("count", type=int)
     one = command("fake-nodes", "add GPU nodes on which pods only seem to run (kwok)", fake_nodes)
     one.add_argument("count", type=int)
     one.add_argument("--gpus", type=int, default=8, help="on each (default 8)")
     one.add_argument("--product", default="NVIDIA-H200", help="label nvidia.com/gpu.product (default NVIDIA-H200)")
-    one = command("build", "build an image from a Dockerfile: `rig.py build NAME CONTEXT [options of buildah build]`", build)
+    one = command("build", "build an image: `rig.py build NAME CONTEXT [options of buildah build]`", build)
     one.add_argument("name")
     one.add_argument("context", type=Path)
     one.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -93,6 +93,14 @@ def run_tool(arguments: argparse.Namespace) -> None:
 def run_inside(arguments: argparse.Namespace) -> None:
     command = cluster.enter(arguments.arguments or ["bash"])
     os.execvp(command[0], command)
+
+
+def print_pid(arguments: argparse.Namespace) -> None:
+    print(cluster.daemon_pid(arguments.name))
+
+
+def set_gpus(arguments: argparse.Namespace) -> None:
+    cluster.set_gpus(settings.default_places(), arguments.count)
 
 
 def fake_nodes(arguments: argparse.Namespace) -> None:

@@ -23,6 +23,7 @@ def traces() -> dict[str, set[str]]:
     rules = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True).stdout
     words = ("kube", "etcd", "containerd", "coredns", "kwok", "registry", "rig-provisioner", "clusterrig")
     argvs = [path.read_text().replace("\0", " ") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    folders = (*PRIVATE_FOLDERS, str(settings.default_places().run))
     return {
         "processes": {argv for argv in argvs if any(word in argv.partition(" ")[0] for word in words)},
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
@@ -30,7 +31,7 @@ def traces() -> dict[str, set[str]]:
         "routes": set(subprocess.run(["ip", "route"], capture_output=True, text=True).stdout.splitlines()),
         "rules": set(rules.splitlines()),
         "control groups": {folder for folder, _, _ in os.walk("/sys/fs/cgroup") if settings.CGROUP in folder},
-        "folders": {folder for folder in (*PRIVATE_FOLDERS, str(settings.default_places().run)) if Path(folder).exists()},
+        "folders": {folder for folder in folders if Path(folder).exists()},
         "forwarding": {Path("/proc/sys/net/ipv4/ip_forward").read_text()},
     }
 

@@ -1,4 +1,4 @@
-"""The rig is a Kubernetes that can be believed: pods run, are limited, resolved, routed, scheduled and scaled for real."""
+"""The rig can be believed: pods run, are limited, resolved, routed, scheduled and scaled for real."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from clusterrig.fixtures import Cluster, eventually, run_rig
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TOOLBOX = settings.TOOLBOX_IMAGE  # is in every rig
+Manifest = dict[str, Any]
 GPU = "nvidia.com/gpu"
 
 
@@ -31,7 +32,7 @@ def only_on_the_rig(cluster: Cluster) -> None:
         pytest.skip("these tests judge the rig itself")
 
 
-def pod(name: str, *args: str, image: str = TOOLBOX, spec: dict[str, Any] | None = None, **container: Any) -> dict[str, Any]:
+def pod(name: str, *args: str, image: str = TOOLBOX, spec: dict[str, Any] | None = None, **container: Any) -> Manifest:
     """A pod of one container that the restricted profile admits."""
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
     main = {"name": "main", "image": image, "args": list(args), "securityContext": security, **container}
@@ -87,7 +88,8 @@ def test_a_built_image_answers_by_service_name_and_from_the_machine(
     stored = registry_blobs()
 
     probe = {"httpGet": {"port": 8080, "path": "/"}, "periodSeconds": 1}
-    cluster.apply(pod("hello", "serve", ":8080", image=image, readinessProbe=probe), service("greeting", "hello", 8080), namespace=namespace)
+    serving = pod("hello", "serve", ":8080", image=image, readinessProbe=probe)
+    cluster.apply(serving, service("greeting", "hello", 8080), namespace=namespace)
     wait_ready(cluster, "pod/hello", namespace)
     address = cluster.get("service", "greeting", namespace=namespace)["spec"]["clusterIP"]
 
@@ -107,7 +109,7 @@ def test_a_built_image_answers_by_service_name_and_from_the_machine(
     (tmp_path / "version").write_text(f"{namespace} changed")
     run_rig("build", image, str(tmp_path))
     run_rig("load-image", image)
-    assert len(registry_blobs() - stored) == 3, "a changed file moves its layer, the configuration and the manifest only"
+    assert len(registry_blobs() - stored) == 3, "only the changed layer, configuration and manifest move"
 
 
 def registry_blobs() -> set[str]:
@@ -118,7 +120,8 @@ def test_an_image_that_is_nowhere_fails_at_once(cluster: Cluster, namespace: str
     cluster.apply(pod("nowhere", image="docker.io/octavo/nowhere:1"), namespace=namespace)
 
     def refused() -> bool:
-        waiting = cluster.get("pod", "nowhere", namespace=namespace)["status"]["containerStatuses"][0]["state"]["waiting"]
+        status = cluster.get("pod", "nowhere", namespace=namespace)["status"]
+        waiting = status["containerStatuses"][0]["state"]["waiting"]
         return waiting["reason"] in ("ErrImagePull", "ImagePullBackOff") and "not found" in waiting["message"]
 
     eventually(refused, 10)
@@ -176,7 +179,8 @@ def test_a_claim_gets_a_volume_that_outlives_its_pod(cluster: Cluster, namespace
     eventually(lambda: phase(cluster, "reader", namespace) == "Succeeded")
     assert cluster.kubectl("logs", "-n", namespace, "reader") == "kept"
 
-    path = cluster.get("pv", cluster.get("pvc", "data", namespace=namespace)["spec"]["volumeName"])["spec"]["local"]["path"]
+    bound = cluster.get("pvc", "data", namespace=namespace)["spec"]["volumeName"]
+    path = cluster.get("pv", bound)["spec"]["local"]["path"]
     cluster.kubectl("delete", "pod/reader", "pvc/data", "-n", namespace)
     eventually(lambda: not Path(path).exists())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,8 @@ def up() -> Places:
         _remove_tree(places.run, but="logs")
         say(f"its logs are in {places.logs}")
         raise
+    if "SUDO_UID" in os.environ:  # who asked shall be able to read it
+        os.chown(places.kubeconfig, int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"]))
     say(f"up in {time.monotonic() - start:.1f} s; export KUBECONFIG={places.kubeconfig}")
     return places
 
@@ -96,16 +100,18 @@ def down(*, keep_logs: bool = False) -> None:
 def enter(command: list[str]) -> list[str]:
     """The command line that runs `command` inside the rig's namespaces, in the present folder."""
     record = require_up()
+    namespaces = ["-m", "-n", "-p", "-i", f"--wd={Path.cwd()}"]
     path = f"PATH={record['run']}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return ["nsenter", f"--target={record['init']}", "-m", "-n", "-p", "-i", f"--wd={Path.cwd()}", "env", path, *command]
+    return ["nsenter", f"--target={record['init']}", *namespaces, "env", path, *command]
 
 
 def daemon_pid(name: str) -> int:
-    """The process of a daemon (`kubelet`, `kube-apiserver`, ...) as this machine numbers it, for tests that send signals."""
+    """The process of a daemon (`kubelet`, ...) as this machine numbers it, for tests that send signals."""
     for pid in _children(require_up()["init"]):
         if Path(_argv(pid)[0]).name == name:
             return pid
-    raise RigError(f"no daemon {name!r} is running in the rig; there are: {', '.join(config.commands(default_places()))}")
+    known = ", ".join(config.commands(default_places()))
+    raise RigError(f"no daemon {name!r} is running in the rig; there are: {known}")
 
 
 def set_gpus(places: Places, count: int) -> None:
@@ -126,7 +132,7 @@ def add_fake_nodes(places: Places, count: int, *, gpus: int, product: str, prefi
             if error.status != 409:
                 raise
     for name in names:
-        _wait(f"node {name} is ready", lambda name=name: _node_ready(api, f"/api/v1/nodes/{name}"), 30)
+        _wait(f"node {name} is ready", functools.partial(_node_ready, api, f"/api/v1/nodes/{name}"), 30)
     return names
 
 
@@ -143,11 +149,15 @@ def _prepare(places: Places, programs: dict[str, Path]) -> None:
     toolbox = {"toolbox": programs["toolbox"]}
     images.pack(places.run / "toolbox.tar", settings.TOOLBOX_IMAGE, toolbox, entrypoint=["/toolbox"], cmd=["pause"])
     for hierarchy in _cgroup_hierarchies():
+        if (hierarchy / "cgroup.controllers").exists():  # version 2: the kubelet wants every controller below its root
+            for controller in (hierarchy / "cgroup.controllers").read_text().split():
+                with contextlib.suppress(OSError):
+                    (hierarchy / "cgroup.subtree_control").write_text(f"+{controller}")
         (hierarchy / settings.CGROUP).mkdir(exist_ok=True)
 
 
 def _start(places: Places) -> dict[str, Any]:
-    made = [folder for folder in _missing_folders()]
+    made = _missing_folders()
     for folder in PRIVATE_FOLDERS:
         Path(folder).mkdir(parents=True, exist_ok=True)
     log = open(places.logs / "rig.log", "ab")  # noqa: SIM115 - the child's
@@ -195,8 +205,8 @@ def _refuse_taken_network() -> None:
     for route in json.loads(listing or "[]"):
         if route["dst"] != "default" and any(ipaddress.ip_network(route["dst"]).overlaps(network) for network in ours):
             raise RigError(
-                f"this machine has a route to {route['dst']} ({route.get('dev')}), which the rig's {ours[0]} and {ours[1]} "
-                "would hide; give the rig other addresses: OCTAVO_RIG_NETWORK=10.214 (the first two octets)"
+                f"this machine has a route to {route['dst']} ({route.get('dev')}), which the rig's {ours[0]} and "
+                f"{ours[1]} would hide; give the rig other addresses: OCTAVO_RIG_NETWORK=10.214 (the first two octets)"
             )
 
 
@@ -208,14 +218,14 @@ def _wait_until_ready(places: Places, record: dict[str, Any]) -> None:
     _wait("keys are made", (places.run / "kubeconfig").exists, 30, inside_is_alive)
     api = Api(places)
     _wait("the API server is ready", lambda: api.has("/readyz"), 60, inside_is_alive)
-    api.apply(f"/apis/storage.k8s.io/v1/storageclasses/{config.STORAGE_CLASS['metadata']['name']}", config.STORAGE_CLASS)  # type: ignore[index]
+    api.apply("/apis/storage.k8s.io/v1/storageclasses/standard", config.STORAGE_CLASS)
     _wait("the node is ready", lambda: _node_ready(api, NODE_PATH), 60, inside_is_alive)
     _wait("DNS answers", lambda: _answers(f"http://{settings.NODE_IP}:8181/ready"), 30, inside_is_alive)
     service_account = "/api/v1/namespaces/default/serviceaccounts/default"  # without it no pod is admitted
     _wait("service accounts are there", lambda: api.has(service_account), 60, inside_is_alive)
 
 
-def _wait(what: str, ready: Any, seconds: float, check: Any = lambda: None) -> None:
+def _wait(what: str, ready: Callable[[], bool], seconds: float, check: Callable[[], None] = lambda: None) -> None:
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):
@@ -305,7 +315,7 @@ def _record() -> dict[str, Any] | None:
 
 
 def _alive(record: dict[str, Any]) -> bool:
-    return _start_time(record["init"]) == record["started"]
+    return bool(_start_time(record["init"]) == record["started"])
 
 
 def _start_time(pid: int) -> str | None:

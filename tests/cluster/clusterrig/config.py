@@ -52,7 +52,7 @@ def write_kubeconfigs(places: Places) -> None:
 
 def commands(places: Places) -> dict[str, list[str]]:
     """Command line of every daemon by its name. They are started in the order that node.py says."""
-    run, pki, keep = places.run, places.pki, places.keep
+    run, pki = places.run, places.pki
 
     def kubeconfig(name: str) -> str:
         return str(pki / f"{name}.kubeconfig")

@@ -28,7 +28,7 @@ COMMAND = Path(__file__).parents[1] / "rig.py"
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """A Kubernetes to test on. `is_rig` says whether it may be treated roughly, and whether images can be given to it."""
+    """A Kubernetes to test on. `is_rig`: it may be treated roughly, and images can be given to it."""
 
     kubeconfig: Path
     program: str

@@ -6,11 +6,14 @@ the kubelet pulls from whatever host an image name has; both move only the layer
 
 from __future__ import annotations
 
+import collections
 import configparser
 import hashlib
 import io
+import itertools
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,23 +22,23 @@ import tempfile
 from pathlib import Path
 
 from . import binaries, settings
-from .progress import RigError, step
+from .progress import RigError, say, step
 
 DEBIAN_SUITE = "bookworm"
 DEBIAN_IMAGE = f"docker.io/library/debian:{DEBIAN_SUITE}-slim"
 
 
 def pack(archive: Path, name: str, files: dict[str, Path], *, entrypoint: list[str], cmd: list[str]) -> None:
-    """Writes a one-layer image of `files` (path in the image -> file) as `docker save` would; the same for the same files."""
+    """Writes a one-layer image of `files` (path in the image -> file) as `docker save` would, always the same."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for path, source in files.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = source.stat().st_size, 0o755
-            with source.open("rb") as content:
-                tar.addfile(member, content)
+            with source.open("rb") as file:
+                tar.addfile(member, file)
     image = {
-        "architecture": "amd64",
+        "architecture": {"aarch64": "arm64"}.get(platform.machine(), "amd64"),
         "os": "linux",
         "created": "2020-01-01T00:00:00Z",
         "config": {"Entrypoint": entrypoint, "Cmd": cmd, "User": "65532:65532"},
@@ -63,7 +66,7 @@ def build(name: str, context: Path, arguments: list[str]) -> None:
     with step(f"building {name}"), tempfile.TemporaryDirectory(prefix="octavo-rig-") as scratch:
         # chroot: needs no container runtime, works inside a container; the machine's network is the build's.
         _buildah(
-            "build", "--isolation=chroot", "--network=host", "--pull=false", "--layers", "--format=docker",
+            "build", "--isolation=chroot", "--network=host", "--pull=false", "--layers",
             *_trust(Path(scratch), dockerfile), *arguments, "--tag", name, str(context),
         )  # fmt: skip
 
@@ -72,10 +75,12 @@ def push(name: str) -> None:
     """Makes an image of the store available to the rig's pods under the same name."""
     repository = name.split("/", 1)[1] if re.match(r"[^/]*[.:][^/]*/|localhost/", name) else name
     with step(f"sending {name} to the rig"):
-        # Not compressed: the registry is on the same disk, and 5 GB of torch would take a minute to squeeze.
+        # zstd: 5 GB of torch cost 61 s of processor to send and 44 s to unpack, against 85 s and 55 s with gzip, and
+        # buildah sends nothing uncompressed to a registry. It needs manifests of OCI's format.
         _buildah(
-            "push", "--tls-verify=false", "--disable-compression", name, f"docker://{settings.REGISTRY}/{repository}"
-        )
+            "push", "--tls-verify=false", "--format=oci", "--compression-format=zstd", "--compression-level=1",
+            name, f"docker://{settings.REGISTRY}/{repository}",
+        )  # fmt: skip
 
 
 def debian() -> None:
@@ -95,7 +100,7 @@ def debian() -> None:
             (root / waste).mkdir(parents=True, exist_ok=True)
         with step(f"making {DEBIAN_IMAGE} of it"):
             Path(scratch, "Dockerfile").write_text('FROM scratch\nADD root/ /\nCMD ["bash"]\n')
-            _buildah("build", "--isolation=chroot", "--layers", "--format=docker", "--tag", DEBIAN_IMAGE, scratch)
+            _buildah("build", "--isolation=chroot", "--layers", "--tag", DEBIAN_IMAGE, scratch)
 
 
 def has(name: str) -> bool:
@@ -110,10 +115,10 @@ def _add_updates(sources: Path) -> None:
 
 
 def _dockerfile(context: Path, arguments: list[str]) -> str:
-    name = next((word for flag, word in zip(arguments, arguments[1:], strict=False) if flag in ("-f", "--file")), None)
-    path = Path(name) if name else next((p for p in (context / "Dockerfile", context / "Containerfile") if p.exists()), None)
-    if not path or not path.exists():
-        raise RigError(f"no Dockerfile in {context}")
+    name = next((word for flag, word in itertools.pairwise(arguments) if flag in ("-f", "--file")), None)
+    path = Path(name) if name else context / "Dockerfile"
+    if not path.exists():
+        raise RigError(f"no Dockerfile at {path}")
     return path.read_text()
 
 
@@ -148,7 +153,14 @@ def _buildah(verb: str, *arguments: str, check: bool = True) -> int:
 
 
 def _run(command: list[str], *, check: bool = True) -> int:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if check and done.returncode:
-        raise RigError(f"{command[0]} failed:\n{done.stdout.strip()[-3000:]}")
-    return done.returncode
+    """Runs a command; shows the steps of a build as they come, and all its last words when it fails."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout
+    said: collections.deque[str] = collections.deque(maxlen=40)
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("STEP ") or (line.startswith("[") and "] STEP " in line):
+            say(f"  {line.strip()[:120]}")
+    if process.wait() and check:
+        raise RigError(f"{command[0]} failed:\n{''.join(said).strip()}")
+    return process.returncode
