@@ -6,11 +6,10 @@ is, the HTTP server turns it into a 400.
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import secrets
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
@@ -23,34 +22,22 @@ if TYPE_CHECKING:
 # A text, token ids, or a dict with one of them under "prompt" or "prompt_token_ids" (and perhaps "cache_salt").
 Prompt = str | Sequence[int] | dict[str, Any]
 
-MAX_STOP_STRINGS = 64
-MAX_STOP_LENGTH = 1_000  # characters of one stop string
-MAX_STOP_TOKEN_IDS = 1_024
-MAX_BAD_WORDS = 128
-MAX_LOGPROBS = 20  # as OpenAI's API
-_SEED_RANGE = (-(2**63), 2**63 - 1)
-_FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 class InputProcessor:
     """Makes `EngineCoreRequest`s. Holds no per-request state and may be used from several threads."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, max_logprobs: int = -1) -> None:
+        """``max_logprobs``: most alternatives that a request may ask for, -1: as many as the vocabulary has."""
+        self.max_logprobs = max_logprobs
         self.tokenizer = tokenizer
         self.vocab_size = config.model.vocab_size
         self.max_model_len = config.scheduler.max_model_len
         self.generation_config = config.model.generation_config
         self.eos_token_ids = _eos_token_ids(config, tokenizer)
-        self._max_token_chars = _longest_token(tokenizer) if tokenizer else 0
 
-    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
-        """The model's own defaults (generation_config.json) under what the caller sets."""
-        values = {k: v for k in _FROM_GENERATION_CONFIG if (v := self.generation_config.get(k)) is not None}
-        if not self.generation_config.get("do_sample", True):
-            values["temperature"] = 0.0
-        if (max_new := self.generation_config.get("max_new_tokens")) is not None:
-            values["max_tokens"] = max_new
-        return SamplingParams(**{**values, **overrides})
+    def default_sampling_params(self, **given: Any) -> SamplingParams:
+        """What the caller sets, over the model's own defaults (generation_config.json)."""
+        return SamplingParams.from_generation_config(self.generation_config, **given)
 
     def process(
         self,
@@ -98,18 +85,25 @@ class InputProcessor:
             raise ValueError(
                 "prompt must be token ids, because the engine runs without a tokenizer (skip_tokenizer_init)"
             )
-        if truncate_prompt_tokens is None and len(text) > self.max_model_len * self._max_token_chars:
+        if truncate_prompt_tokens is None and len(text) > self.max_model_len:
             at_least = len(text) // self._max_token_chars
-            raise ValueError(
-                f"prompt has {len(text)} characters, at least {at_least} tokens, but the model takes at most "
-                f"{self.max_model_len} tokens (max_model_len); shorten it"
-            )
+            if at_least > self.max_model_len:
+                raise ValueError(
+                    f"prompt has {len(text)} characters, at least {at_least} tokens, but the model takes at most "
+                    f"{self.max_model_len} tokens (max_model_len); shorten it"
+                )
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"prompt must be valid Unicode, but character {error.start} is the lone surrogate {text[error.start]!a}"
             ) from None
+
+    @cached_property
+    def _max_token_chars(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its length over this."""
+        assert self.tokenizer is not None
+        return max(map(len, self.tokenizer.backend.get_vocab(with_added_tokens=True)), default=1)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         ids = list(ids)
@@ -149,50 +143,18 @@ class InputProcessor:
     # The parameters.
 
     def complete_params(self, params: SamplingParams, room: int) -> SamplingParams:
-        """Check what only the model's limits can tell, and fill max_tokens, seed and bad words. Returns a copy."""
-        self._check_params(params)
-        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        return dataclasses.replace(
-            params,
-            max_tokens=max_tokens,
-            min_tokens=min(params.min_tokens, max_tokens),
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            stop=[params.stop] if isinstance(params.stop, str) else list(params.stop or ()),
-            bad_words_token_ids=self._bad_words(params.bad_words) if params.bad_words else params.bad_words_token_ids,
-        )
-
-    def _check_params(self, params: SamplingParams) -> None:
-        for field in dataclasses.fields(params):
-            value = getattr(params, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{field.name} must be a finite number, got {value}")
-        stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
-        _check_count("stop", stops, MAX_STOP_STRINGS)
-        for stop in stops:
-            if not 0 < len(stop) <= MAX_STOP_LENGTH:
-                raise ValueError(f"stop strings must have 1 to {MAX_STOP_LENGTH} characters, got one of {len(stop)}")
-        if stops and (self.tokenizer is None or not params.detokenize):
-            raise ValueError(
-                "stop strings need text: leave detokenize on and the tokenizer loaded, or use stop_token_ids"
-            )
-        _check_count("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        _check_count("bad_words", params.bad_words, MAX_BAD_WORDS)
-        self._check_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._check_vocabulary("allowed_token_ids", params.allowed_token_ids)
-        self._check_vocabulary("logit_bias", params.logit_bias)
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and not -1 <= value <= self.vocab_size:
-                raise ValueError(
-                    f"{name} must be between 0 and {self.vocab_size} (the vocabulary), or -1 for all of it, got {value}"
-                )
-        if params.seed is not None and not _SEED_RANGE[0] <= params.seed <= _SEED_RANGE[1]:
-            raise ValueError(f"seed must fit 64 bits (-2**63 to 2**63 - 1), got {params.seed}")
-
-    def _check_vocabulary(self, name: str, ids: Any) -> None:
-        for value in ids or ():
-            if not 0 <= value < self.vocab_size:
-                raise ValueError(f"{name} must hold token ids between 0 and {self.vocab_size - 1}, got {value}")
+        """Check what only the engine knows, and fill max_tokens, seed and bad words. Returns a copy."""
+        params.verify(self.vocab_size, self.max_logprobs)
+        if params.stop and (self.tokenizer is None or not params.detokenize):
+            raise ValueError("stop needs text: leave detokenize on and the tokenizer loaded, or use stop_token_ids")
+        params = params.clone()
+        params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
+        if params.seed is None:
+            params.seed = secrets.randbits(63)
+        if params.bad_words:
+            params.bad_words_token_ids = self._bad_words(params.bad_words)
+        return params
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """Token sequences to forbid: each word as it begins a text and as it follows a space."""
@@ -235,11 +197,6 @@ def _as_int(value: Any, position: int) -> int:
     raise ValueError(f"prompt_token_ids must hold integers, got {value!r} at position {position}")
 
 
-def _check_count(name: str, values: Sequence[Any], limit: int) -> None:
-    if len(values) > limit:
-        raise ValueError(f"{name} takes at most {limit} entries, got {len(values)}")
-
-
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
     """Every id that any of the model's files calls an end of sequence."""
     found: list[int] = []
@@ -251,8 +208,3 @@ def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[in
             if isinstance(token_id, int) and token_id not in found:
                 found.append(token_id)
     return found
-
-
-def _longest_token(tokenizer: Tokenizer) -> int:
-    """Characters of the longest token: no text has fewer tokens than its length over this."""
-    return max(map(len, tokenizer.backend.get_vocab(with_added_tokens=True)), default=1)

@@ -1,0 +1,90 @@
+"""How long a server takes from the start of its process until /health says 200, phase by phase.
+
+    python benchmarks/startup.py [--runs 3] [flags of octavo serve ...]
+
+The model is in the cache after the first run, which is not counted. Prints one line a run and the phases of the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+PHASE = re.compile(r" (api|core) +\S+: (.*) took ([0-9.]+) s$")
+
+
+def start_once(flags: list[str]) -> tuple[float, float, list[tuple[str, str, float]]]:
+    """Seconds until /health is 200, seconds until the first token behind it, and (process, phase, seconds) as logged."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    with tempfile.NamedTemporaryFile("r") as log:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0", *flags],
+            stdout=log.fileno(), stderr=log.fileno(), env=env,
+        )  # fmt: skip
+        try:
+            url = _wait_for_url(process, log.name)
+            while not _is_healthy(url):
+                time.sleep(0.005)
+            ready = time.perf_counter() - started
+            body = json.dumps({"prompt": "The capital of France is", "max_tokens": 1}).encode()
+            request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+            urllib.request.urlopen(request, timeout=300).read()
+            answered = time.perf_counter() - started
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+        with open(log.name) as lines:
+            phases = [(m[1], m[2], float(m[3])) for line in lines if (m := PHASE.search(line.rstrip()))]
+    return ready, answered, phases
+
+
+def _wait_for_url(process: subprocess.Popen[bytes], log: str) -> str:
+    while True:
+        with open(log) as lines:
+            text = lines.read()
+        if found := re.search(r"(?:listening|serving .*) (?:at|on) (http\S+)", text):
+            return found[1]
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {process.returncode}:\n{text}")
+        time.sleep(0.005)
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    options, flags = parser.parse_known_args()
+    start_once(flags)
+    runs = []
+    for number in range(options.runs):
+        runs.append(start_once(flags))
+        print(f"run {number + 1}: ready after {runs[-1][0]:.2f} s, first token after {runs[-1][1]:.2f} s")
+    ready, answered, phases = min(runs)
+    print(f"\nbest: ready after {ready:.2f} s, first token after {answered:.2f} s")
+    for process, phase, seconds in phases:
+        print(f"  {process:<5} {phase:<28} {seconds:6.2f} s")
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"ready_s": ready, "first_token_s": answered, "phases": phases, "runs": [r[:2] for r in runs]}, file)
+
+
+if __name__ == "__main__":
+    main()
