@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from octavo.structured_output import StructuredOutputsParams
+
 GREEDY_TEMPERATURE = 1e-5  # temperatures below it are greedy, as in vLLM
 
 # Caps on what one request may cost, whoever sends it.
@@ -66,6 +68,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     # Filled by the input processor, not by callers: bad_words as token id sequences.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.n = _integer("n", self.n, 1, MAX_N)

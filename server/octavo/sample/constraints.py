@@ -57,8 +57,9 @@ def apply_bad_words(logits: Tensor, words: BadWords, pool: TokenPool) -> None:
     width = words.prefix.shape[1]
     if width:
         at = words.positions[:, None] - torch.arange(width, 0, -1, device=logits.device)
-        tail = pool.history[words.slots[:, None], at.clamp(min=0)]
-        match &= ((tail == words.prefix) | (words.prefix < 0)).all(-1)
+        anything = words.prefix < 0
+        tail = pool.history[words.slots[:, None], at.clamp(min=0).masked_fill_(anything, 0)]
+        match &= ((tail == words.prefix) | anything).all(-1)
     # amin, because two words may forbid the same token and only one of them match
     floor = torch.where(match, -torch.inf, torch.inf)
     logits.view(-1).scatter_reduce_(0, words.rows * logits.shape[1] + words.last, floor, "amin")
