@@ -21,6 +21,7 @@ class NewRequestData:
     block_ids: list[int]
     num_computed_tokens: int
     num_kv_tokens: int  # KV of positions below is already in the blocks and must not be written again
+    grammar: str | None = None
     pooling: str | None = None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
@@ -15,6 +17,15 @@ from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCo
 from octavo.executor.uniproc import Executor, UniProcExecutor
 
 logger = logging.getLogger(__name__)
+
+GRAMMAR_SECONDS = 10.0  # that a grammar may take to compile
+
+
+@dataclass
+class _Preparing:
+    request: EngineCoreRequest
+    future: Future[None]
+    since: float  # time.monotonic()
 
 
 class EngineCore:
@@ -27,14 +38,26 @@ class EngineCore:
         kv = KVCacheManager(self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching)
         self.scheduler = Scheduler(self.config.scheduler, kv)
         self.num_steps = 0
+        self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._pending: list[EngineCoreOutput] = []  # outcomes outside of steps, delivered by the next one
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Raises ValueError when the request can never run or its id is in use; the engine goes on unharmed."""
-        self.scheduler.add_request(request)
+        if request.grammar is not None:
+            waits = _Preparing(request, self.executor.prepare_grammar(request.grammar), time.monotonic())
+            if request.request_id in self._preparing:
+                raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
+            self._preparing[request.request_id] = waits
+        else:
+            self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free all they hold; unknown ids are ignored. Their outputs say finish_reason "abort"."""
+        request_ids = list(request_ids)
+        for request_id in request_ids:
+            waiting = self._preparing.pop(request_id, None)
+            if waiting is not None:
+                self._end_prepared(waiting.request, "abort")
         self._pending += self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
 
     def finish_sample(self, request_id: str, index: int) -> None:
@@ -42,11 +65,13 @@ class EngineCore:
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests() or bool(self._pending)
+        return self.scheduler.has_unfinished_requests() or bool(self._pending) or bool(self._preparing)
 
     def step(self) -> EngineCoreOutputs:
         """Schedule and compute once. When the model itself fails, every sequence of the step ends with an error."""
         started = time.perf_counter()
+        if self._preparing:
+            self._admit_prepared()
         outputs, self._pending = self._pending, []
         step = self.scheduler.schedule(now=time.time())
         if step.num_scheduled_tokens:
@@ -58,6 +83,30 @@ class EngineCore:
         stats.step_is_prefill = step.num_prompt_tokens > 0
         stats.step_time = time.perf_counter() - started
         return EngineCoreOutputs(outputs, stats, time.time())
+
+    def _admit_prepared(self) -> None:
+        """Queue requests whose grammar is compiled; end those whose grammar failed or took too long."""
+        if not self.scheduler.has_unfinished_requests() and not self._pending:
+            wait((w.future for w in self._preparing.values()), timeout=0.01, return_when=FIRST_COMPLETED)
+        for request_id, waiting in list(self._preparing.items()):
+            problem = None
+            if waiting.future.done():
+                try:
+                    waiting.future.result()
+                    self.scheduler.add_request(waiting.request)
+                except Exception as error:
+                    problem = str(error)
+            elif time.monotonic() - waiting.since > GRAMMAR_SECONDS:
+                problem = f"its grammar took longer than {GRAMMAR_SECONDS:g} s to compile; simplify it"
+            else:
+                continue
+            del self._preparing[request_id]
+            if problem is not None:
+                self._end_prepared(waiting.request, "error", problem)
+
+    def _end_prepared(self, request: EngineCoreRequest, reason: str, error: str | None = None) -> None:
+        for index in range(request.sampling_params.n):
+            self._pending.append(EngineCoreOutput(request.request_id, index, [], finish_reason=reason, error=error))
 
     def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         try:

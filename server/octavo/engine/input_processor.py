@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.config import EngineConfig
 from octavo.engine.messages import EngineCoreRequest
 from octavo.sampling_params import SamplingParams
+from octavo.structured_output import to_grammar
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -73,7 +74,17 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt if cache_salt is not None else salt,
             lora_name=lora_name,
+            grammar=self._grammar(params),
         )
+
+    def _grammar(self, params: SamplingParams) -> str | None:
+        if params.structured_outputs is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError(
+                "structured_outputs need a tokenizer, and the engine runs without one (skip_tokenizer_init)"
+            )
+        return to_grammar(params.structured_outputs)
 
     # The prompt.
 

@@ -20,6 +20,7 @@ class EngineCoreRequest:
     priority: int = 0  # lower is served first
     cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
     lora_name: str | None = None
+    grammar: str | None = None  # llguidance's form, see octavo.structured_output
     pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config import EngineConfig
@@ -21,6 +22,10 @@ class Executor(Protocol):
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput: ...
 
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        """Compile in the background; the future carries a ValueError when it cannot be used."""
+        ...
+
 
 class UniProcExecutor:
     def __init__(self, config: EngineConfig) -> None:
@@ -32,3 +37,6 @@ class UniProcExecutor:
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         return self.worker.execute_model(step)
+
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        return self.worker.runner.grammar_compiler.prepare(grammar)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -14,6 +16,7 @@ from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
+from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
 
@@ -43,6 +46,8 @@ class ModelRunner:
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
         self.pooler = Pooler()
+        self.grammar_compiler = GrammarCompiler(config.model)
+        self.grammars = SequenceGrammars(self.grammar_compiler, vocab_size)
 
     @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -51,6 +56,7 @@ class ModelRunner:
         req_ids = list(step.num_scheduled_tokens)
         rows = np.array([self.batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
         num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
+        bitmask = self.grammars.start_fill(step.sampled_req_ids)
         inputs = StepInputs(self.batch, rows, num_scheduled, ROW_MULTIPLE)
         hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
         output = ModelRunnerOutput()
@@ -62,7 +68,7 @@ class ModelRunner:
             self._pool(output, sampled, inputs, hidden, req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
         if len(indices):
-            self._sample(output, inputs, hidden, req_ids, rows, indices)
+            self._sample(output, inputs, hidden, req_ids, rows, indices, bitmask)
         return output
 
     def _update_rows(self, step: SchedulerOutput) -> None:
@@ -73,6 +79,7 @@ class ModelRunner:
                 self._logprobs.pop(req_id, None)
                 self._prompt_logprobs.pop(req_id, None)
                 self.pooler.remove(req_id)
+                self.grammars.remove(req_id)
         if step.block_copies:
             pairs = torch.tensor(step.block_copies, dtype=torch.int64, device=self.device)
             octavo_kernels.copy_blocks(self.kv_caches, pairs)
@@ -98,6 +105,8 @@ class ModelRunner:
             self._prompt_logprobs[data.req_id] = data.sampling_params.prompt_logprobs
         if data.pooling is not None:
             self.pooler.add(data.req_id, data.pooling)
+        if data.grammar is not None:
+            self.grammars.add(data.req_id, data.grammar, data.token_ids[data.num_prompt_tokens :])
 
     def _pool(
         self,
@@ -130,17 +139,25 @@ class ModelRunner:
         req_ids: list[str],
         rows: np.ndarray,
         sampled: np.ndarray,
+        bitmask: Callable[[], torch.Tensor | None],
     ) -> None:
         """``sampled``: which of the step's sequences get a token, as indices into ``req_ids``."""
         sampled_rows, positions = rows[sampled], inputs.seq_lens[sampled]
         logits = self._logits(hidden, inputs.starts[sampled + 1] - 1)
         metadata = self.states.make_metadata(sampled_rows.tolist(), positions.tolist())
+        if len(self.grammars):
+            metadata.grammar_bitmask = bitmask()
         result = self.sampler(logits, metadata)
         tokens = result.sampled_token_ids.tolist()
         # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
         self.batch.token_ids[sampled_rows, positions] = tokens
         ids = [req_ids[i] for i in sampled]
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
+        if len(self.grammars):
+            for req_id, token in zip(ids, tokens, strict=True):
+                problem = self.grammars.accept(req_id, token)
+                if problem is not None:
+                    output.errors[req_id] = problem
         if result.invalid.any():
             for req_id, invalid in zip(ids, result.invalid.tolist(), strict=True):
                 if invalid:
