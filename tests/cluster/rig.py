@@ -17,8 +17,13 @@ from clusterrig.api import ApiError
 from clusterrig.progress import RigError, say
 
 
+PROGRAMS = ("kubectl", "helm", "kubeconform")
+
+
 def main() -> int:
-    arguments = parser().parse_args()
+    command, *rest = sys.argv[1:] or ["--help"]
+    # What follows belongs to the other program, options included.
+    arguments = parser().parse_args([command, *(["--"] if command in (*PROGRAMS, "exec") else []), *rest])
     try:
         return int(arguments.run(arguments) or 0)
     except (RigError, ApiError) as error:
@@ -43,12 +48,12 @@ def parser() -> argparse.ArgumentParser:
     command("status", "say whether it is up (exit status 0) or not (1)", status)
     command("kubeconfig", "print the path of the administrator's kubeconfig", kubeconfig)
     command("binaries", "build what is not built yet; print the path of each program", print_binaries)
-    for name in ("kubectl", "helm", "kubeconform"):
+    for name in PROGRAMS:
         one = command(name, f"run the rig's {name} (on the rig, unless KUBECONFIG is set)", run_tool)
         one.set_defaults(tool=name)
-        one.add_argument("arguments", nargs=argparse.REMAINDER)
+        one.add_argument("arguments", nargs="*")
     one = command("exec", "run a command inside the rig: `rig.py exec ctr -n k8s.io images ls`", run_inside)
-    one.add_argument("arguments", nargs=argparse.REMAINDER)
+    one.add_argument("arguments", nargs="*")
     one = command("pid", "print the process number of a daemon, to send it signals", print_pid)
     one.add_argument("name", help="kubelet, kube-apiserver, containerd, ...")
     one = command("gpus", "let the real node claim GPUs", set_gpus)
