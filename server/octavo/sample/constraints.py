@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.sample import devices
 from octavo.sample.metadata import BadWords, RowBitmask, TokenLogits, take_rows
 from octavo.sample.token_pool import TokenPool
 
@@ -24,7 +25,7 @@ def pack_bitmask(token_ids: Tensor, vocab_size: int) -> Tensor:
 def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
     """Forbid every token whose bit is 0. ``bitmask`` int32 [R, ceil(V / 32)], on the logits' device."""
     vocab_size = logits.shape[1]
-    if logits.device.type == "cpu":
+    if devices.on_cpu(logits):
         octets = bitmask.contiguous().numpy().view(np.uint8)
         outside = np.unpackbits(~octets, axis=-1, count=vocab_size, bitorder="little")
         logits.masked_fill_(torch.from_numpy(outside).view(torch.bool), -torch.inf)

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.sample import devices
+
 _U64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0x7FEB352D
@@ -90,7 +92,7 @@ class GumbelNoise:
 
     def argmax(self, scores: Tensor, keys: Tensor) -> Tensor:
         """Draw from softmax(scores): float32 [N, V] -> int64 [N]. Scores of -inf are never drawn."""
-        if scores.device.type != "cpu":
+        if not devices.on_cpu(scores):
             return (scores + self.noise(keys)).argmax(-1)
         step = self._rows
         chunks = [self._argmax_cpu(scores[i : i + step], keys[i : i + step]) for i in range(0, len(scores), step)]

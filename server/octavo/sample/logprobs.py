@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.sample import devices
 from octavo.sample.candidates import block_floor, candidates
 
 _CHUNK = 1 << 23  # logits at a time: bounds the memory of long prompts
@@ -40,7 +41,7 @@ def gather_logprobs(logprobs: Tensor, token_ids: Tensor, k: int) -> LogprobsTens
     ranks = better.sum(-1).long() + 1
     if k == 0:
         return LogprobsTensors(chosen, value, ranks)
-    if logprobs.device.type == "cpu" and k < logprobs.shape[1]:
+    if devices.on_cpu(logprobs) and k < logprobs.shape[1]:
         values, known = candidates(logprobs, block_floor(logprobs, k))
         best, order = torch.sort(values, dim=-1, descending=True, stable=True)  # known ids ascend
         ids = known.gather(1, order)

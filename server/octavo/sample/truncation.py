@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.sample import devices
 from octavo.sample.candidates import LOWEST, block_floor, candidates
 from octavo.sample.gumbel import GumbelNoise
 from octavo.sample.metadata import RandomRows
@@ -30,7 +31,7 @@ _FIRST_LOOK = 128  # candidates; every usual top_k is below
 def sample_truncated(scores: Tensor, rows: RandomRows, noise: GumbelNoise) -> Tensor:
     """Draw from the truncated softmax of ``scores`` (float32 [N, V], by temperature already; may be overwritten)."""
     cuts = Cuts.of(scores, rows)
-    if scores.device.type != "cpu":
+    if not devices.on_cpu(scores):
         return noise.argmax(scores.masked_fill(~kept_tokens(scores, cuts)[0], -torch.inf), rows.keys)
     sampled = torch.empty(len(scores), dtype=torch.int64)
     todo = torch.arange(len(scores))
@@ -154,6 +155,6 @@ def _by_sorting(scores: Tensor, cuts: Cuts, keys: Tensor, noise: GumbelNoise) ->
 
 
 def _sort_descending(values: Tensor) -> Tensor:
-    if values.device.type == "cpu":  # numpy's sort is vectorised
+    if devices.on_cpu(values):  # numpy's sort is vectorised
         return torch.from_numpy(np.ascontiguousarray(np.sort(values.numpy(), axis=-1)[:, ::-1]))
     return values.sort(dim=-1, descending=True).values

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_helpers import PROMPT, normal_logits, sample
 
-from octavo.sample import Sampler, SamplingStates
+from octavo.sample import Sampler, SamplingStates, devices
 from octavo.sampling_params import SamplingParams
 
 VOCAB = 4999
@@ -56,6 +56,23 @@ def test_alone_or_in_a_crowd_the_bits_are_the_same(seed: int) -> None:
             assert torch.equal(
                 alone.logprobs.logprobs[0], crowd.logprobs.logprobs[i, : alone.logprobs.logprobs.shape[1]]
             )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_plain_torch_twins_give_the_same_tokens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other devices run, against what the CPU runs."""
+    rng = random.Random(seed)
+    logits = normal_logits(40, VOCAB, seed, 2.0)
+    params = [any_params(rng) for _ in range(40)]
+    ours = sample(logits, params, stop_token_ids=frozenset({3}))
+    monkeypatch.setattr(devices, "on_cpu", lambda tensor: False)
+    plain = sample(logits, params, stop_token_ids=frozenset({3}))
+    assert torch.equal(ours.sampled_token_ids, plain.sampled_token_ids)
+    assert ours.logprobs is not None
+    assert plain.logprobs is not None
+    for i, param in enumerate(params):
+        wanted = 0 if param.logprobs is None else param.logprobs + 1
+        assert torch.equal(ours.logprobs.token_ids[i, :wanted], plain.logprobs.token_ids[i, :wanted])
 
 
 @pytest.fixture
