@@ -16,7 +16,6 @@ from clusterrig import binaries, cluster, images, settings
 from clusterrig.api import ApiError
 from clusterrig.progress import RigError, say
 
-
 PROGRAMS = ("kubectl", "helm", "kubeconform")
 
 
