@@ -105,10 +105,8 @@ class InputProcessor:
                 )
         try:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"prompt must be valid Unicode, but character {error.start} is the lone surrogate {text[error.start]!a}"
-            ) from None
+        except TypeError:  # what the tokenizer says to text that UTF-8 cannot hold
+            raise _not_unicode(text) from None
 
     @cached_property
     def _max_token_chars(self) -> int:
@@ -196,6 +194,15 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | 
     if isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
         return None, prompt, None
     raise ValueError(f"prompt must be a text, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _not_unicode(text: str) -> ValueError:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = f"character {error.start} is the lone surrogate {text[error.start]!a}"
+        return ValueError(f"prompt must be valid Unicode, but {where}; remove it")
+    return ValueError(f"prompt must be a text, got {type(text).__name__}")
 
 
 def _as_int(value: Any, position: int) -> int:

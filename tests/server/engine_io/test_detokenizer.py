@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from octavo.engine.detokenizer import REPLACEMENT, Detokenizer, Vocabulary
 from octavo.sampling_params import SamplingParams
 

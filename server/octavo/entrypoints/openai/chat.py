@@ -84,7 +84,7 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
         if size > _LONG_CHAT
         else render(state, body, messages)
     )
-    request = await serving.prepare(state, body, ids, params, add_special_tokens=False)
+    request = await serving.prepare(state, body, ids, params, max_tokens, add_special_tokens=False)
     continued = messages[-1] if body.continue_final_message or not _generates(body) else None
     role = continued["role"] if continued is not None else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""

@@ -69,7 +69,7 @@ async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) 
         params.prompt_logprobs = body.logprobs
     prompts = body.prompts()
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    requests = [await serving.prepare(state, body, prompt, params, special) for prompt in prompts]
+    requests = [await serving.prepare(state, body, prompt, params, params.max_tokens, special) for prompt in prompts]
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return _Job(state, body, answer_id, int(time.time()), requests, texts, params.n, prompt_only)
 

@@ -37,17 +37,25 @@ def sampling_params(
             raise bad_request(f"{name} must be between 0 and {limit} (--max-logprobs), got {value}", name)
     if logprobs is not None:
         fields["logprobs"] = logprobs
-    if max_tokens is not None:
-        fields["max_tokens"] = max_tokens
+    processor = state.engine.input_processor
+    if max_tokens is not None or not processor.generation_config.get("max_new_tokens"):
+        fields["max_tokens"] = max_tokens  # None: whatever fits
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    params = state.engine.input_processor.default_sampling_params(**{"max_tokens": None, **fields, "output_kind": kind})
-    return params
+    return processor.default_sampling_params(**fields, output_kind=kind)
 
 
 async def prepare(
-    state: ServerState, body: GenerationRequest, prompt: Prompt, params: SamplingParams, add_special_tokens: bool
+    state: ServerState,
+    body: GenerationRequest,
+    prompt: Prompt,
+    params: SamplingParams,
+    asked: int | None,
+    add_special_tokens: bool,
 ) -> EngineCoreRequest:
-    """A request for the core under an id of its own: ids that clients choose may repeat. Raises ValueError."""
+    """A request for the core under an id of its own: ids that clients choose may repeat. Raises ValueError.
+
+    ``asked``: the max_tokens of the client, who is told when they cannot fit.
+    """
     request = await state.engine.prepare(
         uuid.uuid4().hex,
         prompt,
@@ -57,7 +65,7 @@ async def prepare(
         add_special_tokens=add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
-    asked, limit = params.max_tokens, state.engine.config.scheduler.max_model_len
+    limit = state.engine.config.scheduler.max_model_len
     if asked is not None and len(request.prompt_token_ids) + asked > limit:
         raise bad_request(
             f"max_tokens ({asked}) and the prompt's {len(request.prompt_token_ids)} tokens are more than the model's "
