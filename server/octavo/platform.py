@@ -37,7 +37,7 @@ def _own_cgroups(controller: str, root: Path = _CGROUP, proc: Path = Path("/proc
 
 
 def cpu_count(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -> int:
-    """CPUs that can be kept busy: at least 1, at most the affinity mask, at most the smallest quota (rounded up)."""
+    """CPUs to keep busy: at most the affinity mask, the smallest quota (rounded up) and OMP_NUM_THREADS; at least 1."""
     count = float(len(os.sched_getaffinity(0)))
     for cgroup in _own_cgroups("cpu", root, proc):
         try:
@@ -49,6 +49,9 @@ def cpu_count(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -> i
             continue
         if quota != "max":
             count = min(count, int(quota) / int(period))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        count = min(count, int(wanted))
     return max(1, math.ceil(count))
 
 
