@@ -6,14 +6,11 @@ import subprocess
 import sys
 
 _SCRIPT = """
-import argparse, resource, sys
-from octavo.cli import fetch
-limit = int(sys.argv.pop(1))
-if limit:
+import resource, sys
+from octavo.cli.main import main
+if limit := int(sys.argv[1]):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-parser = argparse.ArgumentParser()
-fetch.add_arguments(parser)
-sys.exit(fetch.run(parser.parse_args()))
+sys.exit(main(["fetch", *sys.argv[2:]]))
 """
 
 

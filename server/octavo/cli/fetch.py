@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-
-from octavo.errors import OctavoError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the weights' paths (or all as JSON) to stdout; 0, or 1 after one line on stderr."""
+    """Prints the weights' paths, or all as JSON, to stdout. Raises ModelError."""
     from octavo.loader.sources import resolve_model
 
-    try:
-        files = resolve_model(
-            args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,
-            progress=not args.quiet, refresh=args.refresh,
-        )  # fmt: skip
-    except OctavoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    files = resolve_model(
+        args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,
+        progress=not args.quiet, refresh=args.refresh,
+    )  # fmt: skip
     if args.json:
         described = {
             "model": files.model, "format": files.format, "directory": files.directory, "weights": list(files.weights),

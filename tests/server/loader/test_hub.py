@@ -326,4 +326,16 @@ def test_a_fetch_that_was_killed_goes_on_where_it_stopped(hub: Hub, tmp_path: Pa
 def test_the_command_ends_with_one_line_and_code_1(hub: Hub) -> None:
     code, out, err = run_fetch("org/none")
     assert (code, out) == (1, "")
-    assert err.startswith("error: there is no model org/none") and err.count("\n") == 1
+    assert err.startswith("octavo: error: there is no model org/none") and err.count("\n") == 1
+
+
+def test_the_command_prints_where_the_files_lie(hub: Hub) -> None:
+    code, out, _ = run_fetch("org/model")
+    assert code == 0 and Path(out.strip()).read_bytes() == BIG
+    code, out, err = run_fetch("org/model", "--json")
+    assert (code, err) == (0, "")  # nothing was to be fetched, nothing is said
+    files = resolve_model("org/model")
+    assert json.loads(out) == {
+        "model": "org/model", "format": "safetensors", "directory": files.directory, "weights": list(files.weights),
+        "tokenizer_directory": files.directory,
+    }  # fmt: skip
