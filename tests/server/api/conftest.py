@@ -80,7 +80,7 @@ class Server:
 
     def wait_ready(self, timeout: float = 120.0) -> Server:
         """Until the log says where it serves; a server that ends instead fails the test."""
-        while (found := re.search(r"serving .* at (http\S+)", self.log)) is None:
+        while (found := re.search(r"serving .* at (http[^\s\"]+)", self.log)) is None:
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log}"
             assert time.monotonic() - self.started < timeout, f"not ready in {timeout} s:\n{self.log}"
             time.sleep(0.02)

@@ -169,6 +169,27 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert server.stop() == 0
 
 
+STALL_ON_SIGNAL = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000))
+"""
+
+
+@pytest.mark.slow
+def test_a_stalled_core_is_noticed_dumps_its_stacks_and_ends(start, tmp_path):
+    """Its main loop hangs while its other threads live on: a signal handler that sleeps does just that."""
+    (tmp_path / "sitecustomize.py").write_text(STALL_ON_SIGNAL)
+    server = start(*SMALL, "--health-stall-seconds", "1", "--watchdog-seconds", "4", env={"PYTHONPATH": str(tmp_path)})
+    stream = Stream(server)
+    os.kill(server.core_pid, signal.SIGUSR1)
+    wait_until(lambda: server.get("/livez").status_code == 503, 5)
+    assert "stalled" in server.get("/health").json()["error"]["message"]
+    assert server.process.wait(20) == 1
+    assert "Timeout (0:00:04)!" in server.log and "core_proc.py" in server.log
+    stream.join(10)
+    assert stream.error_code == "engine_dead"
+
+
 @pytest.mark.slow
 def test_sigterm_while_the_model_loads(launch):
     server = launch(*SMALL)

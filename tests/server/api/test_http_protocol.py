@@ -1,0 +1,170 @@
+"""Clients that are too slow or say too much are let go; others on the same server are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import uvicorn
+
+from octavo.entrypoints import http_protocol
+from octavo.entrypoints.http_protocol import LimitedHttpProtocol
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def echo(scope, receive, send) -> None:
+    """Answers with the size of the body, once all of it is there."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+    body = str(size).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[int]:
+    config = uvicorn.Config(echo, port=0, http=LimitedHttpProtocol, lifespan="off", log_config=None, ws="none")
+    server = _Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.4)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    return int(head.split()[1]), await reader.readexactly(length)
+
+
+def run(conversation) -> None:
+    async def main() -> None:
+        async with serving() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await conversation(reader, writer)
+            writer.close()
+
+    asyncio.run(main())
+
+
+async def expect_timeout(reader: asyncio.StreamReader) -> None:
+    status, body = await read_answer(reader)
+    assert status == 408 and json.loads(body)["error"]["code"] == "timeout"
+    assert await asyncio.wait_for(reader.read(), 5) == b"", "and the connection is closed"
+
+
+def test_a_connection_that_says_nothing():
+    async def conversation(reader, writer) -> None:
+        await expect_timeout(reader)
+
+    run(conversation)
+
+
+def test_headers_that_come_drop_by_drop():
+    async def conversation(reader, writer) -> None:
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                for _ in range(100):
+                    writer.write(b"A")
+                    await asyncio.sleep(0.05)
+
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        task = asyncio.create_task(drip())
+        await expect_timeout(reader)
+        task.cancel()
+
+    run(conversation)
+
+
+def test_a_body_that_never_comes():
+    async def conversation(reader, writer) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        await expect_timeout(reader)
+
+    run(conversation)
+
+
+def test_a_slow_but_steady_body_is_waited_for():
+    """Longer than the time between two looks, at a little more than the least pace."""
+
+    async def conversation(reader, writer) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000\r\n\r\n")
+        for _ in range(20):
+            writer.write(b"x" * 200)
+            await writer.drain()
+            await asyncio.sleep(0.06)
+        assert await read_answer(reader) == (200, b"4000")
+
+    run(conversation)
+
+
+def test_a_connection_may_idle_between_requests():
+    async def conversation(reader, writer) -> None:
+        for _ in range(3):
+            writer.write(GET)
+            assert await read_answer(reader) == (200, b"0")
+            await asyncio.sleep(0.7)
+        writer.write(b"GET / HTTP/1.1\r\n")  # but what is begun is to be finished
+        await expect_timeout(reader)
+
+    run(conversation)
+
+
+def test_pipelined_requests():
+    async def conversation(reader, writer) -> None:
+        writer.write(GET * 3)
+        for _ in range(3):
+            assert await read_answer(reader) == (200, b"0")
+
+    run(conversation)
+
+
+@pytest.mark.parametrize("pieces", [1, 20])
+def test_a_head_beyond_the_limit(pieces):
+    async def conversation(reader, writer) -> None:
+        data = b"GET / HTTP/1.1\r\nX: " + b"a" * (http_protocol.MAX_HEAD_BYTES + 10) + b"\r\n\r\n"
+        step = len(data) // pieces + 1
+        with contextlib.suppress(ConnectionError):
+            for i in range(0, len(data), step):
+                writer.write(data[i : i + step])
+                await asyncio.sleep(0.001)
+        status, body = await read_answer(reader)
+        assert status == 431 and json.loads(body)["error"]["code"] == "head_too_large"
+
+    run(conversation)
+
+
+def test_a_head_just_below_the_limit_and_again_on_the_same_connection():
+    async def conversation(reader, writer) -> None:
+        for _ in range(3):
+            writer.write(b"GET / HTTP/1.1\r\nX: " + b"a" * (http_protocol.MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
+            assert await read_answer(reader) == (200, b"0")
+
+    run(conversation)
