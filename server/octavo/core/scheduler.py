@@ -284,6 +284,7 @@ class Scheduler:
                 num_computed_tokens=request.num_computed_tokens,
                 num_kv_tokens=request.num_kv_tokens,
                 pooling=request.pooling,
+                grammar=request.grammar,
             )
         )
         self._give(step, request, self._num_schedulable(request, step.budget), allocation)
@@ -410,7 +411,7 @@ class Scheduler:
         start = scheduled.computed_until - scheduled.num_tokens
         logprobs = logprobs.since(max(0, scheduled.request.num_prompt_logprobs - start))
         scheduled.request.num_prompt_logprobs += len(logprobs.ranks)
-        return logprobs
+        return logprobs if logprobs.ranks else None
 
     def _take_token(self, request: Request, output: ModelRunnerOutput) -> EngineCoreOutput:
         request.num_output_placeholders -= 1

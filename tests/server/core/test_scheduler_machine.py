@@ -283,4 +283,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = examples(150, stateful_step_count=50)
+TestSchedulerMachine.settings = examples(400, stateful_step_count=50)
