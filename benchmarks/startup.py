@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [--runs 3] [flags of octavo serve ...]
 
-The model is in the cache after the first run, which is not counted. Prints one line a run and the phases of the fastest.
+The model is in the cache after the first run, which is not counted. Prints a line a run and the phases of the fastest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASE = re.compile(r" (api|core) +\S+: (.*) took ([0-9.]+) s$")
 
 
 def start_once(flags: list[str]) -> tuple[float, float, list[tuple[str, str, float]]]:
-    """Seconds until /health is 200, seconds until the first token behind it, and (process, phase, seconds) as logged."""
+    """Seconds until /health is 200, seconds until a first token, and (process, phase, seconds) as logged."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.NamedTemporaryFile("r") as log:
         started = time.perf_counter()
@@ -83,7 +83,9 @@ def main() -> None:
         print(f"  {process:<5} {phase:<28} {seconds:6.2f} s")
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"ready_s": ready, "first_token_s": answered, "phases": phases, "runs": [r[:2] for r in runs]}, file)
+            json.dump(
+                {"ready_s": ready, "first_token_s": answered, "phases": phases, "runs": [r[:2] for r in runs]}, file
+            )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,175 @@
+"""What the API process adds: the same requests through the core alone and streamed over HTTP.
+
+    python benchmarks/api_overhead.py [--concurrency 64] [--tokens 200]
+
+A tiny model with made-up weights, so that the core is as fast as it can be and everything around it shows. The core
+alone is `EngineCore.step` in a loop, in a process of its own, nothing detokenised. Both run several times in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PROMPT_IDS = list(range(5, 37))
+
+
+def write_model(folder: Path, max_len: int) -> None:
+    """A llama of two layers with a byte-level tokenizer."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": max_len, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def core_alone(model: str, concurrency: int, tokens: int) -> None:
+    """(The other process.) Prints the seconds of each round that it is asked for on stdin."""
+    from octavo.config import EngineArgs
+    from octavo.engine.core import EngineCore
+    from octavo.engine.messages import EngineCoreRequest
+    from octavo.sampling_params import SamplingParams
+
+    config = EngineArgs(
+        model=model, load_format="dummy", max_num_seqs=concurrency, kv_cache_memory_bytes=256 << 20
+    ).create_engine_config()
+    core = EngineCore(config)
+    number = 0
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        for _ in range(concurrency):
+            number += 1
+            params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+            core.add_request(EngineCoreRequest(str(number), [number % 256, *PROMPT_IDS], params, [], time.time()))
+        while core.has_unfinished_requests():
+            core.step()
+        print(time.perf_counter() - started, flush=True)
+
+
+class Client:
+    """Streams over raw sockets: it costs as little as can be, for it shares the machine with what is measured."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        self.port, self.tokens = port, tokens
+        self.number = 0
+
+    async def one(self) -> int:
+        """One request on a connection of its own; returns the number of chunks that came."""
+        self.number += 1
+        body = json.dumps(
+            {
+                "prompt": [self.number % 256, *PROMPT_IDS],
+                "max_tokens": self.tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+            }
+        ).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        chunks = 0
+        while data := await reader.read(1 << 16):
+            chunks += data.count(b'"token_ids"')
+        writer.close()
+        return chunks
+
+    async def round(self, concurrency: int) -> tuple[float, int]:
+        started = time.perf_counter()
+        chunks = sum(await asyncio.gather(*(self.one() for _ in range(concurrency))))
+        return time.perf_counter() - started, chunks
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--core-alone", metavar="MODEL", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.core_alone:
+        return core_alone(options.core_alone, options.concurrency, options.tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), max_len=max(512, options.tokens + 64))
+        compare(folder, options)
+
+
+def compare(model: str, options: argparse.Namespace) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
+    alone = subprocess.Popen(
+        [sys.executable, __file__, "--core-alone", model, *size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
+        text=True,
+    )  # fmt: skip
+    log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (as long as the server)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "octavo.cli.main", "serve", model, "--load-format", "dummy", "--host", "127.0.0.1",
+         "--port", "0", "--max-num-seqs", str(options.concurrency), "--kv-cache-memory-bytes", str(256 << 20),
+         "--disable-access-log"], stdout=log.fileno(), stderr=log.fileno(), env=env,
+    )  # fmt: skip
+    try:
+        while not (found := re.search(r"serving .* at http://127.0.0.1:(\d+)", Path(log.name).read_text())):
+            if server.poll() is not None:
+                raise SystemExit(Path(log.name).read_text())
+            time.sleep(0.05)
+        client = Client(int(found[1]), options.tokens)
+        core_pid = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
+        rounds: dict[str, list[float]] = {"core alone": [], "over HTTP": []}
+        shares: list[tuple[float, float, float]] = []
+        for number in range(options.rounds + 1):
+            assert alone.stdin is not None and alone.stdout is not None
+            alone.stdin.write("\n")
+            alone.stdin.flush()
+            seconds = float(alone.stdout.readline())
+            before = cpu_seconds(server.pid), cpu_seconds(core_pid)
+            http_seconds, chunks = asyncio.run(client.round(options.concurrency))
+            if number:  # the first one warms up
+                rounds["core alone"].append(seconds)
+                rounds["over HTTP"].append(http_seconds)
+                api, core = cpu_seconds(server.pid) - before[0], cpu_seconds(core_pid) - before[1]
+                shares.append((api / http_seconds, core / http_seconds, chunks / options.concurrency / options.tokens))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        alone.stdin.close()  # type: ignore[union-attr]
+        alone.wait()
+    total = options.concurrency * options.tokens
+    for name, times in rounds.items():
+        print(f"{name:<11} {statistics.median(times):6.3f} s  {total / statistics.median(times):9,.0f} tokens/s")
+    extra = statistics.median(h / c for c, h in zip(rounds["core alone"], rounds["over HTTP"], strict=True)) - 1
+    api, core, chunks = (statistics.median(column) for column in zip(*shares, strict=True))
+    print(
+        f"HTTP adds {extra:.1%}; CPU while streaming: API {api:.0%}, core {core:.0%} of a core each; {chunks:.2f} chunks a token"
+    )
+
+
+if __name__ == "__main__":
+    main()
