@@ -1,0 +1,203 @@
+"""Dataclasses <-> OpenAPI v3 schemas of a CustomResourceDefinition <-> JSON.
+
+One declaration a field says everything: its type and default are the dataclass's, its description and limits stand in
+the field's metadata (`spec_field`), rules over several fields in the class's `RULES`. Names are snake_case here and
+camelCase in JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+Json = Any
+
+INT_OR_STRING: dict[str, Json] = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+}
+QUANTITY: dict[str, Json] = {  # 20Gi, 2, 500m
+    **INT_OR_STRING,
+    "pattern": r"^(\+)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
+    "maxLength": 32,
+}
+
+
+class SpecError(ValueError):
+    """An object that its own schema would refuse. `path` names the field."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A CEL rule and what a person is told who breaks it: the field, the limit and the way out."""
+
+    rule: str
+    message: str
+
+    def schema(self) -> dict[str, str]:
+        return {"rule": self.rule, "message": self.message}
+
+
+def spec_field(
+    description: str, *, default: Any = dataclasses.MISSING, rules: tuple[Rule, ...] = (), **schema: Json
+) -> Any:
+    """A field of a spec dataclass; `schema` adds OpenAPI keywords (minimum, pattern, maxItems, ...) to the type's own.
+
+    `items_schema` and `override` replace the generated schema of a list's items, or of the whole field: for parts of
+    Kubernetes' own API that are passed on as they are.
+    """
+    metadata = {"description": description, "schema": schema, "rules": rules}
+    if isinstance(default, type) and dataclasses.is_dataclass(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def camel(name: str) -> str:
+    first, *rest = name.rstrip("_").split("_")  # from_: a keyword of Python
+    return first + "".join("IP" if part == "ip" else part.capitalize() for part in rest)
+
+
+@functools.cache
+def _types(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _optional(kind: Any) -> tuple[Any, bool]:
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        options = [option for option in typing.get_args(kind) if option is not type(None)]
+        if len(options) < len(typing.get_args(kind)):
+            return (options[0] if len(options) == 1 else Union[tuple(options)]), True  # noqa: UP007
+    return kind, False
+
+
+def object_schema(cls: type, description: str) -> dict[str, Json]:
+    """The schema of one dataclass, descriptions and defaults included."""
+    properties, required = {}, []
+    for field in dataclasses.fields(cls):
+        kind, _ = _optional(_types(cls)[field.name])
+        properties[camel(field.name)] = _field_schema(field, kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            required.append(camel(field.name))
+    schema: dict[str, Json] = {"description": description, "type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    if rules := getattr(cls, "RULES", ()):
+        schema["x-kubernetes-validations"] = [rule.schema() for rule in rules]
+    schema.update(getattr(cls, "EXTRA_SCHEMA", {}))
+    return schema
+
+
+def _field_schema(field: dataclasses.Field[Any], kind: Any) -> dict[str, Json]:
+    extra = dict(field.metadata["schema"])
+    description = field.metadata["description"]
+    items = extra.pop("items_schema", None)
+    override = extra.pop("override", None)
+    schema = (
+        {"description": description, **override} if override is not None else _type_schema(kind, description, items)
+    )
+    schema.update(extra)
+    if rules := field.metadata["rules"]:
+        schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", []), *(r.schema() for r in rules)]
+    if field.default not in (dataclasses.MISSING, None, ()):
+        schema["default"] = field.default
+    elif field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(kind):
+        # The API server judges a default by the class's rules before it fills in what is inside, so say what they read.
+        schema["default"] = _scalar_defaults(schema) if hasattr(kind, "RULES") else {}
+    return schema
+
+
+def _scalar_defaults(schema: dict[str, Json]) -> dict[str, Json]:
+    return {
+        name: inner["default"]
+        for name, inner in schema["properties"].items()
+        if not isinstance(inner.get("default", {}), dict)
+    }
+
+
+def _type_schema(kind: Any, description: str, items: dict[str, Json] | None) -> dict[str, Json]:
+    if dataclasses.is_dataclass(kind):
+        return object_schema(typing.cast(type, kind), description)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType) and set(arguments) == {int, str}:
+        return {"description": description, **INT_OR_STRING}
+    if origin is tuple:
+        if items is None:
+            items = _type_schema(arguments[0], "", None)
+            if not items["description"]:
+                del items["description"]
+        return {"description": description, "type": "array", "items": items}
+    if origin is dict:
+        values = _type_schema(arguments[1], "", None)
+        del values["description"]
+        return {"description": description, "type": "object", "additionalProperties": values}
+    return {"description": description, "type": {str: "string", bool: "boolean", int: "integer"}[kind]}
+
+
+def from_json(cls: type[T], data: Mapping[str, Json], path: str = "") -> T:
+    """Reads `cls` from an object of the API. Unknown fields are ignored; a wrong type raises SpecError."""
+    if not isinstance(data, Mapping):
+        raise SpecError(path or "object", f"must be an object, got {type(data).__name__}")
+    values = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        name = camel(field.name)
+        where = f"{path}.{name}" if path else name
+        if data.get(name) is None:
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise SpecError(where, "is required")
+            continue
+        kind, _ = _optional(_types(cls)[field.name])
+        values[field.name] = _read(kind, data[name], where)
+    return cls(**values)
+
+
+def _read(kind: Any, value: Json, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return from_json(typing.cast(type, kind), value, where)
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise SpecError(where, f"must be a number or a string, got {type(value).__name__}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise SpecError(where, f"must be a list, got {type(value).__name__}")
+        inner = typing.get_args(kind)[0]
+        return tuple(_read(inner, item, f"{where}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise SpecError(where, f"must be an object, got {type(value).__name__}")
+        inner = typing.get_args(kind)[1]
+        return {str(key): _read(inner, item, f"{where}.{key}") for key, item in value.items()}
+    if kind is Any or kind is dict:
+        return value
+    if type(value) is not kind:
+        raise SpecError(where, f"must be of type {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+def to_json(value: Any) -> Json:
+    """The API's spelling of a spec, without what equals its default: adding a field with a default changes nothing."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out = {}
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            if item != default:
+                out[camel(field.name)] = to_json(item)
+        return out
+    if isinstance(value, tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,110 @@
+"""The CRD: generated from api.py, current, small, documented."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo_operator import api, crd
+from octavo_operator.schema import SpecError, from_json, to_json
+
+ROOT = Path(__file__).parents[2]
+COPIES = [ROOT / "crds/octavo.dev_llmdeployments.yaml", ROOT / "charts/octavo/files/octavo.dev_llmdeployments.yaml"]
+
+
+def spec_schema() -> dict[str, Any]:
+    return crd.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}", inner
+        yield from fields(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from fields(schema["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize("path", COPIES, ids=lambda path: path.parts[-3])
+def test_the_copies_are_current(path: Path) -> None:
+    assert path.read_text() == crd.text(), "run `make crd`"
+
+
+def test_it_is_small_enough_for_client_side_apply() -> None:
+    assert len(crd.text()) < 100_000
+
+
+def test_every_field_of_ours_is_described() -> None:
+    silent = [
+        path
+        for path, schema in fields(spec_schema(), "spec")
+        if not schema.get("description")
+        and not any(part in path for part in ("ffinity", "Selector", "env[]", "etwork", "oler"))
+    ]
+    assert not silent
+
+
+def test_every_list_and_map_is_bounded() -> None:
+    """Rules over unbounded lists are refused by the API server, and unbounded objects fill etcd."""
+    unbounded = [
+        path
+        for path, schema in fields(spec_schema(), "spec")
+        if (schema.get("type") == "array" and "maxItems" not in schema)
+        or ("additionalProperties" in schema and "maxProperties" not in schema)
+    ]
+    assert not unbounded
+
+
+def test_defaults_of_the_crd_are_those_of_the_dataclasses() -> None:
+    def filled(schema: dict[str, Any]) -> dict[str, Any]:
+        out = {}
+        for name, inner in schema.get("properties", {}).items():
+            if "default" in inner:
+                default = inner["default"]
+                out[name] = {**default, **filled(inner)} if isinstance(default, dict) else default
+        return out
+
+    model = {"uri": "smollm2-135m-instruct", "cache": {"mode": "emptyDir"}}
+    by_server = from_json(api.LLMDeploymentSpec, {**filled(spec_schema()), "model": model})
+    by_us = from_json(api.LLMDeploymentSpec, {"model": {"uri": "smollm2-135m-instruct"}})
+    assert by_server == by_us
+
+
+def test_json_leaves_defaults_out_and_comes_back() -> None:
+    spec = from_json(
+        api.LLMDeploymentSpec,
+        {
+            "model": {"uri": "hf://a/b", "aliases": ["x"]},
+            "replicas": 3,
+            "podPatches": [{"op": "move", "from": "/spec/a", "path": "/spec/b"}],
+        },
+    )
+    assert to_json(spec) == {
+        "model": {"uri": "hf://a/b", "aliases": ["x"]},
+        "replicas": 3,
+        "podPatches": [{"op": "move", "from": "/spec/a", "path": "/spec/b"}],
+    }
+    assert from_json(api.LLMDeploymentSpec, to_json(spec)) == spec
+    assert dataclasses.replace(spec, replicas=1) != spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({}, "spec.model"),
+        ({"model": {}}, "spec.model.uri"),
+        ({"model": {"uri": 3}}, "spec.model.uri"),
+        ({"model": {"uri": "x"}, "replicas": "2"}, "spec.replicas"),
+        ({"model": {"uri": "x"}, "replicas": True}, "spec.replicas"),
+        ({"model": {"uri": "x"}, "engine": {"args": "--seed"}}, "spec.engine.args"),
+        ({"model": {"uri": "x"}, "engine": {"args": [1]}}, "spec.engine.args[0]"),
+        ({"model": {"uri": "x"}, "engine": []}, "spec.engine"),
+    ],
+)
+def test_what_the_types_refuse_names_the_field(spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        from_json(api.LLMDeploymentSpec, spec, "spec")
+    assert raised.value.path == field
