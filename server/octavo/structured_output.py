@@ -63,7 +63,7 @@ def to_grammar(params: StructuredOutputsParams) -> str:
         elif field == "choice":
             grammar = grammar_from("choice", json.dumps(value))
         else:
-            grammar = grammar_from(field, value)
+            grammar = grammar_from("regex" if field == "regex" else "grammar", value)
         problem = _too_long(grammar) or LLMatcher.validate_grammar(grammar)
     except (ValueError, TypeError, RecursionError) as error:
         problem = str(error)

@@ -73,7 +73,7 @@ SERVER_HELP = {
     "log_format": "log lines for people or for collectors",
     "disable_access_log": "no line a request",
 }
-_CHOICES = {
+ENGINE_CHOICES = {
     "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
     "log_level": LEVELS, "log_format": FORMATS,
@@ -87,8 +87,8 @@ _ALIASES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
-    add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=_CHOICES, aliases=_ALIASES)
-    add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=_CHOICES, aliases=_ALIASES)
+    add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
+    add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
 
 
 def run(namespace: argparse.Namespace) -> int:

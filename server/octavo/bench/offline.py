@@ -1,0 +1,155 @@
+"""``octavo bench throughput`` and ``latency``: the engine without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
+from octavo.bench.progress import progress_bar
+from octavo.bench.report import percentile
+from octavo.cli.flags import add_flags
+from octavo.cli.serve import ENGINE_CHOICES, ENGINE_HELP
+from octavo.config import EngineArgs
+from octavo.errors import ConfigError
+
+LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def _engine_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, skip=("seed",))
+
+
+def _make_llm(args: argparse.Namespace) -> Any:
+    from octavo.llm import LLM
+
+    return LLM(**{name: getattr(args, name) for name in EngineArgs.field_names() if hasattr(args, name)})
+
+
+def _save(path: str | None, figures: dict[str, Any]) -> None:
+    if path:
+        Path(path).write_text(json.dumps(figures, indent=2) + "\n")
+        print("saved", path)
+
+
+def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
+    _engine_flags(parser)
+    add_dataset_arguments(parser)
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    parser.add_argument("--baseline", choices=("hf",), help="run Hugging Face generate on the same prompts and compare")
+    parser.add_argument("--hf-max-batch-size", type=int, default=1, help="prompts a batch of the baseline (default: 1)")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def run_throughput(args: argparse.Namespace) -> int:
+    """All prompts at once; prints requests and tokens a second."""
+    from octavo import SamplingParams
+
+    llm = _make_llm(args)
+    samples = load_dataset(args, llm.tokenizer)
+    prompts = [{"prompt_token_ids": sample.prompt_token_ids} for sample in samples]
+    params = [
+        SamplingParams(temperature=0, max_tokens=s.output_len, ignore_eos=True, detokenize=False) for s in samples
+    ]
+    llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=not args.disable_tqdm)
+    elapsed = time.perf_counter() - started
+    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
+    figures: dict[str, Any] = {
+        "elapsed_time": elapsed,
+        "num_requests": len(outputs),
+        "total_num_tokens": num_prompt + num_output,
+        "requests_per_second": len(outputs) / elapsed,
+        "tokens_per_second": (num_prompt + num_output) / elapsed,
+        "output_tokens_per_second": num_output / elapsed,
+    }
+    print(
+        f"Throughput: {figures['requests_per_second']:.2f} requests/s, "
+        f"{figures['tokens_per_second']:.2f} total tokens/s, {figures['output_tokens_per_second']:.2f} output tokens/s"
+    )
+    print(f"Total num prompt tokens:  {num_prompt}")
+    print(f"Total num output tokens:  {num_output}")
+    if args.baseline:
+        rate = _hugging_face(llm, samples, args.hf_max_batch_size, not args.disable_tqdm)
+        figures |= {"baseline_output_tokens_per_second": rate, "ratio": num_output / elapsed / rate}
+        print(f"Hugging Face generate:    {rate:.2f} output tokens/s (batches of {args.hf_max_batch_size})")
+        print(f"Octavo / Hugging Face:    {figures['ratio']:.2f}x")
+    _save(args.output_json, figures)
+    return 0
+
+
+def _hugging_face(llm: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
+    """Output tokens a second of transformers' `generate`: same weights, dtype and prompts, left-padded batches."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise ConfigError("--baseline hf needs transformers: pip install transformers accelerate") from None
+    config = llm.config.model
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(config.files.path)}
+    if config.files.format == "gguf":
+        path = Path(config.files.weights[0])
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype)).eval()
+    samples = sorted(samples, key=lambda sample: sample.prompt_len)
+    num_output, started = 0, time.perf_counter()
+    with progress_bar("Hugging Face", len(samples), show_progress) as advance:
+        for at in range(0, len(samples), batch_size):
+            batch = samples[at : at + batch_size]
+            longest, new = batch[-1].prompt_len, max(s.output_len for s in batch)
+            ids = torch.tensor([[0] * (longest - s.prompt_len) + s.prompt_token_ids for s in batch])
+            mask = torch.tensor([[0] * (longest - s.prompt_len) + [1] * s.prompt_len for s in batch])
+            settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+            with torch.inference_mode():
+                model.generate(ids, attention_mask=mask, **settings)
+            num_output += sum(s.output_len for s in batch)
+            for _ in batch:
+                advance()
+    return num_output / (time.perf_counter() - started)
+
+
+def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
+    _engine_flags(parser)
+    parser.add_argument("--input-len", type=int, default=32, help="(default: 32)")
+    parser.add_argument("--output-len", type=int, default=128, help="(default: 128)")
+    parser.add_argument("--batch-size", type=int, default=8, help="(default: 8)")
+    parser.add_argument("--num-iters-warmup", type=int, default=10, help="(default: 10)")
+    parser.add_argument("--num-iters", type=int, default=30, help="(default: 30)")
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def run_latency(args: argparse.Namespace) -> int:
+    """One batch after the other; prints the time that a whole batch takes."""
+    import random
+
+    from octavo import SamplingParams
+
+    args.enable_prefix_caching = False  # or all but the first iteration would find their prompts
+    llm = _make_llm(args)
+    rng = random.Random(0)
+    top = min(llm.config.model.vocab_size, 10_000)
+    prompts = [
+        {"prompt_token_ids": [rng.randrange(top) for _ in range(args.input_len)]} for _ in range(args.batch_size)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=args.output_len, ignore_eos=True, detokenize=False)
+    times = []
+    with progress_bar("Iterations", args.num_iters_warmup + args.num_iters, not args.disable_tqdm) as advance:
+        for i in range(args.num_iters_warmup + args.num_iters):
+            started = time.perf_counter()
+            llm.generate(prompts, params, use_tqdm=False)
+            if i >= args.num_iters_warmup:
+                times.append(time.perf_counter() - started)
+            advance()
+    average = sum(times) / len(times)
+    print(f"Avg latency: {average} seconds")
+    for p in LATENCY_PERCENTILES:
+        print(f"{p}% percentile latency: {percentile(times, p)} seconds")
+    percentiles = {str(p): percentile(times, p) for p in LATENCY_PERCENTILES}
+    _save(args.output_json, {"avg_latency": average, "latencies": times, "percentiles": percentiles})
+    return 0

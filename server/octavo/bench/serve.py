@@ -1,0 +1,202 @@
+"""``octavo bench serve``: load any OpenAI-compatible server and print what its users would see."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from octavo.bench.client import BACKENDS, RequestResult, make_body, send
+from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
+from octavo.bench.progress import progress_bar
+from octavo.bench.report import METRICS, Report, parse_goodput, plot_timeline
+from octavo.config import EngineArgs
+from octavo.errors import ConfigError
+from octavo.tokenizer import Tokenizer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    server = parser.add_argument_group("server")
+    server.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="(default: openai)")
+    server.add_argument("--base-url", help="instead of --host and --port")
+    server.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    server.add_argument("--endpoint", help="path of the API (default: the backend's)")
+    server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="HTTP headers to send")
+    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
+    server.add_argument("--model", help="name to ask for (default: the first that the server lists)")
+    server.add_argument("--served-model-name", help="the same; --model may then name the tokenizer's model")
+    server.add_argument(
+        "--tokenizer", help="model whose tokenizer makes the prompts (default: --model's, else embedded)"
+    )
+    server.add_argument("--ready-check-timeout-sec", type=float, default=600, help="(default: 600)")
+    add_dataset_arguments(parser)
+    load = parser.add_argument_group("load")
+    load.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (default: all at once)")
+    load.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; lower: burstier (default: 1)")
+    load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="raise the rate during the run")
+    load.add_argument("--ramp-up-start-rps", type=float)
+    load.add_argument("--ramp-up-end-rps", type=float)
+    load.add_argument("--max-concurrency", type=int, help="requests at once at most")
+    load.add_argument("--num-warmups", type=int, default=1, help="requests before the clock starts (default: 1)")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--ignore-eos", action="store_true", help="always generate the full length")
+    for name in ("temperature", "top-p", "min-p"):
+        sampling.add_argument(f"--{name}", type=float)
+    sampling.add_argument("--top-k", type=int)
+    sampling.add_argument("--logprobs", type=int)
+    sampling.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of the body")
+    out = parser.add_argument_group("results")
+    out.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="count requests that keep to these")
+    out.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="of ttft, tpot, itl, e2el")
+    out.add_argument("--metric-percentiles", default="99", help="comma separated (default: 99)")
+    out.add_argument("--save-result", action="store_true", help="write the figures as JSON")
+    out.add_argument("--save-detailed", action="store_true", help="with every request's times and text")
+    out.add_argument("--append-result", action="store_true", help="add to the file instead of writing it anew")
+    out.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept in the JSON")
+    out.add_argument("--result-dir", default=".", help="(default: here)")
+    out.add_argument("--result-filename", help="(default: named after the run)")
+    out.add_argument("--plot-timeline", metavar="PNG", help="draw every request's life into this file")
+    out.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+
+
+def run(args: argparse.Namespace) -> int:
+    metrics = tuple(args.percentile_metrics.split(","))
+    if unknown := set(metrics) - set(METRICS):
+        raise ConfigError(f"--percentile-metrics must be of {', '.join(METRICS)}, got {', '.join(sorted(unknown))}")
+    goodput = parse_goodput(args.goodput)
+    delays(args, 1)  # complain before anything is sent
+    files = EngineArgs(model=args.tokenizer or (args.model if args.served_model_name else None))
+    samples = load_dataset(args, Tokenizer.from_files(files.create_engine_config().model.files))
+    results, duration = asyncio.run(_run(args, samples))
+    report = Report(
+        results, duration, goodput, tuple(float(p) for p in args.metric_percentiles.split(",")), metrics,
+        args.max_concurrency, args.request_rate,
+    )  # fmt: skip
+    print(report)
+    for error in sorted({r.error for r in results if r.error})[:5]:
+        print("error:", error)
+    if args.save_result or args.save_detailed or args.append_result:
+        when = datetime.now().strftime("%Y%m%d-%H%M%S")
+        path = Path(args.result_dir) / (args.result_filename or f"{args.backend}-{args.request_rate}qps-{when}.json")
+        about: dict[str, Any] = {"date": when, "backend": args.backend, "num_prompts": args.num_prompts}
+        about |= {"request_rate": str(args.request_rate), "max_concurrency": args.max_concurrency}
+        report.save(path, about | pairs(args.metadata, "--metadata"), args.save_detailed, args.append_result)
+        print("saved", path)
+    if args.plot_timeline:
+        plot_timeline(report, Path(args.plot_timeline))
+        print("drew", args.plot_timeline)
+    return 0 if report.completed else 1
+
+
+def pairs(texts: list[str], flag: str) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{flag} takes KEY=VALUE, got {text!r}")
+        found[key] = value
+    return found
+
+
+def delays(args: argparse.Namespace, count: int) -> list[float]:
+    """Seconds from the start at which each request is sent. Gaps are gamma distributed with shape ``--burstiness``."""
+    ramp = args.ramp_up_strategy
+    if ramp and not (args.ramp_up_start_rps and args.ramp_up_end_rps):
+        raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps, both above 0")
+    if args.request_rate <= 0 or args.burstiness <= 0:
+        raise ConfigError("--request-rate and --burstiness must be above 0")
+    rng = random.Random(args.seed)
+    at, times = 0.0, []
+    for i in range(count):
+        times.append(at)
+        rate = args.request_rate
+        if ramp:
+            share, start, end = i / max(count - 1, 1), args.ramp_up_start_rps, args.ramp_up_end_rps
+            rate = start + (end - start) * share if ramp == "linear" else start * (end / start) ** share
+        if math.isfinite(rate):
+            at += rng.gammavariate(args.burstiness, 1 / (rate * args.burstiness))
+    return times
+
+
+def _client(args: argparse.Namespace) -> httpx.AsyncClient:
+    headers = pairs(args.header, "--header")
+    if args.api_key:
+        headers["Authorization"] = f"Bearer {args.api_key}"
+    return httpx.AsyncClient(
+        base_url=args.base_url or f"http://{args.host}:{args.port}",
+        headers=headers,
+        timeout=httpx.Timeout(None, connect=30),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        verify=not args.insecure,
+        trust_env=False,
+    )
+
+
+async def _run(args: argparse.Namespace, samples: list[SampleRequest]) -> tuple[list[RequestResult], float]:
+    options = {
+        name: value
+        for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")
+        if (value := getattr(args, name)) is not None
+    }
+    options |= ({"ignore_eos": True} if args.ignore_eos else {}) | args.extra_body
+    chat = args.backend == "openai-chat"
+    endpoint = args.endpoint or BACKENDS[args.backend]
+    async with _client(args) as client:
+        model = args.served_model_name or args.model or await _first_model(client, args.ready_check_timeout_sec)
+
+        async def one(sample: SampleRequest, began: float) -> RequestResult:
+            return await send(client, endpoint, make_body(sample, model, chat, options), sample, began)
+
+        for sample in samples[: args.num_warmups]:
+            warm = await one(sample, time.perf_counter())
+            if not warm.success:
+                raise ConfigError(f"the first request failed: {warm.error}")
+        with progress_bar("Requests", len(samples), enabled=not args.disable_tqdm) as advance:
+            return await _send_all(args, samples, one, advance)
+
+
+async def _send_all(
+    args: argparse.Namespace,
+    samples: list[SampleRequest],
+    one: Callable[[SampleRequest, float], Any],
+    advance: Callable[[], None],
+) -> tuple[list[RequestResult], float]:
+    slots = asyncio.Semaphore(args.max_concurrency or len(samples))
+    began = time.perf_counter()
+
+    async def at(when: float, sample: SampleRequest) -> RequestResult:
+        await asyncio.sleep(max(0.0, began + when - time.perf_counter()))
+        async with slots:
+            result: RequestResult = await one(sample, began)
+        advance()
+        return result
+
+    results = await asyncio.gather(*map(at, delays(args, len(samples)), samples))
+    return results, time.perf_counter() - began
+
+
+async def _first_model(client: httpx.AsyncClient, timeout: float) -> str:
+    """The name of what the server serves, once it is up."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            response = await client.get("/v1/models")
+            if response.status_code == 200:
+                return response.json()["data"][0]["id"]
+            problem = f"HTTP {response.status_code}"
+        except httpx.HTTPError as error:
+            problem = str(error) or type(error).__name__
+        if time.monotonic() > deadline:
+            raise ConfigError(f"no server at {client.base_url}: {problem}")
+        await asyncio.sleep(0.2)
