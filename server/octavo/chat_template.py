@@ -59,7 +59,7 @@ def render(
 def _mark_end(chat: list[Any]) -> None:
     last = chat[-1] if chat else None
     content = last.get("content") if isinstance(last, dict) else None
-    if isinstance(content, str):
+    if isinstance(last, dict) and isinstance(content, str):
         last["content"] = content + _MARK
         return
     for part in reversed(content or []):
