@@ -1,0 +1,72 @@
+"""What the operator itself is told, by the environment that the chart sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo_operator import __version__
+
+DEFAULT_IMAGE = f"ghcr.io/octavo-dev/octavo-server:{__version__}"
+
+
+class ConfigError(ValueError):
+    """A variable that makes no sense; the message names it."""
+
+
+@dataclass(frozen=True)
+class OperatorConfig:
+    engine_image: str = DEFAULT_IMAGE  # for specs that name none
+    image_pull_secrets: tuple[str, ...] = ()  # for every engine pod
+    management_namespaces: tuple[str, ...] = ()  # whose pods may reach metrics
+    cluster_domain: str = "cluster.local"
+    namespace: str = "default"  # where the operator itself lives, its Lease with it
+    watch_namespaces: tuple[str, ...] = ()  # empty: all
+    identity: str = "octavo-operator"  # holder of the Lease
+    lease_name: str = "octavo-operator"
+    workers: int = 8  # LLMDeployments that are worked on at the same time
+    resync_seconds: float = 300.0  # how often everything is listed anew, against lost events
+    lease_seconds: float = 15.0
+    health_port: int = 8080
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
+        """Raises ConfigError."""
+
+        def words(name: str) -> tuple[str, ...]:
+            return tuple(word.strip() for word in env.get(name, "").split(",") if word.strip())
+
+        def number(name: str, default: float, least: float) -> float:
+            try:
+                value = float(env.get(name) or default)
+            except ValueError:
+                raise ConfigError(f"{name} must be a number, got {env[name]!r}") from None
+            if value < least:
+                raise ConfigError(f"{name} must be at least {least:g}, got {value:g}")
+            return value
+
+        log_format = env.get("OCTAVO_LOG_FORMAT") or "text"
+        if log_format not in ("text", "json"):
+            raise ConfigError(f"OCTAVO_LOG_FORMAT must be text or json, got {log_format!r}")
+        log_level = env.get("OCTAVO_LOG_LEVEL") or "info"
+        if log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"OCTAVO_LOG_LEVEL must be debug, info, warning or error, got {log_level!r}")
+        return cls(
+            engine_image=env.get("OCTAVO_ENGINE_IMAGE") or DEFAULT_IMAGE,
+            image_pull_secrets=words("OCTAVO_IMAGE_PULL_SECRETS"),
+            management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),
+            cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",
+            namespace=env.get("POD_NAMESPACE") or "default",
+            watch_namespaces=words("OCTAVO_WATCH_NAMESPACES"),
+            identity=env.get("POD_NAME") or f"octavo-operator-{os.getpid()}",
+            lease_name=env.get("OCTAVO_LEASE_NAME") or "octavo-operator",
+            workers=int(number("OCTAVO_WORKERS", 8, 1)),
+            resync_seconds=number("OCTAVO_RESYNC_SECONDS", 300, 1),
+            lease_seconds=number("OCTAVO_LEASE_SECONDS", 15, 3),
+            health_port=int(number("OCTAVO_HEALTH_PORT", 8080, 1)),
+            log_level=log_level,
+            log_format=log_format,
+        )

@@ -1,0 +1,166 @@
+"""What is wrong with pods, in one word for scripts and one sentence with the way out for people. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.render.names import ENGINE, FETCH
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    reason: str
+    message: str
+
+
+# The most telling first, when pods differ.
+_WEIGHT = (
+    "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed", "SecretNotFound",
+    "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound", "PVCPending", "InsufficientGPU",
+    "InsufficientResources", "Unschedulable",
+)  # fmt: skip
+
+
+def worst(problems: list[Problem]) -> Problem | None:
+    """The one to show; pods that share it are counted by whoever writes the status."""
+    return min(problems, key=lambda problem: _WEIGHT.index(problem.reason), default=None)
+
+
+def diagnose(pod: Json, gpu_resource: str | None = None) -> Problem | None:
+    """What keeps `pod` from serving, or None: it serves, is starting, or is on its way out."""
+    status = pod.get("status") or {}
+    if "deletionTimestamp" in pod["metadata"]:
+        return None
+    for container in status.get("initContainerStatuses") or []:
+        if found := _of_container(container):
+            return found
+    for container in status.get("containerStatuses") or []:
+        if found := _of_container(container):
+            return found
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _unschedulable(condition, gpu_resource)
+    return None
+
+
+def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:
+    message = condition.get("message", "")
+    if condition.get("reason") not in ("Unschedulable", "SchedulerError"):
+        return None
+    if match := re.search(r'persistentvolumeclaim "([^"]+)" not found', message):
+        return Problem(
+            "PVCNotFound",
+            f"there is no PersistentVolumeClaim {match[1]} in this namespace; create it or correct the spec",
+        )
+    if "unbound immediate PersistentVolumeClaims" in message or "didn't find available persistent volumes" in message:
+        return Problem(
+            "PVCPending",
+            "the cache's PersistentVolumeClaim is not bound: does its storage class exist (`kubectl get "
+            "storageclass`), "
+            f"and what does `kubectl describe pvc` say? Scheduler: {_short(message)}",
+        )
+    if gpu_resource and f"Insufficient {gpu_resource}" in message:
+        return Problem(
+            "InsufficientGPU",
+            f"no node has enough free {gpu_resource}; free some, add a node, or lower replicas or accelerator.count. "
+            f"Scheduler: {_short(message)}",
+        )
+    if "Insufficient" in message or "Too many pods" in message:
+        return Problem(
+            "InsufficientResources",
+            f"no node has enough left for a replica; lower resources.requests or add a node. Scheduler: "
+            f"{_short(message)}",
+        )
+    return Problem("Unschedulable", f"no node may take a replica; see spec.scheduling. Scheduler: {_short(message)}")
+
+
+_IMAGE = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+
+
+def _of_container(status: Json) -> Problem | None:
+    name = status["name"]
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _IMAGE:
+        return Problem(
+            "ImagePullBackOff",
+            f"image {status.get('image', '')} cannot be pulled; check engine.image and engine.imagePullSecrets. "
+            f"{reason}: {_short(message)}",
+        )
+    if reason == "CreateContainerConfigError":
+        for kind in ("secret", "configmap"):
+            if match := re.search(rf"{kind} \"([^\"]+)\" not found|key (\S+) in {kind} (\S+)", message, re.IGNORECASE):
+                named = match[1] or (match[3] or "").rpartition("/")[2]
+                label = "Secret" if kind == "secret" else "ConfigMap"
+                what = f"there is no {label} {named}" if match[1] else f"{label} {named} has no key {match[2]}"
+                return Problem(
+                    f"{label}NotFound", f"{what} in this namespace; create it, and the pods start by themselves"
+                )
+        return Problem("ContainerError", f"container {name} cannot be created: {_short(message)}")
+    if reason in ("CreateContainerError", "RunContainerError", "StartError"):
+        return Problem("ContainerError", f"container {name} cannot be started: {_short(message)}")
+    terminated = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated")
+    if status.get("ready") or not terminated or (name == FETCH and terminated.get("exitCode") == 0):
+        return None
+    if terminated.get("reason") == "OOMKilled":
+        where = "the download" if name == FETCH else "the engine"
+        return Problem(
+            "OOMKilled",
+            f"{where} used more memory than resources.limits.memory allows; raise it, or lower engine.maxModelLen or "
+            f"maxNumSeqs",
+        )
+    if name == FETCH:
+        return _of_download(terminated)
+    if (
+        name == ENGINE
+        and reason != "CrashLoopBackOff"
+        and status.get("restartCount", 0) < 2
+        and terminated.get("exitCode") in (0, 143)
+    ):
+        return None  # ended on request, once
+    return Problem(
+        "CrashLoop",
+        f"container {name} ended with exit code {terminated.get('exitCode')} and was started "
+        f"{status.get('restartCount', 0)} "
+        f"times again; `kubectl logs --previous` tells more. Its last words: {_short(_last_words(terminated))}",
+    )
+
+
+def _of_download(terminated: Json) -> Problem:
+    said = _last_words(terminated)
+    text = said.lower()
+    if "gated" in text:
+        reason, way_out = (
+            "GatedModel",
+            "ask for access on the model's page, and give a token of that account by model.credentialsSecretRef",
+        )
+    elif re.search(r"\b401\b|unauthori[sz]ed|invalid token|\b403\b|forbidden", text):
+        reason, way_out = "Unauthorized", "the hub refuses the token: check the Secret of model.credentialsSecretRef"
+    elif re.search(r"\b404\b|no such model|does not exist|not found|has no file|no revision", text):
+        reason, way_out = "ModelNotFound", "check model.uri and model.revision"
+    elif "no space left" in text:
+        reason, way_out = "CacheFull", "raise model.cache.pvc.size or model.cache.sizeLimit"
+    else:
+        reason, way_out = "DownloadFailed", "it is tried again; check the way to the source (proxy, DNS, NetworkPolicy)"
+    return Problem(reason, f"the model cannot be fetched; {way_out}. {_short(said)}")
+
+
+def _last_words(terminated: Json) -> str:
+    lines = [line.strip() for line in (terminated.get("message") or "").splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {terminated.get('exitCode')}"
+
+
+def _short(text: str, limit: int = 400) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

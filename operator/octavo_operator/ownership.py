@@ -1,0 +1,94 @@
+"""Who set which field: reads `metadata.managedFields`.
+
+Server-side apply brings our fields back, but lets be what others added: a container, a variable, a node selector. Specs
+that we own are ours as a whole, so such additions are found here and taken out again. Labels and annotations are
+everybody's, in pod templates too (`kubectl rollout restart` writes one).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+Json = Any
+Path = tuple[str, ...]
+
+_EVERYBODYS = (
+    ("f:spec", "f:template", "f:metadata", "f:annotations"),
+    ("f:spec", "f:template", "f:metadata", "f:labels"),
+)
+
+
+def foreign_additions(live: Json, manager: str) -> list[str]:
+    """JSON pointers of what others than `manager` added to `live["spec"]`, deepest and last first (for removal)."""
+    ours: set[Path] = set()
+    others: set[Path] = set()
+    for entry in live.get("metadata", {}).get("managedFields") or []:
+        if entry.get("subresource"):
+            continue
+        paths = _leaves(entry.get("fieldsV1") or {}, ())
+        if entry.get("manager") == manager:
+            for path in paths:
+                ours.update(path[:length] for length in range(1, len(path) + 1))
+        else:
+            others.update(path for path in paths if path[0] == "f:spec")
+    found = set()
+    for path in others:
+        if path in ours or any(path[: len(kept)] == kept for kept in _EVERYBODYS):
+            continue
+        added = next(path[:length] for length in range(1, len(path) + 1) if path[:length] not in ours)
+        if len(added) > 1 and (pointer := _pointer(added, live)) is not None:
+            found.add(pointer)
+    tops = [p for p in found if not any(p[:length] in found for length in range(1, len(p)))]
+    return ["".join(f"/{_escape(part)}" for part in pointer) for pointer in sorted(tops, key=_order, reverse=True)]
+
+
+def _leaves(fields: Json, path: Path) -> Iterator[Path]:
+    inner = [key for key in fields if key != "."]
+    if path and (not inner or "." in fields):
+        yield path
+    for key in inner:
+        yield from _leaves(fields[key], (*path, key))
+
+
+def _pointer(path: Path, live: Json) -> tuple[str | int, ...] | None:
+    """Where a path of managedFields is in the object; None when it is there no more."""
+    out: list[str | int] = []
+    here = live
+    for part in path:
+        kind, _, rest = part.partition(":")
+        if kind == "f":
+            if not isinstance(here, dict) or rest not in here:
+                return None
+            out.append(rest)
+            here = here[rest]
+            continue
+        if not isinstance(here, list):
+            return None
+        wanted = json.loads(rest)
+        if kind == "i":
+            index = wanted
+        elif kind == "k":
+            index = _find(
+                here, lambda item, w=wanted: isinstance(item, dict) and all(item.get(k) == v for k, v in w.items())
+            )
+        else:
+            index = _find(here, lambda item, w=wanted: item == w)
+        if index is None or index >= len(here):
+            return None
+        out.append(index)
+        here = here[index]
+    return tuple(out)
+
+
+def _find(items: list[Json], fits: Any) -> int | None:
+    return next((index for index, item in enumerate(items) if fits(item)), None)
+
+
+def _order(pointer: tuple[str | int, ...]) -> tuple[tuple[int, int, str], ...]:
+    return tuple((1, part, "") if isinstance(part, int) else (0, 0, part) for part in pointer)
+
+
+def _escape(part: str | int) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,79 @@
+"""One look at one LLMDeployment, without any I/O: from what is known to what is to be done and to be said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo_operator.api import KIND, LLMDeployment
+from octavo_operator.config import OperatorConfig
+from octavo_operator.diagnosis import Problem
+from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
+from octavo_operator.render import BadPodPatch, expected_template, names, render
+from octavo_operator.rollout import MAKE_ROOM, make_room
+from octavo_operator.schema import SpecError
+from octavo_operator.status import Observation, expected_status
+from octavo_operator.store import Observed
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What to do now, what to say, and after how many seconds to look again at the latest."""
+
+    plan: Plan = field(default_factory=Plan)
+    status: Json | None = None
+    again_after: float | None = None
+
+
+def parse(body: Json) -> LLMDeployment | Problem:
+    """The LLMDeployment, or why it cannot be read: it is older than the CRD's present rules."""
+    try:
+        return LLMDeployment.from_json(body)
+    except SpecError as error:
+        return Problem("InvalidSpec", str(error))
+
+
+def look(
+    deployment: LLMDeployment,
+    children: list[Observed],
+    config: OperatorConfig,
+    apis: frozenset[str],
+    now: float,
+    problem: Problem | None = None,
+) -> Outcome:
+    """`problem`: what went wrong when this was tried last, to be said along with the rest."""
+    if deployment.deleting:
+        return Outcome()
+    live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
+    pods = [one.body for one in children if one.kind == "Pod"]
+    claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
+    room_for, again = make_room(deployment, live, pods, now)
+    todo = Plan()
+    try:
+        template = pinned_template(deployment, live) or expected_template(deployment, config)
+    except BadPodPatch as error:
+        problem = Problem("BadPodPatch", f"{error}; the pods stay as they were")
+    else:
+        desired = render(deployment, config, template=template, make_room=room_for is not None, apis=apis)
+        for manifest in desired:
+            if manifest["kind"] == "Deployment":
+                extra = template_annotation(deployment, template)
+                if room_for:
+                    extra[MAKE_ROOM] = room_for
+                manifest["metadata"]["annotations"] = extra
+        todo = plan(deployment, desired, children)
+        if todo.conflicts and problem is None:
+            problem = Problem(
+                "NameConflict",
+                f"{', '.join(todo.conflicts)} belongs to somebody else; delete it or choose another name for the "
+                f"{KIND}",
+            )
+    if todo.waits:
+        again = 2.0
+    seen = Observation(live, pods, claim, problem, room_for is not None)
+    return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
+
+
+__all__ = ["Outcome", "Plan", "look", "names", "parse"]

@@ -1,0 +1,54 @@
+"""From a spec to the objects that should exist: pure functions, one `expected_*` an object.
+
+render(deployment, config) -> list of manifests, in the order in which they are to be applied
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.config import OperatorConfig
+from octavo_operator.render.deployment import expected_deployment
+from octavo_operator.render.network import expected_network_policy, expected_service
+from octavo_operator.render.pod import BadPodPatch, expected_template
+from octavo_operator.render.support import (
+    MONITORING_API,
+    expected_cache_claim,
+    expected_disruption_budget,
+    expected_monitor,
+    expected_service_account,
+)
+
+Manifest = dict[str, Any]
+
+
+def render(
+    deployment: LLMDeployment,
+    config: OperatorConfig,
+    *,
+    template: Manifest | None = None,
+    make_room: bool = False,
+    apis: frozenset[str] = frozenset(),
+) -> list[Manifest]:
+    """Everything that should exist for `deployment`.
+
+    `template`: a pod template made earlier, instead of the one of today's operator. `apis`: optional APIs that the
+    cluster has (`monitoring.coreos.com/v1`). Raises BadPodPatch.
+    """
+    if template is None:
+        template = expected_template(deployment, config)
+    optional = [expected_monitor(deployment)] if MONITORING_API in apis else []
+    manifests = [
+        expected_service_account(deployment),
+        expected_cache_claim(deployment),
+        expected_network_policy(deployment, config),
+        expected_service(deployment),
+        expected_deployment(deployment, template, make_room),
+        expected_disruption_budget(deployment),
+        *optional,
+    ]
+    return [manifest for manifest in manifests if manifest is not None]
+
+
+__all__ = ["MONITORING_API", "BadPodPatch", "Manifest", "expected_template", "render"]

@@ -1,0 +1,185 @@
+"""The containers: how the engine is called, and what it needs around it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.render import names
+
+Json = dict[str, Any]
+
+
+def model_argument(deployment: LLMDeployment) -> str:
+    """What `octavo serve` is told to serve."""
+    model = deployment.spec.model
+    _, _, rest = model.uri.partition("://")
+    if model.source == "pvc":
+        _, _, path = rest.partition("/")
+        return f"{names.MODEL_PATH}/{path}".rstrip("/")
+    if model.source == "file":
+        return rest
+    return model.uri
+
+
+def arguments(deployment: LLMDeployment) -> list[str]:
+    spec = deployment.spec
+    engine = spec.engine
+    out = [
+        model_argument(deployment), "--host", "0.0.0.0", "--port", str(names.API_PORT),
+        "--management-port", str(names.MANAGEMENT_PORT), "--served-model-name", *deployment.served_names,
+        "--shutdown-timeout", str(spec.lifecycle.drain_seconds),
+    ]  # fmt: skip
+    for flag, value, default in (
+        ("--revision", spec.model.revision, None),
+        ("--dtype", engine.dtype, "auto"),
+        ("--quantization", engine.quantization, None),
+        ("--max-model-len", engine.max_model_len, None),
+        ("--max-num-seqs", engine.max_num_seqs, None),
+        ("--gpu-memory-utilization", f"{engine.gpu_memory_utilization / 100:g}", "0.9"),
+        ("--chat-template", _chat_template(deployment), None),
+    ):
+        if value != default:
+            out += [flag, str(value)]
+    if not engine.prefix_caching:
+        out.append("--no-enable-prefix-caching")
+    return [*out, *engine.args]
+
+
+def _chat_template(deployment: LLMDeployment) -> str | None:
+    template = deployment.spec.model.chat_template
+    if template is None:
+        return None
+    if template.inline is not None:
+        return template.inline.replace("$(", "$$(")  # the kubelet would look for a variable
+    return "$(OCTAVO_CHAT_TEMPLATE)"
+
+
+def expected_engine(deployment: LLMDeployment, image: str) -> Json:
+    """The container that serves."""
+    spec = deployment.spec
+    probes = spec.probes
+    return {
+        "name": names.ENGINE,
+        "image": image,
+        "imagePullPolicy": spec.engine.image_pull_policy,
+        "command": ["octavo", "serve"],
+        "args": arguments(deployment),
+        "env": _environment(deployment, engine=True),
+        "ports": [
+            {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
+            {"name": "management", "containerPort": names.MANAGEMENT_PORT, "protocol": "TCP"},
+        ],
+        "resources": _resources(deployment),
+        "volumeMounts": _mounts(deployment),
+        # Ready means loaded and taking requests; until then liveness is not asked, so no load is too slow for it.
+        "startupProbe": {
+            **_get("/readyz"),
+            "periodSeconds": probes.startup.period_seconds,
+            "failureThreshold": math.ceil(probes.startup.budget_seconds / probes.startup.period_seconds),
+            "timeoutSeconds": 2,
+        },
+        "readinessProbe": {
+            **_get("/readyz"),
+            "periodSeconds": probes.readiness.period_seconds,
+            "failureThreshold": probes.readiness.failure_threshold,
+            "timeoutSeconds": probes.readiness.timeout_seconds,
+        },
+        "livenessProbe": {
+            **_get("/livez"),
+            "periodSeconds": probes.liveness.period_seconds,
+            "failureThreshold": probes.liveness.failure_threshold,
+            "timeoutSeconds": probes.liveness.timeout_seconds,
+        },
+        # While it sleeps the pod answers, and everybody learns that it is going; only then SIGTERM starts the drain.
+        **(
+            {"lifecycle": {"preStop": {"sleep": {"seconds": seconds}}}}
+            if (seconds := spec.lifecycle.pre_stop_seconds)
+            else {}
+        ),
+        "securityContext": _hardened(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def expected_fetch(deployment: LLMDeployment, image: str) -> Json | None:
+    """The container that brings the model into the cache before the engine starts, and does nothing when it is there.
+
+    A container of its own, so that what went wrong with a download is told apart from what went wrong with the engine.
+    """
+    model = deployment.spec.model
+    if not model.is_fetched:
+        return None
+    revision = ["--revision", model.revision] if model.revision else []
+    return {
+        "name": names.FETCH,
+        "image": image,
+        "imagePullPolicy": deployment.spec.engine.image_pull_policy,
+        "command": ["octavo", "fetch"],
+        "args": [model_argument(deployment), *revision, "--quiet"],
+        "env": _environment(deployment, engine=False),
+        "volumeMounts": [mount for mount in _mounts(deployment) if mount["name"] != "shm"],
+        "securityContext": _hardened(),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def _get(path: str) -> Json:
+    return {"httpGet": {"path": path, "port": "management", "scheme": "HTTP"}}
+
+
+def _hardened() -> Json:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _resources(deployment: LLMDeployment) -> Json:
+    out: Json = {
+        "requests": {key: str(value) for key, value in deployment.spec.resources.requests.items()},
+        "limits": {key: str(value) for key, value in deployment.spec.resources.limits.items()},
+    }
+    if accelerator := deployment.spec.accelerator:
+        for part in out.values():
+            part[accelerator.resource] = str(accelerator.count)
+    return {name: part for name, part in out.items() if part}
+
+
+def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
+    spec = deployment.spec
+    out: list[Json] = [
+        {"name": "HOME", "value": "/tmp"},
+        {"name": "XDG_CACHE_HOME", "value": names.CACHE_PATH},
+        {"name": "OCTAVO_CACHE", "value": f"{names.CACHE_PATH}/octavo"},
+        {"name": "HF_HOME", "value": f"{names.CACHE_PATH}/huggingface"},
+        {"name": "TRITON_CACHE_DIR", "value": f"{names.CACHE_PATH}/triton"},
+    ]
+    if secret := spec.model.credentials_secret_ref:
+        out.append(_from_key("HF_TOKEN", "secretKeyRef", secret.name, secret.key))
+    if engine and spec.auth:
+        ref = spec.auth.api_key_secret_ref
+        out.append(_from_key("OCTAVO_API_KEY", "secretKeyRef", ref.name, ref.key))
+    if engine and spec.model.chat_template and (config := spec.model.chat_template.config_map_ref):
+        out.append(_from_key("OCTAVO_CHAT_TEMPLATE", "configMapKeyRef", config.name, config.key))
+    own = {variable["name"] for variable in spec.engine.env}
+    return [variable for variable in out if variable["name"] not in own] + [
+        dict(variable) for variable in spec.engine.env
+    ]
+
+
+def _from_key(variable: str, kind: str, name: str, key: str) -> Json:
+    return {"name": variable, "valueFrom": {kind: {"name": name, "key": key}}}
+
+
+def _mounts(deployment: LLMDeployment) -> list[Json]:
+    out: list[Json] = [
+        {"name": "cache", "mountPath": names.CACHE_PATH},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    if deployment.spec.model.source == "pvc":
+        out.append({"name": "model", "mountPath": names.MODEL_PATH, "readOnly": True})
+    return out

@@ -1,0 +1,113 @@
+"""The pod template: containers, volumes, where it runs, and the user's patches last."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.config import OperatorConfig
+from octavo_operator.render import names
+from octavo_operator.render.engine import expected_engine, expected_fetch
+from octavo_operator.schema import to_json
+
+Json = dict[str, Any]
+
+
+class BadPodPatch(ValueError):
+    """A patch of spec.podPatches that does not fit the pod template; the message names it."""
+
+
+def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json:
+    """The pod template, patched. Raises BadPodPatch."""
+    template: Json = {"metadata": {"labels": names.labels(deployment)}, "spec": _pod_spec(deployment, config)}
+    return _patched(deployment, template)
+
+
+def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
+    spec = deployment.spec
+    image = spec.engine.image or config.engine_image
+    fetch = expected_fetch(deployment, image)
+    secrets = dict.fromkeys((*config.image_pull_secrets, *spec.engine.image_pull_secrets))
+    scheduling = spec.scheduling
+    out: Json = {
+        "containers": [expected_engine(deployment, image)],
+        "initContainers": [fetch] if fetch else [],
+        "volumes": _volumes(deployment),
+        "serviceAccountName": deployment.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": names.USER_ID,
+            "runAsGroup": names.USER_ID,
+            "fsGroup": names.USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "terminationGracePeriodSeconds": spec.lifecycle.grace_seconds,
+        "imagePullSecrets": [{"name": name} for name in secrets],
+        "nodeSelector": dict(scheduling.node_selector),
+        "affinity": scheduling.affinity,
+        "tolerations": _tolerations(deployment),
+        "topologySpreadConstraints": [
+            {**constraint, "labelSelector": {"matchLabels": names.selector(deployment)}}
+            for constraint in scheduling.topology_spread_constraints
+        ],
+        "priorityClassName": scheduling.priority_class_name,
+        "runtimeClassName": scheduling.runtime_class_name,
+        "schedulerName": scheduling.scheduler_name,
+    }
+    return {name: value for name, value in out.items() if value not in (None, [], {})}
+
+
+def _tolerations(deployment: LLMDeployment) -> list[Json]:
+    out = [dict(toleration) for toleration in deployment.spec.scheduling.tolerations]
+    if accelerator := deployment.spec.accelerator:
+        # GPU nodes are usually tainted with the name of their resource.
+        key = accelerator.resource if not accelerator.mig else "nvidia.com/gpu"
+        out.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
+    return out
+
+
+def _volumes(deployment: LLMDeployment) -> list[Json]:
+    spec = deployment.spec
+    if claim := names.cache_claim(deployment):
+        cache: Json = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
+    else:
+        limit = spec.model.cache.size_limit
+        cache = {"name": "cache", "emptyDir": {} if limit is None else {"sizeLimit": str(limit)}}
+    out = [
+        cache,
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(spec.shm.size)}},
+    ]
+    if spec.model.source == "pvc":
+        claim = spec.model.uri.removeprefix("pvc://").partition("/")[0]
+        out.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    return out
+
+
+def _patched(deployment: LLMDeployment, template: Json) -> Json:
+    """RFC 6902, one operation at a time, so that the one which fails can be named."""
+    if not deployment.spec.pod_patches:
+        return template
+    out = copy.deepcopy(template)
+    for index, patch in enumerate(deployment.spec.pod_patches):
+        operation = {"value": None, **to_json(patch)} if patch.op in ("add", "replace", "test") else to_json(patch)
+        try:
+            out = jsonpatch.apply_patch(out, [operation])
+        except jsonpatch.JsonPatchTestFailed as error:
+            raise BadPodPatch(f"spec.podPatches[{index}]: the test of {patch.path} failed: {error}") from None
+        except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError, KeyError) as error:
+            raise BadPodPatch(f"spec.podPatches[{index}]: {patch.op} {patch.path}: {error}") from None
+    # What identifies the pods is not the patch's to change: the Deployment would lose them.
+    found = out.get("metadata", {}).get("labels", {}) if isinstance(out.get("metadata"), dict) else {}
+    if not isinstance(found, dict) or any(found.get(key) != value for key, value in names.labels(deployment).items()):
+        raise BadPodPatch("spec.podPatches: the operator's own labels in /metadata/labels must stay as they are")
+    if not isinstance(out.get("spec"), dict):
+        raise BadPodPatch("spec.podPatches: /spec must stay an object")
+    return out

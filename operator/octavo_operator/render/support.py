@@ -1,0 +1,61 @@
+"""The small objects around the pods: identity, disruption budget, cache claim, monitoring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.render import names
+
+Json = dict[str, Any]
+
+MONITORING_API = "monitoring.coreos.com/v1"
+
+
+def expected_service_account(deployment: LLMDeployment) -> Json:
+    """An identity without rights, whose token is mounted nowhere."""
+    return names.manifest(deployment, "v1", "ServiceAccount", {"automountServiceAccountToken": False})
+
+
+def expected_disruption_budget(deployment: LLMDeployment) -> Json | None:
+    budget = deployment.spec.pod_disruption_budget
+    if not budget.enabled:
+        return None
+    # A pod that does not serve yet, or no longer, protects nobody: it never stops a drain.
+    body: Json = {"selector": {"matchLabels": names.selector(deployment)}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    if budget.min_available is not None:
+        body["minAvailable"] = budget.min_available
+    else:
+        body["maxUnavailable"] = 1 if budget.max_unavailable is None else budget.max_unavailable
+    return names.manifest(deployment, "policy/v1", "PodDisruptionBudget", {"spec": body})
+
+
+def expected_cache_claim(deployment: LLMDeployment) -> Json | None:
+    """The claim for fetched models, unless somebody else made it. With `retain` nobody owns it, so it stays."""
+    pvc = deployment.spec.model.cache.pvc
+    if pvc is None or pvc.size is None:
+        return None
+    body: Json = {
+        "accessModes": list(pvc.access_modes),
+        "resources": {"requests": {"storage": str(pvc.size)}},
+        **({"storageClassName": pvc.storage_class_name} if pvc.storage_class_name is not None else {}),
+    }
+    name = names.cache_claim(deployment)
+    return names.manifest(deployment, "v1", "PersistentVolumeClaim", {"spec": body}, name, owned=not pvc.retain)
+
+
+def expected_monitor(deployment: LLMDeployment) -> Json | None:
+    """For the Prometheus operator. Pods are asked, not the Service: a scrape must see every replica."""
+    monitoring = deployment.spec.monitoring
+    if not monitoring.enabled:
+        return None
+    endpoint = {"port": "management", "path": "/metrics", "interval": monitoring.interval}
+    body: Json = {"selector": {"matchLabels": names.selector(deployment)}}
+    if monitoring.kind == "PodMonitor":
+        body["podMetricsEndpoints"] = [endpoint]
+    else:
+        body["selector"] = {"matchLabels": {names.OWNER_LABEL: deployment.name}}
+        body["endpoints"] = [endpoint]
+    out = names.manifest(deployment, MONITORING_API, monitoring.kind, {"spec": body})
+    out["metadata"]["labels"] = {**monitoring.labels, **out["metadata"]["labels"]}
+    return out

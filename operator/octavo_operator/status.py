@@ -1,0 +1,227 @@
+"""From what is there to what is said: counts, conditions, events. Pure; a clock is passed in.
+
+Available     at least one replica answers requests now
+Ready         all replicas answer, all of the latest spec, and nothing is wrong
+Progressing   a rollout is under way (False: finished, or stuck)
+ModelCached   the model has been fetched (absent where nothing is to be fetched)
+Degraded      something is wrong, with its cause
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.diagnosis import Problem, diagnose, worst
+from octavo_operator.render import names
+from octavo_operator.rollout import is_complete, revision
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str  # Normal | Warning
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """All that a status is made of. `problem`: of the operator's own work (bad patch, refused object)."""
+
+    live: Json | None  # the Deployment
+    pods: list[Json]
+    claim: Json | None = None
+    problem: Problem | None = None
+    made_room: bool = False
+
+
+def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
+    """The whole status. Times of conditions change only with their status."""
+    counts = (seen.live or {}).get("status") or {}
+    problem = seen.problem or _degradation(deployment, seen)
+    conditions = [_available(deployment, counts, problem), _progressing(deployment, seen, problem), _degraded(problem)]
+    if deployment.spec.model.is_fetched:
+        conditions.insert(0, _model_cached(deployment, seen, problem))
+    conditions.insert(0, _ready(deployment, seen, conditions, problem))
+    before = {condition["type"]: condition for condition in deployment.status.get("conditions") or []}
+    stamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for condition in conditions:
+        known = before.get(condition["type"])
+        same = known is not None and known.get("status") == condition["status"]
+        condition["lastTransitionTime"] = known["lastTransitionTime"] if same and known else stamp
+        condition["observedGeneration"] = deployment.generation
+    out: Json = {
+        "observedGeneration": deployment.generation,
+        "replicas": counts.get("replicas", 0),
+        "readyReplicas": counts.get("readyReplicas", 0),
+        "availableReplicas": counts.get("availableReplicas", 0),
+        "updatedReplicas": counts.get("updatedReplicas", 0),
+        "selector": names.selector_text(deployment),
+        "url": names.url(deployment, cluster_domain),
+        "conditions": conditions,
+    }
+    if image := _image(seen.live):
+        out["image"] = image
+    return out
+
+
+def events(before: Json, after: Json) -> list[Event]:
+    """What is worth an event: a condition that changed, or its cause."""
+    known = {condition["type"]: condition for condition in before.get("conditions") or []}
+    out = []
+    for condition in after["conditions"]:
+        old = known.get(condition["type"])
+        if old and (old["status"], old["reason"]) == (condition["status"], condition["reason"]):
+            continue
+        kind, name, status = condition["type"], condition["reason"], condition["status"]
+        if kind == "Degraded" and status == "True":
+            out.append(Event("Warning", name, condition["message"]))
+        elif kind == "Degraded" and old and old["status"] == "True":
+            out.append(Event("Normal", "Recovered", f"{old['reason']} is over"))
+        elif kind == "Ready" and status == "True":
+            out.append(Event("Normal", "Ready", condition["message"]))
+        elif kind == "Available" and status == "False" and old and old["status"] == "True":
+            out.append(Event("Warning", "Unavailable", condition["message"]))
+        elif kind == "ModelCached" and status == "True":
+            out.append(Event("Normal", "ModelCached", condition["message"]))
+        elif kind == "Progressing" and name == "MakingRoom":
+            out.append(Event("Warning", "MakingRoom", condition["message"]))
+    return out
+
+
+def _condition(kind: str, status: bool | None, reason: str, message: str) -> Json:
+    text = {True: "True", False: "False", None: "Unknown"}[status]
+    return {"type": kind, "status": text, "reason": reason, "message": message[:1024]}
+
+
+def _degradation(deployment: LLMDeployment, seen: Observation) -> Problem | None:
+    gpu = deployment.spec.accelerator.resource if deployment.spec.accelerator else None
+    found = [(pod, problem) for pod in seen.pods if (problem := diagnose(pod, gpu))]
+    if one := worst([problem for _, problem in found]):
+        count = sum(problem.reason == one.reason for _, problem in found)
+        where = f"{count} of {len(seen.pods)} pods: " if len(seen.pods) > 1 else ""
+        return Problem(one.reason, where + one.message)
+    for condition in ((seen.live or {}).get("status") or {}).get("conditions") or []:
+        message = condition.get("message", "")
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            if "exceeded quota" in message:
+                return Problem(
+                    "QuotaExceeded",
+                    f"the namespace's quota leaves no room for a replica; raise it or lower resources. {message}",
+                )
+            if "violates PodSecurity" in message:
+                return Problem(
+                    "PodSecurityViolation",
+                    f"the namespace's Pod Security level forbids the pods; see spec.podPatches. {message}",
+                )
+            return Problem("PodsNotCreated", f"pods cannot be created: {message}")
+        if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            return Problem(
+                "ProgressDeadlineExceeded",
+                "the rollout makes no progress: pods run but are not ready in time; see their logs, or raise "
+                "probes.startup.budgetSeconds and rollout.progressDeadlineSeconds",
+            )
+    if seen.claim and (seen.claim.get("status") or {}).get("phase") == "Lost":
+        return Problem(
+            "PVCLost", "the volume of the cache's PersistentVolumeClaim is gone; delete the claim to get a new one"
+        )
+    return None
+
+
+def _available(deployment: LLMDeployment, counts: Json, problem: Problem | None) -> Json:
+    available = counts.get("availableReplicas", 0)
+    if available:
+        return _condition(
+            "Available", True, "Serving", f"{available} of {deployment.replicas} replicas answer requests"
+        )
+    if deployment.replicas == 0:
+        if deployment.spec.suspend:
+            return _condition("Available", False, "Suspended", "spec.suspend is true: set it to false to serve again")
+        return _condition("Available", False, "ScaledToZero", "spec.replicas is 0: raise it to serve again")
+    if problem:
+        return _condition("Available", False, problem.reason, problem.message)
+    return _condition("Available", False, "Starting", "no replica answers requests yet")
+
+
+def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
+    if seen.live is None or _outdated(seen.live, deployment):
+        if seen.problem:
+            return _condition("Progressing", False, seen.problem.reason, seen.problem.message)
+        return _condition("Progressing", True, "Applying", "the spec is being applied")
+    counts = seen.live.get("status") or {}
+    if is_complete(seen.live):
+        return _condition("Progressing", False, "Complete", "all pods are of the latest spec")
+    if seen.problem:
+        return _condition("Progressing", False, seen.problem.reason, seen.problem.message)
+    done = (
+        f"{counts.get('updatedReplicas', 0)} of {deployment.replicas} replicas are of the latest spec, "
+        f"{counts.get('availableReplicas', 0)} available"
+    )
+    if seen.made_room:
+        return _condition(
+            "Progressing", True, "MakingRoom", f"no room for an additional pod, so old pods go first; {done}"
+        )
+    if problem and problem.reason == "ProgressDeadlineExceeded":
+        return _condition("Progressing", False, problem.reason, problem.message)
+    old = len({revision(pod) for pod in seen.pods}) > 1
+    return _condition("Progressing", True, "RollingOut" if old else "Starting", done)
+
+
+def _degraded(problem: Problem | None) -> Json:
+    if problem:
+        return _condition("Degraded", True, problem.reason, problem.message)
+    return _condition("Degraded", False, "AsExpected", "nothing is wrong")
+
+
+_DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull", "DownloadFailed"})
+
+
+def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
+    states = [
+        status.get("state") or {}
+        for pod in seen.pods
+        if "deletionTimestamp" not in pod["metadata"]
+        for status in (pod.get("status") or {}).get("initContainerStatuses") or []
+        if status["name"] == names.FETCH
+    ]
+    if any((state.get("terminated") or {}).get("exitCode") == 0 for state in states):
+        return _condition("ModelCached", True, "Fetched", f"{deployment.spec.model.uri} is in the cache")
+    if problem and problem.reason in _DOWNLOAD:
+        return _condition("ModelCached", False, problem.reason, problem.message)
+    if any("running" in state for state in states):
+        return _condition("ModelCached", False, "Fetching", f"{deployment.spec.model.uri} is being fetched")
+    known = next((c for c in deployment.status.get("conditions") or [] if c["type"] == "ModelCached"), None)
+    if (
+        known
+        and known["status"] == "True"
+        and deployment.spec.model.uri in known["message"]
+        and names.cache_claim(deployment)
+    ):
+        return _condition("ModelCached", True, "Fetched", f"{deployment.spec.model.uri} is in the cache")
+    return _condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
+
+
+def _ready(deployment: LLMDeployment, seen: Observation, conditions: list[Json], problem: Problem | None) -> Json:
+    by_kind = {condition["type"]: condition for condition in conditions}
+    if problem:
+        return _condition("Ready", False, problem.reason, problem.message)
+    if by_kind["Available"]["status"] != "True":
+        return _condition("Ready", False, by_kind["Available"]["reason"], by_kind["Available"]["message"])
+    if by_kind["Progressing"]["reason"] != "Complete":
+        return _condition("Ready", False, by_kind["Progressing"]["reason"], by_kind["Progressing"]["message"])
+    count = deployment.replicas
+    return _condition("Ready", True, "Ready", f"{count} of {count} replicas answer requests")
+
+
+def _outdated(live: Json, deployment: LLMDeployment) -> bool:
+    """Whether the Deployment still says something else than the spec, in what can be seen at a glance."""
+    return live["spec"].get("replicas") != deployment.replicas
+
+
+def _image(live: Json | None) -> str | None:
+    containers = ((live or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers") or []
+    return next((container.get("image") for container in containers if container["name"] == names.ENGINE), None)
