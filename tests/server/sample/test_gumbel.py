@@ -125,3 +125,11 @@ def test_the_pruned_argmax_is_the_true_one(rows: int, vocab: int, scale: float, 
     noise = GumbelNoise(vocab, CPU)
     keys = torch.from_numpy(position_keys(np.full(rows, stream_key(seed, 0), np.uint64), np.arange(rows)))
     assert torch.equal(noise.argmax(scores, keys), (scores.double() + noise.noise(keys)).argmax(-1))
+
+
+def test_close_races_are_decided_by_the_true_noise() -> None:
+    """Many draws among few tokens, where the bound's order and the truth's differ often."""
+    noise, n = GumbelNoise(64, CPU), 50_000
+    keys = torch.from_numpy(position_keys(np.full(n, stream_key(3, 0), np.uint64), np.arange(n)))
+    scores = normal_logits(1, 64, seed=1, scale=1.0).repeat(n, 1)
+    assert torch.equal(noise.argmax(scores, keys), (scores.double() + noise.noise(keys)).argmax(-1))
