@@ -14,6 +14,8 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode -r requirements/dev.txt
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	python -m octavo_kernels.cpu.build
+	python -m compileall -q server kernels operator
 	@touch $@
 
 serve: setup  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
