@@ -163,7 +163,20 @@ class InputProcessor:
             params.seed = secrets.randbits(63)
         if params.bad_words:
             params.bad_words_token_ids = self._bad_words(params.bad_words)
+        self._check_something_is_left(params)
         return params
+
+    def _check_something_is_left(self, params: SamplingParams) -> None:
+        """Raises ValueError when every allowed token is forbidden by another parameter."""
+        allowed = set(params.allowed_token_ids or ())
+        forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
+        if params.min_tokens > 0:
+            forbidden.update(params.stop_token_ids, [] if params.ignore_eos else self.eos_token_ids)
+        if allowed and allowed <= forbidden:
+            raise ValueError(
+                "allowed_token_ids must leave something to say, but bad_words and min_tokens forbid all of them; "
+                "allow more, or drop those"
+            )
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """Token sequences to forbid: each word as it begins a text and as it follows a space."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -11,71 +11,87 @@ from starlette.middleware.cors import CORSMiddleware
 
 from octavo import __version__
 from octavo.entrypoints import health
-from octavo.entrypoints.http import Handler, route
+from octavo.entrypoints.http import route
 from octavo.entrypoints.middleware import Gate
 from octavo.entrypoints.openai import chat, completions, models, tokenization
 from octavo.entrypoints.openai.errors import on_http_exception, on_unexpected
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
+from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.state import ServerState
+
+STATE_OPERATIONS = (
+    Operation("GET", "/health", health.health, "Alive and ready", open=True),
+    Operation("GET", "/livez", health.livez, "Making progress, or nothing to do", open=True),
+    Operation("GET", "/readyz", health.readyz, "Loaded and taking requests", open=True),
+    Operation("GET", "/ping", health.ping, "Alive and ready"),
+    Operation("GET", "/metrics", health.metrics, "Metrics in Prometheus' text format"),
+    Operation("GET", "/load", health.load, "How much is being served", answer=health.Load),
+    Operation("GET", "/version", health.version, "The server's version", answer=health.Version),
+)
+WORK_OPERATIONS = (
+    Operation(
+        "POST", "/v1/completions", completions.create_completion, "Complete a text",
+        body=CompletionRequest, answer=Completion, streams=True,
+    ),
+    Operation(
+        "POST", "/v1/chat/completions", chat.create_chat_completion, "Answer a conversation",
+        body=ChatCompletionRequest, answer=ChatCompletion, streams=True,
+    ),
+    Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
+    Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),
+    Operation(
+        "POST", "/tokenize", tokenization.tokenize, "Token ids of a text or a conversation",
+        body=tokenization.TokenizeRequest, answer=tokenization.TokenizeResponse,
+    ),
+    Operation(
+        "POST", "/detokenize", tokenization.detokenize, "The text of token ids",
+        body=tokenization.DetokenizeRequest, answer=tokenization.DetokenizeResponse,
+    ),
+)  # fmt: skip
 
 
 def build_app(state: ServerState) -> FastAPI:
     """Everything that the main port serves."""
-    args = state.args
-    app = _new_app(state, "Octavo", args.api_key, root_path=args.root_path)
-    _add_health(app)
-    _add(app, "POST", "/v1/completions", completions.create_completion)
-    _add(app, "POST", "/v1/chat/completions", chat.create_chat_completion)
-    _add(app, "POST", "/tokenize", tokenization.tokenize)
-    _add(app, "POST", "/detokenize", tokenization.detokenize)
-    _add(app, "GET", "/v1/models", models.list_models)
-    _add(app, "GET", "/v1/models/{model_id:path}", models.retrieve_model)
-    return app
+    return _build(state, "Octavo", (*STATE_OPERATIONS, *WORK_OPERATIONS), state.args.api_key, state.args.root_path)
 
 
 def build_management_app(state: ServerState) -> FastAPI:
     """The second port, for probes, monitors and operators: no work, no key."""
-    app = _new_app(state, "Octavo management", ())
-    _add_health(app)
-    return app
+    return _build(state, "Octavo management", STATE_OPERATIONS)
 
 
-def _new_app(state: ServerState, title: str, api_keys: Any, root_path: str = "") -> FastAPI:
-    args = state.args
-    middleware = [Middleware(Gate, state=state, api_keys=api_keys)]
-    if args.allowed_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=args.allowed_origins,
-            allow_methods=args.allowed_methods,
-            allow_headers=args.allowed_headers,
-            allow_credentials=args.allow_credentials,
-            expose_headers=["x-request-id"],
-        )
-        middleware.insert(0, cors)  # outermost: a preflight has no key
+def _build(
+    state: ServerState, title: str, operations: Sequence[Operation], api_keys: Sequence[str] = (), root_path: str = ""
+) -> FastAPI:
     app = FastAPI(
         title=title,
         version=__version__,
-        middleware=middleware,
+        middleware=_middleware(state, api_keys),
         root_path=root_path,
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
         redirect_slashes=False,
+        redoc_url=None,
     )
     app.state.server = state
+    for operation in operations:
+        app.add_api_route(operation.path, route(operation.handler), methods=[operation.method], include_in_schema=False)
+    app.openapi = lambda: document(operations, state, title, root_path)  # type: ignore[method-assign]
     return app
 
 
-def _add_health(app: FastAPI) -> None:
-    for path, handler in (
-        ("/health", health.health),
-        ("/livez", health.livez),
-        ("/readyz", health.readyz),
-        ("/ping", health.health),
-        ("/metrics", health.metrics),
-        ("/load", health.load),
-        ("/version", health.version),
-    ):
-        _add(app, "GET", path, handler)
-
-
-def _add(app: FastAPI, method: str, path: str, handler: Handler) -> None:
-    app.add_api_route(path, route(handler), methods=[method])
+def _middleware(state: ServerState, api_keys: Sequence[str]) -> list[Middleware]:
+    """Outermost first."""
+    gate = Middleware(Gate, state=state, api_keys=api_keys)
+    args = state.args
+    if not args.allowed_origins:
+        return [gate]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=args.allowed_origins,
+        allow_methods=args.allowed_methods,
+        allow_headers=args.allowed_headers,
+        allow_credentials=args.allow_credentials,
+        expose_headers=["x-request-id"],
+    )
+    return [cors, gate]  # a preflight has no key

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +15,15 @@ from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
+
+
+class Load(msgspec.Struct):
+    server_load: int  # requests that are being answered
+    num_queued: int  # sequences of them that wait for a place
+
+
+class Version(msgspec.Struct):
+    version: str
 
 
 async def _check_alive(state: ServerState) -> None:
@@ -50,7 +60,12 @@ async def health(request: Request) -> Response:
     state = state_of(request)
     await _check_alive(state)
     _check_ready(state)
-    return Response(status_code=200)
+    return Response(media_type="text/plain")
+
+
+async def ping(request: Request) -> Response:
+    """What SageMaker calls; as /health."""
+    return await health(request)
 
 
 async def metrics(request: Request) -> Response:
@@ -59,10 +74,10 @@ async def metrics(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
-    return JSON({"version": __version__})
+    return JSON(Version(__version__))
 
 
 async def load(request: Request) -> Response:
     """Requests that are being served, and the sequences of them that wait for a place."""
     state = state_of(request)
-    return JSON({"server_load": state.num_responding, "num_queued": state.num_queued()})
+    return JSON(Load(state.num_responding, state.num_queued()))

@@ -92,7 +92,7 @@ BAD_COMPLETIONS = {
     "id beyond the vocabulary": ({"prompt": [1, 400]}, ["400", "399"]),
     "huge id": ({"prompt": [2**70]}, ["399"]),
     "boolean among ids": ({"prompt": [1, True]}, ["prompt"]),
-    "float among ids": ({"prompt": [1, 2.0]}, ["prompt"]),
+    "fraction among ids": ({"prompt": [1, 2.5]}, ["prompt"]),
     "boolean for a number": ({"max_tokens": True}, ["max_tokens", "true"]),
     "boolean temperature": ({"temperature": True}, ["temperature"]),
     "text for a number": ({"max_tokens": "10"}, ["max_tokens", "10"]),

@@ -24,6 +24,9 @@ def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise bad_request(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{where}.role")
+    for key in ("name", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            raise bad_request(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
     checked = {key: value for key, value in message.items() if value is not None}
     calls = checked.get("tool_calls")
     if calls is not None:

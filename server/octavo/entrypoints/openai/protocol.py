@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from octavo.entrypoints.openai.chat_messages import ROLES
 from octavo.entrypoints.openai.errors import bad_request, shown
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,22 @@ _MAX_LOGGED = 1_000
 MAX_PROMPTS = 1_024
 
 
+def integral(value: Any) -> Any:
+    """1.0 as 1: JSON has one kind of number, and some clients write integers so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_FromFloat = BeforeValidator(integral)  # stands behind the limits, or the schema would lose them
+
+
+def integral_list(value: Any) -> Any:
+    """The same for a list, which costs nothing when it holds integers already."""
+    return list(map(integral, value)) if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+IntList = Annotated[list[int], BeforeValidator(integral_list)]
+
+
 def _one_of_shapes(value: Any) -> Any:
     """A prompt: a text, token ids, or a list of either. Checked here, because a union's findings are unreadable."""
     if isinstance(value, str):
@@ -38,17 +55,25 @@ def _one_of_shapes(value: Any) -> Any:
         kinds = set(map(type, value))
         if kinds == {int} or kinds == {str}:
             return value
-        if kinds == {list} and all(set(map(type, ids)) <= {int} for ids in value):
+        if kinds <= {int, float} and set(map(type, value := integral_list(value))) == {int}:
             return value
+        if kinds == {list}:
+            value = [integral_list(ids) for ids in value]
+            if all(set(map(type, ids)) <= {int} for ids in value):
+                return value
     raise ValueError(f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(value)}")
 
 
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
         {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "minItems": 1,
+        },
     ]
 }
 PromptField = Annotated[Any, BeforeValidator(_one_of_shapes), WithJsonSchema(_PROMPT_SCHEMA)]
@@ -64,6 +89,36 @@ _STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type"
 StopField = Annotated[Any, BeforeValidator(_strings), WithJsonSchema(_STOP_SCHEMA)]
 
 
+_MESSAGES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {
+                "anyOf": [
+                    {"type": "string", "minLength": 1},
+                    {
+                        "type": "array",
+                        "minItems": 1,
+                        "items": {
+                            "type": "object",
+                            "required": ["type", "text"],
+                            "properties": {"type": {"const": "text"}, "text": {"type": "string", "minLength": 1}},
+                        },
+                    },
+                ]
+            },
+            "name": {"type": "string"},
+            "tool_call_id": {"type": "string"},
+        },
+    },
+}
+MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(_MESSAGES_SCHEMA)]
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -77,33 +132,33 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     model: str | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    n: int | None = None
-    presence_penalty: float | None = None
-    seed: int | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], float] | None = None
+    n: Annotated[int, Field(ge=1), _FromFloat] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat] | None = None
     stop: StopField = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    top_k: Annotated[int, Field(ge=-1), _FromFloat] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    stop_token_ids: IntList | None = None
     bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1), BeforeValidator(integral_list)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Annotated[int, Field(ge=0), _FromFloat] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), _FromFloat] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
     add_special_tokens: bool | None = None
-    priority: int = 0
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=1_000)
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     length_penalty: float | None = None
@@ -156,11 +211,11 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     prompt: PromptField
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, Field(ge=0), _FromFloat] | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1), _FromFloat] | None = None
 
     def check(self) -> None:
         super().check()
@@ -182,11 +237,11 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    messages: list[dict[str, Any]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    messages: MessagesField
+    max_tokens: Annotated[int, Field(ge=1), _FromFloat] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), _FromFloat] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

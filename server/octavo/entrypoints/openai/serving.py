@@ -60,7 +60,7 @@ async def prepare(
         uuid.uuid4().hex,
         prompt,
         params,
-        priority=body.priority,
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
         add_special_tokens=add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,18 +13,28 @@ from octavo.entrypoints.http import JSON, read_body
 from octavo.entrypoints.openai import chat
 from octavo.entrypoints.openai.chat_messages import check_messages
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest, IntList, MessagesField
 from octavo.entrypoints.openai.serving import state_of
 
 
 class TokenizeRequest(BaseModel):
     """A ``prompt``, or ``messages`` with the options of the chat template."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True,
+        extra="ignore",
+        protected_namespaces=(),
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        },
+    )
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: MessagesField | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -37,7 +48,18 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
     model: str | None = None
+    tokens: IntList
+
+
+class TokenizeResponse(msgspec.Struct):
+    count: int
+    max_model_len: int
     tokens: list[int]
+    token_strs: list[str | None] | None
+
+
+class DetokenizeResponse(msgspec.Struct):
+    prompt: str
 
 
 async def tokenize(request: Request) -> Response:
@@ -57,7 +79,7 @@ async def tokenize(request: Request) -> Response:
         ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
     tokenizer = state.engine.tokenizer
     strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs and tokenizer is not None else None
-    return JSON({"count": len(ids), "max_model_len": processor.max_model_len, "tokens": ids, "token_strs": strings})
+    return JSON(TokenizeResponse(len(ids), processor.max_model_len, ids, strings))
 
 
 async def detokenize(request: Request) -> Response:
@@ -74,4 +96,4 @@ async def detokenize(request: Request) -> Response:
                 f"tokens must be between 0 and {limit} (the model's vocabulary), got {token_id}", "tokens"
             )
     text = await state.engine.run_in_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return JSON({"prompt": text})
+    return JSON(DetokenizeResponse(text))

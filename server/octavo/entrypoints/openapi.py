@@ -1,0 +1,121 @@
+"""/openapi.json: every operation with the schemas of its body and answers, and with this server's limits in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from octavo import __version__
+from octavo.entrypoints.http import Handler
+from octavo.entrypoints.openai.errors import ErrorResponse
+from octavo.entrypoints.state import ServerState
+
+_REF = "#/components/schemas/"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    answer: type[msgspec.Struct] | str = "text/plain"  # of a 200: a struct as JSON, or a media type
+    streams: bool = False  # the answer may be server-sent events
+    open: bool = False  # asks for no API key
+
+    @property
+    def id(self) -> str:
+        return self.handler.__name__
+
+
+def document(operations: Sequence[Operation], state: ServerState, title: str, root_path: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    bodies = [operation.body for operation in operations if operation.body is not None]
+    _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
+    answers = [operation.answer for operation in operations if not isinstance(operation.answer, str)]
+    _, components = msgspec.json.schema_components([*answers, ErrorResponse], ref_template=_REF + "{name}")
+    schemas = {**definitions.get("$defs", {}), **components}
+    for body in bodies:
+        _state_limits(schemas[body.__name__], state)
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        described = _describe(operation, bool(state.args.api_key))
+        paths.setdefault(operation.path.replace(":path}", "}"), {})[operation.method.lower()] = described
+    result: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+    if root_path:
+        result["servers"] = [{"url": root_path}]
+    return result
+
+
+def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
+    if isinstance(operation.answer, str):
+        content: dict[str, Any] = {operation.answer: {"schema": {"type": "string"}}}
+    else:
+        content = {"application/json": {"schema": {"$ref": _REF + operation.answer.__name__}}}
+    if operation.streams:
+        data = {"type": "string", "description": "one chunk as JSON, or [DONE]"}
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
+    error = {"application/json": {"schema": {"$ref": _REF + "ErrorResponse"}}}
+    described: dict[str, Any] = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": "Done", "content": content},
+            "4XX": {"description": "The request cannot be served as it is", "content": error},
+            "5XX": {"description": "The server cannot serve it, now or at all", "content": error},
+        },
+    }
+    if operation.body is not None:
+        schema = {"$ref": _REF + operation.body.__name__}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{" in operation.path:
+        name = operation.path.partition("{")[2].partition(":")[0].partition("}")[0]
+        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    if has_keys and not operation.open:
+        described["security"] = [{"apiKey": []}]
+    return described
+
+
+def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
+    """What only this server knows: its model's names, vocabulary and length."""
+    properties = schema["properties"]
+    config = state.engine.config
+    top = {"type": "integer", "minimum": 0, "maximum": config.model.vocab_size - 1}
+    if "model" in properties:
+        properties["model"] = {"anyOf": [{"enum": state.model_names}, {"type": "null"}], "default": None}
+    for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
+        for option in properties.get(name, {}).get("anyOf", [properties.get(name, {})]):
+            if option.get("type") == "array":
+                option["items"] = top
+    for option in properties.get("prompt", {}).get("anyOf", []):
+        items = option.get("items", {})
+        if items.get("type") == "integer":
+            option["items"] = top
+        elif items.get("type") == "array":
+            items["items"] = top
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"):
+        for option in properties.get(name, {}).get("anyOf", []):
+            if option.get("type") == "integer":
+                option["maximum"] = config.scheduler.max_model_len - 1
+    if not state.args.trust_request_chat_template:
+        properties.pop("chat_template", None)
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        for option in properties.get(name, {}).get("anyOf", []):
+            if option.get("type") == "integer":
+                option["maximum"] = state.args.max_logprobs
