@@ -13,23 +13,32 @@ the step, nor on the block size or the number of threads (``linear`` keeps this 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from octavo_kernels.dispatch import BackendUnavailableError, available_backends, backend_for, select_backend
 from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.quant import PackedLinear, QuantizedRows
 
 __all__ = [
     "AttentionMetadata",
     "BackendUnavailableError",
+    "PackedLinear",
+    "QuantizedRows",
     "available_backends",
     "copy_blocks",
     "fused_add_rms_norm",
     "linear",
     "paged_attention",
+    "quantize_rows",
+    "quantized_embedding",
+    "quantized_linear",
     "rms_norm",
+    "rms_norm_quantize",
     "rope_and_cache",
     "select_backend",
     "silu_and_mul",
+    "silu_and_mul_quantize",
 ]
 
 
@@ -112,3 +121,39 @@ def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [T, K] @ weight [N, K]^T (+ bias [N])``: unquantised. Returns ``[T, N]``."""
     return backend_for(x).linear(x, weight, bias)
+
+
+# ---- group-quantised linears (see octavo_kernels.quant for packing and accuracy)
+
+
+def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
+    """Rows ``x [T, K]`` as int8 in groups of 32 with a scale each; with two ``terms``, as 15-bit numbers."""
+    return backend_for(x).quantize_rows(x, terms)
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+) -> tuple[QuantizedRows, Tensor]:
+    """`rms_norm` or, with ``residual``, `fused_add_rms_norm`, then `quantize_rows`, in one pass.
+
+    Returns the rows and the new residual (``x`` itself without one), bit-equal to the separate steps.
+    """
+    return backend_for(x).rms_norm_quantize(x, weight, eps, residual, terms)
+
+
+def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+    """`silu_and_mul`, then `quantize_rows`, in one pass; bit-equal to the separate steps."""
+    return backend_for(x).silu_and_mul_quantize(x, terms)
+
+
+def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    """``x [T, K]`` times a packed weight ``[N, K]`` plus ``bias [N]``: ``[T, N]`` in x.dtype (float32 or bfloat16).
+
+    Each row's result is bit-equal whatever T is. Raises ValueError when widths or terms do not match.
+    """
+    return backend_for(x.values if isinstance(x, QuantizedRows) else x).quantized_linear(x, packed, bias)
+
+
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    """Rows ``ids`` int64 [T] of a packed table, dequantised: ``[T, K]`` in ``dtype``."""
+    return backend_for(ids).quantized_embedding(ids, packed, dtype)

@@ -29,7 +29,7 @@ _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
             frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx2", "fma", "f16c"}),
         ),
         "avx2": ("-march=x86-64-v3", frozenset({"avx2", "fma", "f16c", "bmi2"})),
-        "baseline": ("-march=x86-64", frozenset()),
+        "baseline": ("-march=x86-64-v2", frozenset({"ssse3", "sse4_1"})),
     },
     "aarch64": {
         "dotprod": ("-march=armv8.2-a+dotprod", frozenset({"asimddp"})),

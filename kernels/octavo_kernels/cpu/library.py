@@ -28,6 +28,9 @@ _OPS = {
     "rope_and_cache": (2, "q" * 18 + "d"),
     "paged_attention": (3, "q" * 18 + "dd"),
     "copy_blocks": (4, "qqqqqq"),
+    "quantize": (5, "q" * 12 + "d"),
+    "quantized_linear": (6, "q" * 14),
+    "quantized_embedding": (7, "q" * 10),
 }
 
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.layers import fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.reference.quant import (
+    quantize_rows,
+    quantized_embedding,
+    quantized_linear,
+    rms_norm_quantize,
+    silu_and_mul_quantize,
+)
 
 __all__ = [
     "copy_blocks",
     "fused_add_rms_norm",
     "linear",
     "paged_attention",
+    "quantize_rows",
+    "quantized_embedding",
+    "quantized_linear",
     "rms_norm",
+    "rms_norm_quantize",
     "rope_and_cache",
     "silu_and_mul",
+    "silu_and_mul_quantize",
     "unavailable_reason",
 ]
 

@@ -1,43 +1,14 @@
 // RMS norm (with or without residual) and SiLU times up: one pass over a row that stays in the first-level cache.
 #include "ops.h"
+#include "rows.h"
 #include "simd.h"
-
-// Vector i of a row: x, or x + residual rounded to the dtype, which is then kept in `total`.
-INLINE vf take(const void *x, const void *residual, void *total, int64_t i, int64_t n, int dtype) {
-    vf v = n == VW ? load_as(x, i, dtype) : load_part(x, i, n, dtype);
-    if (residual) {
-        v = round_as((n == VW ? load_as(residual, i, dtype) : load_part(residual, i, n, dtype)) + v, dtype);
-        if (n == VW) store_as(total, i, v, dtype);
-        else store_part(total, i, n, v, dtype);
-    }
-    return v;
-}
-
-// Sum of squares of a row, in an order fixed by its width.
-INLINE float square_sum(const void *x, const void *residual, void *total, int64_t width, int dtype) {
-    vf sums[NV] = {0};
-    int64_t i = 0;
-    for (; i + NV * VW <= width; i += NV * VW) {
-#pragma GCC unroll 4
-        for (int n = 0; n < NV; n++) {
-            vf v = take(x, residual, total, i + n * VW, VW, dtype);
-            sums[n] = vfma(v, v, sums[n]);
-        }
-    }
-    for (; i < width; i += VW) {
-        vf v = take(x, residual, total, i, MIN(VW, width - i), dtype);
-        sums[0] = vfma(v, v, sums[0]);
-    }
-    return vsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
 
 INLINE void norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, skip = row * a->width * size, width = a->width;
     const char *x = (const char *)a->x + skip;
     const char *residual = a->residual ? (const char *)a->residual + skip : NULL;
     char *total = a->residual ? (char *)a->residual_out + skip : NULL, *out = (char *)a->out + skip;
-    float mean = square_sum(x, residual, total, width, dtype) / (float)width;
-    vf inverse = splat(1.0f / sqrtf(mean + (float)a->eps));
+    vf inverse = splat(inverse_rms(square_sum(x, residual, total, width, dtype), width, (float)a->eps));
     const char *from = residual ? total : x;
     for (int64_t i = 0; i < width; i += VW) {
         int64_t n = MIN(VW, width - i);

@@ -3,6 +3,7 @@
 #pragma once
 #include <stdint.h>
 
+#include "quant.h"
 #include "team.h"
 
 // x, weight, out [rows, width]; residual and residual_out NULL: plain RMS norm
@@ -50,8 +51,41 @@ struct copy_blocks_args {
     int64_t count, num_pairs, num_blocks, block_bytes;
 };
 
+// Rows of activations to int8 (see quant.h), after what comes before the linear. x, residual, residual_out, norm_weight in
+// `dtype`. kind 0: x [rows, width]; 1: RMS norm of x (plus residual, if there is one, kept in residual_out);
+// 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width]
+struct quantize_args {
+    const void *x, *residual, *norm_weight;
+    void *residual_out;
+    int8_t *values;
+    struct group_meta *meta;
+    int64_t kind, rows, width, groups, terms, dtype;
+    double eps;
+};
+
+// out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL)
+struct quantized_linear_args {
+    const int8_t *values;
+    const struct group_meta *meta;
+    const uint8_t *weight;
+    const float *bias;
+    void *out;
+    int64_t rows, channels, groups, terms, bits, affine, out_stride, offset, dtype;
+};
+
+// out [count, width] = rows `ids` of a packed weight
+struct quantized_embedding_args {
+    const int64_t *ids;
+    const uint8_t *weight;
+    void *out;
+    int64_t count, channels, width, groups, bits, affine, dtype;
+};
+
 void op_rms_norm(const struct rms_norm_args *a, struct member *m);
 void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m);
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m);
 void op_paged_attention(const struct paged_attention_args *a, struct member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);
+void op_quantize(const struct quantize_args *a, struct member *m);
+void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);
+void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);

@@ -26,6 +26,9 @@ static const struct {
     {(op_fn)op_rope_and_cache, sizeof(struct rope_and_cache_args)},
     {(op_fn)op_paged_attention, sizeof(struct paged_attention_args)},
     {(op_fn)op_copy_blocks, sizeof(struct copy_blocks_args)},
+    {(op_fn)op_quantize, sizeof(struct quantize_args)},
+    {(op_fn)op_quantized_linear, sizeof(struct quantized_linear_args)},
+    {(op_fn)op_quantized_embedding, sizeof(struct quantized_embedding_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

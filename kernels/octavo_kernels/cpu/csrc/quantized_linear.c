@@ -1,0 +1,299 @@
+// Products of quantised rows and packed weights (quant.h). Integers are summed exactly within a group; groups are added in
+// float32 in their order. So a row's result is the same whatever the number of rows, the tiling or the threads.
+#include "ops.h"
+#include "simd.h"
+
+#if VW == 16
+#define QMR 6  // rows of a register tile; it is QNV vectors of channels wide, integer and float sums both in registers
+#elif defined(__aarch64__)
+#define QMR 4
+#else
+#define QMR 2
+#endif
+#define QNV 2
+
+typedef uint8_t vbytes __attribute__((vector_size(VW * 4)));
+typedef vbytes vbytes_unaligned __attribute__((aligned(1), may_alias));
+INLINE vbytes load_bytes(const uint8_t *p) { return *(const vbytes_unaligned *)p; }
+
+// Each lane: acc + the sum of 4 products (w - zero) * a, where `a` holds 4 int8 in every lane. Where the instruction takes
+// unsigned codes, what the zero point adds is subtracted beforehand (start_sum).
+#if defined(__AVX512VNNI__)
+#define UNSIGNED_CODES8 1
+INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
+    (void)bits;
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
+}
+#elif defined(__AVX2__)
+#define UNSIGNED_CODES8 0
+INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
+    __m256i x = (__m256i)w, y = (__m256i)a;
+    if (bits == 8) {  // |w - 128| <= 128 and w * sign into a: pairs stay below 2^15, so the 16-bit sums are exact
+        __m256i s = _mm256_xor_si256(x, _mm256_set1_epi8((char)0x80));
+        x = _mm256_abs_epi8(s), y = _mm256_sign_epi8(y, s);
+    }
+    return acc + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(x, y), _mm256_set1_epi16(1));
+}
+#elif defined(__SSSE3__)
+#define UNSIGNED_CODES8 0
+INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
+    __m128i x = (__m128i)w, y = (__m128i)a;
+    if (bits == 8) {
+        __m128i s = _mm_xor_si128(x, _mm_set1_epi8((char)0x80));
+        x = _mm_abs_epi8(s), y = _mm_sign_epi8(y, s);
+    }
+    return acc + (vi)_mm_madd_epi16(_mm_maddubs_epi16(x, y), _mm_set1_epi16(1));
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define UNSIGNED_CODES8 0
+INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
+    int8x16_t x = (int8x16_t)(bits == 8 ? w ^ 0x80 : w);
+    return (vi)vdotq_s32((int32x4_t)acc, x, (int8x16_t)a);
+}
+#else
+#define UNSIGNED_CODES8 0
+INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
+    vi x = (vi)(bits == 8 ? w ^ 0x80 : w);
+    for (int shift = 24; shift >= 0; shift -= 8) acc += ((x << shift) >> 24) * ((a << shift) >> 24);
+    return acc;
+}
+#endif
+
+// VW float16 as float32 (finite ones: a scale is never infinite)
+INLINE vf load_half(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vu h = __builtin_convertvector(*(const vh_unaligned *)p, vu);
+    vf magnitude = (vf)((h & 0x7fff) << 13) * splat(0x1p112f);
+    return (vf)((vu)magnitude | ((h & 0x8000) << 16));
+#endif
+}
+INLINE float half_to_float(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    x *= 0x1p112f;
+    memcpy(&bits, &x, 4);
+    bits |= sign;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+// A block of channels as the kernel reads it: codes and scales may lie apart (4-bit codes unpacked into scratch).
+struct block {
+    const uint8_t *codes, *scales;  // of group 0
+    int64_t code_stride, scale_stride, groups;
+};
+
+INLINE vi splat_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return splat_int(four);
+}
+
+// Byte offset of vector v (of VW channels) within a 64-byte vector of 16 channels, or rather of its half of the group.
+#define HALF(v) ((v)*VW / 16)
+#define LANE(v) ((v)*VW % 16 * 4)
+
+// sums[mr / terms][QNV]: rows of x (mr of them, two for a row of activations when terms is 2) times channels of vectors
+// v .. v + QNV of the block
+INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride, const struct group_meta *meta, vf *sums,
+                 const int nibbles, const int bits, const int affine, const int terms, const int mr) {
+    const int zero = affine || (bits == 8 && !UNSIGNED_CODES8) ? 0 : bits == 8 ? 128 : 8;
+    vf sum[QMR][QNV] = {0};
+    for (int64_t g = 0; g < b->groups; g++, x += GROUP) {
+        const uint8_t *codes = b->codes + g * b->code_stride, *scales = b->scales + g * b->scale_stride;
+        vi acc[QMR][QNV];
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            const int last = i % terms == terms - 1;  // the term that is not multiplied by 256 carries the zero point
+            vi start = splat_int(last && zero ? -zero * meta[i / terms * b->groups + g].sum : 0);
+#pragma GCC unroll 2
+            for (int n = 0; n < QNV; n++) acc[i][n] = start;
+        }
+        if (!nibbles) {
+#pragma GCC unroll 8
+            for (int s = 0; s < 8; s++) {
+                vbytes w[QNV];
+#pragma GCC unroll 2
+                for (int n = 0; n < QNV; n++) w[n] = load_bytes(codes + (HALF(v + n) * 8 + s) * 64 + LANE(v + n));
+#pragma GCC unroll 6
+                for (int i = 0; i < mr; i++) {
+                    vi a = splat_four(x + i * x_stride + s * 4);
+#pragma GCC unroll 2
+                    for (int n = 0; n < QNV; n++) acc[i][n] = dot4(acc[i][n], w[n], a, bits);
+                }
+            }
+        } else {
+#pragma GCC unroll 4
+            for (int s = 0; s < 4; s++) {
+                vbytes low[QNV], high[QNV];
+#pragma GCC unroll 2
+                for (int n = 0; n < QNV; n++) {
+                    vbytes w = load_bytes(codes + (HALF(v + n) * 4 + s) * 64 + LANE(v + n));
+                    low[n] = w & 15;
+                    high[n] = (vbytes)((vu)w >> 4) & 15;
+                }
+#pragma GCC unroll 6
+                for (int i = 0; i < mr; i++) {
+                    vi a = splat_four(x + i * x_stride + s * 4), c = splat_four(x + i * x_stride + s * 4 + 16);
+#pragma GCC unroll 2
+                    for (int n = 0; n < QNV; n++) acc[i][n] = dot4(dot4(acc[i][n], low[n], a, 4), high[n], c, 4);
+                }
+            }
+        }
+        vf scale[QNV], least[QNV];
+#pragma GCC unroll 2
+        for (int n = 0; n < QNV; n++) {
+            scale[n] = load_half(scales + (v + n) * VW * 2);
+            least[n] = affine ? load_half(scales + (BLOCK + (v + n) * VW) * 2) : splat(0.0f);
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < mr / terms; i++) {
+            const struct group_meta *row = meta + i * b->groups + g;
+#pragma GCC unroll 2
+            for (int n = 0; n < QNV; n++) {
+                vi total = terms == 2 ? (acc[2 * i % QMR][n] << 8) + acc[(2 * i + 1) % QMR][n] : acc[i][n];
+                sum[i][n] = vfma(__builtin_convertvector(total, vf), scale[n] * splat(row->scale), sum[i][n]);
+                if (affine) sum[i][n] = vfma(least[n], splat(row->scale_sum), sum[i][n]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr / terms; i++)
+#pragma GCC unroll 2
+        for (int n = 0; n < QNV; n++) sums[i * QNV + n] = sum[i][n];
+}
+
+// One function for each kind of codes, with one instance of the loop for each number of rows.
+#define KIND(name, nibbles, bits, affine)                                                                              \
+    static void __attribute__((noinline)) name(const struct block *b, int v, const int8_t *x, int64_t x_stride,        \
+                                               const struct group_meta *meta, vf *sums, int terms, int64_t mr) {       \
+        switch (terms * 8 + mr) {                                                                                      \
+            ROWS(nibbles, bits, affine)                                                                                \
+        }                                                                                                              \
+    }
+#define CASE(terms, mr, nibbles, bits, affine) \
+    case terms * 8 + mr: tile(b, v, x, x_stride, meta, sums, nibbles, bits, affine, terms, mr); break;
+#define ROWS2(n, b, a) CASE(1, 1, n, b, a) CASE(1, 2, n, b, a) CASE(2, 2, n, b, a)
+#define ROWS4(n, b, a) ROWS2(n, b, a) CASE(1, 3, n, b, a) CASE(1, 4, n, b, a) CASE(2, 4, n, b, a)
+#define ROWS6(n, b, a) ROWS4(n, b, a) CASE(1, 5, n, b, a) CASE(1, 6, n, b, a) CASE(2, 6, n, b, a)
+#if QMR == 6
+#define ROWS ROWS6
+#elif QMR == 4
+#define ROWS ROWS4
+#else
+#define ROWS ROWS2
+#endif
+KIND(tile_nibbles, 1, 4, 0)
+KIND(tile_nibbles_affine, 1, 4, 1)
+KIND(tile_unpacked, 0, 4, 0)
+KIND(tile_unpacked_affine, 0, 4, 1)
+KIND(tile_bytes, 0, 8, 0)
+typedef void (*tile_fn)(const struct block *, int, const int8_t *, int64_t, const struct group_meta *, vf *, int, int64_t);
+
+// 4-bit codes of a block to bytes, in the order of the 8-bit layout.
+static void unpack(const struct block *b, uint8_t *to) {
+    for (int64_t g = 0; g < b->groups; g++, to += CODES8) {
+        const uint8_t *from = b->codes + g * b->code_stride;
+        for (int half = 0; half < 2; half++)
+            for (int s = 0; s < 4; s++)
+                for (int i = 0; i < 64; i += VW * 4) {
+                    vbytes w = load_bytes(from + (half * 4 + s) * 64 + i);
+                    *(vbytes_unaligned *)(to + (half * 8 + s) * 64 + i) = w & 15;
+                    *(vbytes_unaligned *)(to + (half * 8 + s + 4) * 64 + i) = (vbytes)((vu)w >> 4) & 15;
+                }
+    }
+}
+
+static struct block find_block(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
+    int64_t codes = bits == 8 ? CODES8 : CODES4, stride = codes + BLOCK * 2 * (affine ? 2 : 1);
+    const uint8_t *first = weight + index * groups * stride;
+    return (struct block){first, first + codes, stride, stride, groups};
+}
+
+static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t channel, const vf *sums) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int n = 0; n < QNV; n++) {
+            int64_t c = channel + n * VW, count = MIN(VW, a->channels - c);
+            if (count <= 0) break;
+            vf x = sums[i * QNV + n];
+            if (a->bias) x += count == VW ? load_as(a->bias, c, FLOAT32) : load_part(a->bias, c, count, FLOAT32);
+            int64_t at = (row + i) * a->out_stride + a->offset + c;
+            if (count == VW) store_as(a->out, at, x, (int)a->dtype);
+            else store_part(a->out, at, count, x, (int)a->dtype);
+        }
+}
+
+// Rows [begin, end) times one block of channels.
+static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, uint8_t *unpacked) {
+    struct block b = find_block(a->weight, index, a->groups, a->bits, a->affine);
+    int64_t most = QMR / a->terms, width = a->groups * GROUP;
+    int64_t step = CEIL_DIV(end - begin, CEIL_DIV(end - begin, most));  // even tiles: 20 rows are 4 x 5, not 3 x 6 + 2
+    tile_fn run = a->bits == 8 ? tile_bytes : a->affine ? tile_nibbles_affine : tile_nibbles;
+    if (a->bits == 4 && end - begin > 2 * most) {  // used often enough to be unpacked once
+        unpack(&b, unpacked);
+        b.codes = unpacked, b.code_stride = CODES8;
+        run = a->affine ? tile_unpacked_affine : tile_unpacked;
+    }
+    for (int64_t row = begin; row < end; row += step) {
+        int64_t rows = MIN(step, end - row);
+        for (int v = 0; v < BLOCK / VW; v += QNV) {
+            vf sums[QMR * QNV];
+            run(&b, v, a->values + row * a->terms * width, width, a->meta + row * a->groups, sums, (int)a->terms,
+                rows * a->terms);
+            store_tile(a, row, rows, index * BLOCK + v * VW, sums);
+        }
+    }
+}
+
+void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
+    int64_t blocks = CEIL_DIV(a->channels, BLOCK), chunks = 1, step = QMR / a->terms;
+    // Shares of the channels first (each weight is read by one thread); of the rows too where channels are too few.
+    if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
+    int64_t chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
+    chunks = CEIL_DIV(a->rows, MAX(1, chunk));
+    int64_t run = MAX(1, blocks / (8 * m->size)), runs = CEIL_DIV(blocks, run);
+    uint8_t *unpacked = a->bits == 4 ? scratch((size_t)(a->groups * CODES8)) : NULL;
+    for (int64_t n; (n = team_next(m)) < runs * chunks;) {
+        int64_t first = n / chunks * run, begin = n % chunks * chunk;
+        for (int64_t index = first; index < MIN(first + run, blocks); index++)
+            run_block(a, index, begin, MIN(a->rows, begin + chunk), unpacked);
+    }
+}
+
+// Code of one channel and column of a block.
+static int code_at(const struct block *b, int64_t g, int64_t channel, int64_t column, int64_t bits) {
+    const uint8_t *codes = b->codes + g * b->code_stride;
+    int64_t half = channel / 16, step = column / 4, byte = channel % 16 * 4 + column % 4;
+    if (bits == 8) return codes[(half * 8 + step) * 64 + byte];
+    return codes[(half * 4 + step % 4) * 64 + byte] >> (step / 4 * 4) & 15;
+}
+
+void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m) {
+    float row[GROUP];
+    int64_t i, end, zero = a->affine ? 0 : a->bits == 8 ? 128 : 8;
+    team_share(m, a->count, &i, &end);
+    for (; i < end; i++) {
+        int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1)), channel = id % BLOCK;
+        struct block b = find_block(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
+        for (int64_t g = 0; g < a->groups; g++) {
+            const uint8_t *scales = b.scales + g * b.scale_stride;
+            float scale = half_to_float(scales + channel * 2);
+            float least = a->affine ? half_to_float(scales + (BLOCK + channel) * 2) : 0.0f;
+            for (int64_t k = 0; k < GROUP; k++)
+                row[k] = scale * (float)(code_at(&b, g, channel, k, a->bits) - zero) + least;
+            int64_t first = g * GROUP, at = i * a->width + first;
+            for (int64_t k = 0; k < GROUP && first + k < a->width; k += VW) {
+                int64_t count = MIN(VW, a->width - first - k);
+                if (count == VW) store_as(a->out, at + k, vload(row + k), (int)a->dtype);
+                else store_part(a->out, at + k, count, vload(row + k), (int)a->dtype);
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+"""Quantised linears on CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels import reference
+from octavo_kernels.cpu.library import Library
+from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
+from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows
+
+_PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
+
+
+def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
+    library = get_library()
+    if library is None or x.dtype not in DTYPES:
+        return reference.quantize_rows(x, terms)
+    rows, op, _keep = _quantize(library, _PLAIN, x, x.shape[-1], terms)
+    library.run(op, _threads(x))
+    return rows
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+) -> tuple[QuantizedRows, Tensor]:
+    library = get_library()
+    if library is None or x.dtype not in DTYPES or weight.dtype != x.dtype:
+        return reference.rms_norm_quantize(x, weight, eps, residual, terms)
+    x = dense(x)
+    total = x if residual is None else torch.empty_like(x)
+    rows, op, _keep = _quantize(library, _NORM, x, x.shape[-1], terms, residual, weight, total, eps)
+    library.run(op, _threads(x))
+    return rows, total
+
+
+def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+    library = get_library()
+    if library is None or x.dtype not in DTYPES:
+        return reference.silu_and_mul_quantize(x, terms)
+    rows, op, _keep = _quantize(library, _SILU, x, x.shape[-1] // 2, terms)
+    library.run(op, _threads(x))
+    return rows
+
+
+def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    library = get_library()
+    if library is None or x.dtype not in DTYPES:
+        return reference.quantized_linear(x, packed, bias)
+    program = b""
+    if isinstance(x, QuantizedRows):
+        rows = x
+    else:
+        rows, program, _keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
+    if rows.width != packed.width or rows.terms != packed.terms:
+        raise ValueError(
+            f"x: rows of {rows.width} values in {rows.terms} terms do not fit a weight of width {packed.width} "
+            f"that takes {packed.terms}"
+        )
+    count = rows.values.shape[0]
+    out = torch.empty((count, packed.channels), dtype=rows.dtype)
+    if bias is not None:
+        bias = dense(bias, torch.float32)
+    offset = 0
+    for part in packed.parts:
+        program += library.pack(
+            "quantized_linear",
+            rows.values.data_ptr(),
+            rows.meta.data_ptr(),
+            part.data.data_ptr(),
+            0 if bias is None else bias.data_ptr() + 4 * offset,
+            out.data_ptr(),
+            count,
+            part.channels,
+            packed.groups,
+            packed.terms,
+            part.bits,
+            part.affine,
+            packed.channels,
+            offset,
+            DTYPES[rows.dtype],
+        )
+        offset += part.channels
+    library.run(program)
+    return out
+
+
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    library = get_library()
+    if library is None or dtype not in DTYPES or len(packed.parts) != 1:
+        return reference.quantized_embedding(ids, packed, dtype)
+    ids, part = dense(ids, torch.int64), packed.parts[0]
+    out = torch.empty((ids.numel(), packed.width), dtype=dtype)
+    op = library.pack(
+        "quantized_embedding",
+        ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, packed.width, packed.groups,
+        part.bits, part.affine, DTYPES[dtype],
+    )  # fmt: skip
+    library.run(op, _threads(out))
+    return out.view(*ids.shape, packed.width)
+
+
+def _threads(x: Tensor) -> int | None:
+    return 1 if x.numel() < 16384 else None
+
+
+def _quantize(
+    library: Library,
+    kind: int,
+    x: Tensor,
+    width: int,
+    terms: int,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    total: Tensor | None = None,
+    eps: float = 0.0,
+) -> tuple[QuantizedRows, bytes, tuple[Tensor | None, ...]]:
+    """The rows to be filled, the packed operation, and the tensors that must live until it has run."""
+    x = dense(x)
+    residual = None if residual is None else dense(residual, x.dtype)
+    weight = None if weight is None else dense(weight)
+    count, groups = x.numel() // x.shape[-1], -(-width // GROUP)
+    values = torch.empty((count, terms, groups * GROUP), dtype=torch.int8)
+    meta = torch.empty((count, groups, 4), dtype=torch.float32)
+    op = library.pack(
+        "quantize",
+        x.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        0 if total is None or residual is None else total.data_ptr(),
+        values.data_ptr(),
+        meta.data_ptr(),
+        kind,
+        count,
+        width,
+        groups,
+        terms,
+        DTYPES[x.dtype],
+        eps,
+    )
+    return QuantizedRows(values, meta, width, x.dtype), op, (x, residual, weight, total)

@@ -1,0 +1,233 @@
+"""Group-quantised weights: packing, and products with activations that are quantised row by row as they come.
+
+A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF file
+(W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact integers, groups
+are added in float32 in their order, so a row's result never depends on the other rows. The layout of the packed bytes is
+described in cpu/csrc/quant.h.
+
+One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a second
+int8 for what the first leaves over) for twice the arithmetic, which suits the head: its errors go straight into the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GROUP = 32  # columns with one scale
+BLOCK = 32  # channels that lie together
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """Channels of one kind. ``data`` uint8 is what the kernels read."""
+
+    data: Tensor
+    channels: int
+    bits: int  # 4 or 8
+    affine: bool  # scale * q + minimum instead of scale * (q - zero)
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """A quantised weight ``[channels, width]``: parts one after the other, as merged layers have several kinds."""
+
+    parts: tuple[PackedPart, ...]
+    channels: int
+    width: int
+    terms: int = 1
+
+    @property
+    def groups(self) -> int:
+        return -(-self.width // GROUP)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.data.numel() for part in self.parts)
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Activations ``[T, width]``: ``values`` int8 [T, terms, groups * 32]; ``meta`` float32 [T, groups, 4] holds each group's
+    scale, the sum of its integers (int32 bits), their product, and nothing."""
+
+    values: Tensor
+    meta: Tensor
+    width: int
+    dtype: torch.dtype  # of the rows that were quantised, and of products with them
+
+    @property
+    def terms(self) -> int:
+        return self.values.shape[1]
+
+
+# ---------------------------------------------------------------- packing
+
+
+def pack_codes(codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1) -> PackedLinear:
+    """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
+    channels, groups, _ = codes.shape
+    pad = -channels % BLOCK
+    if pad:
+        codes = torch.cat([codes, codes.new_zeros(pad, groups, GROUP)])
+        scales = torch.cat([scales, scales.new_zeros(pad, groups)])
+        minima = torch.cat([minima, minima.new_zeros(pad, groups)]) if minima is not None else None
+    # [block, half, channel, group, step, column] -> [block, group, half, step, channel, column]
+    blocks = codes.view(-1, 2, 16, groups, 8, 4).permute(0, 3, 1, 4, 2, 5)
+    if bits == 4:
+        blocks = blocks[:, :, :, :4] | (blocks[:, :, :, 4:] << 4)
+    stream = [blocks.reshape(blocks.shape[0], groups, -1)]
+    for values in (scales, minima):
+        if values is not None:
+            by_block = values.to(torch.float16).view(-1, BLOCK, groups).transpose(1, 2).contiguous()
+            stream.append(by_block.view(torch.uint8).view(-1, groups, BLOCK * 2))
+    part = PackedPart(torch.cat(stream, dim=2).flatten(), channels, bits, minima is not None)
+    return PackedLinear((part,), channels, groups * GROUP, terms)
+
+
+def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
+    """Quantise a floating-point weight ``[N, K]`` to 8 bits, symmetric, one scale for each 32 columns of a channel.
+
+    Raises ValueError for weights that are not finite or too large for a float16 scale.
+    """
+    channels, width = weight.shape
+    groups = -(-width // GROUP)
+    pieces = []
+    for rows in weight.split(8192):  # bounds the float32 copy
+        wide = rows.float()
+        if groups * GROUP != width:
+            wide = torch.nn.functional.pad(wide, (0, groups * GROUP - width))
+        wide = wide.view(-1, groups, GROUP)
+        highest = wide.abs().amax(dim=2)
+        if not bool((highest < 65504 * 127).all()):
+            raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
+        scales = (highest / 127).to(torch.float16)
+        inverse = torch.where(scales > 0, 1.0 / scales.float(), torch.zeros_like(highest))
+        codes = (wide * inverse[:, :, None]).round().clamp(-127, 127).to(torch.int8).view(torch.uint8) ^ 128
+        pieces.append((codes, scales))
+    packed = pack_codes(torch.cat([c for c, _ in pieces]), torch.cat([s for _, s in pieces]), bits=8, terms=terms)
+    return PackedLinear(packed.parts, channels, width, terms)
+
+
+def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1) -> PackedLinear:
+    """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
+
+    The codes are the file's own; so are the scales, but for Q4_K, whose products of scales are rounded to float16.
+    Raises ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) or bytes that do not fit.
+    """
+    channels, width = shape
+    if qtype not in _READERS:
+        raise ValueError(f"qtype: {qtype!r} is not packed as it is; known: {', '.join(GGUF_TYPES)}")
+    reader, block_width, block_bytes, bits = _READERS[qtype]
+    if width % block_width or raw.shape != (channels, width // block_width * block_bytes):
+        raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
+    blocks = torch.from_numpy(np.array(raw)).view(channels, -1, block_bytes)
+    codes, scales, minima = reader(blocks)
+    return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, terms=terms)
+
+
+def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
+    """Weights of one width stacked along the channels; neighbours of one kind become one part."""
+    first = packed[0]
+    if any(p.width != first.width or p.terms != first.terms for p in packed):
+        raise ValueError("packed: weights to be stacked differ in width or in terms")
+    parts: list[PackedPart] = []
+    for part in (part for p in packed for part in p.parts):
+        last = parts[-1] if parts else None
+        if last and (last.bits, last.affine) == (part.bits, part.affine) and last.channels % BLOCK == 0:
+            data = torch.cat([last.data, part.data])
+            parts[-1] = PackedPart(data, last.channels + part.channels, part.bits, part.affine)
+        else:
+            parts.append(part)
+    return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.terms)
+
+
+# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups] float16.
+# The formats are those of ggml (https://github.com/ggml-org/ggml, ggml-common.h).
+
+_Read = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    return blocks[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
+
+
+def _nibbles(bytes_: Tensor) -> Tensor:
+    return torch.cat([bytes_ & 15, bytes_ >> 4], dim=-1)
+
+
+def _read_q4_0(blocks: Tensor) -> _Read:
+    return _nibbles(blocks[:, :, 2:]), _half(blocks, 0), None
+
+
+def _read_q4_1(blocks: Tensor) -> _Read:
+    return _nibbles(blocks[:, :, 4:]), _half(blocks, 0), _half(blocks, 2)
+
+
+def _read_q5_0(blocks: Tensor) -> _Read:
+    shifts = torch.arange(8, dtype=torch.uint8)
+    fifth = (blocks[:, :, 2:6, None] >> shifts & 1).flatten(2)
+    return (_nibbles(blocks[:, :, 6:]) | fifth << 4) + (128 - 16), _half(blocks, 0), None
+
+
+def _read_q8_0(blocks: Tensor) -> _Read:
+    return blocks[:, :, 2:] ^ 128, _half(blocks, 0), None
+
+
+def _read_q4_k(blocks: Tensor) -> _Read:
+    """256 values: eight groups of 32 with 6-bit scales and minima, each times the block's own scale."""
+    six = blocks[:, :, 4:16]
+    low, high, rest = six[:, :, :4], six[:, :, 4:8], six[:, :, 8:]
+    scales = torch.cat([low & 63, (rest & 15) | (low >> 6 << 4)], dim=2)
+    minima = torch.cat([high & 63, (rest >> 4) | (high >> 6 << 4)], dim=2)
+    codes = blocks[:, :, 16:].unflatten(2, (4, 32))
+    codes = torch.stack([codes & 15, codes >> 4], dim=3)
+    scale = _half(blocks, 0).float()[:, :, None] * scales.float()
+    least = -_half(blocks, 2).float()[:, :, None] * minima.float()
+    return codes, scale.flatten(1).to(torch.float16), least.flatten(1).to(torch.float16)
+
+
+# type: reader, values in a block, bytes of a block, bits of the packed codes
+_READERS: dict[str, tuple[Callable[[Tensor], _Read], int, int, int]] = {
+    "Q4_0": (_read_q4_0, 32, 18, 4),
+    "Q4_1": (_read_q4_1, 32, 20, 4),
+    "Q4_K": (_read_q4_k, 256, 144, 4),
+    "Q5_0": (_read_q5_0, 32, 22, 8),
+    "Q8_0": (_read_q8_0, 32, 34, 8),
+}
+GGUF_TYPES = tuple(_READERS)
+
+
+# ---------------------------------------------------------------- unpacking
+
+
+def unpack_part(part: PackedPart, groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Signed codes int8 [N, G, 32] with scales and minima float32 [N, G]: what the bytes mean."""
+    code_bytes = BLOCK * GROUP * part.bits // 8
+    stream = part.data.view(-1, groups, code_bytes + BLOCK * 2 * (1 + part.affine))
+    codes = stream[:, :, :code_bytes].reshape(-1, groups, 2, part.bits, 16, 4)
+    if part.bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=3)
+    zero = 0 if part.affine else 1 << (part.bits - 1)
+    codes = (codes.to(torch.int16) - zero).to(torch.int8).permute(0, 2, 4, 1, 3, 5).reshape(-1, groups, GROUP)
+
+    def numbers(at: int) -> Tensor:
+        values = stream[:, :, at : at + BLOCK * 2].contiguous().view(torch.float16)
+        return values.transpose(1, 2).reshape(-1, groups)[: part.channels].float()
+
+    minima = numbers(code_bytes + BLOCK * 2) if part.affine else None
+    return codes[: part.channels], numbers(code_bytes), minima
+
+
+def dequantize(packed: PackedLinear) -> Tensor:
+    """The weight that the packed bytes stand for, float32 ``[channels, width]``."""
+    rows = []
+    for part in packed.parts:
+        codes, scales, minima = unpack_part(part, packed.groups)
+        values = codes.float() * scales[:, :, None]
+        rows.append((values if minima is None else values + minima[:, :, None]).flatten(1))
+    return torch.cat(rows)[:, : packed.width]

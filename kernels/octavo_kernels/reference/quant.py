@@ -1,0 +1,65 @@
+"""Quantised activations and products with packed weights, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, dequantize, unpack_part
+from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_and_mul
+
+
+def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
+    width = x.shape[-1]
+    wide = torch.nn.functional.pad(x.float(), (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
+    highest = wide.abs().amax(dim=-1)
+    inverse = torch.where(highest > 0, torch.full_like(highest, 127.0) / highest, torch.zeros_like(highest))
+    usable = inverse.isfinite() & wide.isfinite().all(dim=-1)
+    inverse = torch.where(usable, inverse, torch.zeros_like(inverse))
+    scaled = torch.where(usable[..., None], wide, torch.zeros_like(wide)) * inverse[..., None]
+    values = scaled.round()
+    scale = torch.where(wide.isfinite().all(dim=-1), highest / 127.0, torch.full_like(highest, float("nan")))
+    stored, sums = [values], values
+    if terms == 2:
+        rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
+        stored, sums, scale = [values, rest], values * 256.0 + rest, scale * (1.0 / 256.0)
+    total = sums.sum(dim=-1)
+    meta = torch.stack([scale, total.to(torch.int32).view(torch.float32), scale * total, torch.zeros_like(scale)], dim=-1)
+    return QuantizedRows(torch.stack([v.flatten(-2) for v in stored], dim=1).to(torch.int8), meta, width, x.dtype)
+
+
+def rms_norm_quantize(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+) -> tuple[QuantizedRows, Tensor]:
+    if residual is None:
+        return quantize_rows(rms_norm(x, weight, eps), terms), x
+    normed, total = fused_add_rms_norm(x, residual, weight, eps)
+    return quantize_rows(normed, terms), total
+
+
+def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+    return quantize_rows(silu_and_mul(x), terms)
+
+
+def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.terms)
+    values = rows.values.float().unflatten(-1, (-1, GROUP))
+    values = values[:, 0] * 256.0 + values[:, 1] if rows.terms == 2 else values[:, 0]
+    scale, scale_sum = rows.meta[..., 0], rows.meta[..., 2]
+    out = []
+    for part in packed.parts:
+        codes, scales, minima = unpack_part(part, packed.groups)
+        total = torch.zeros(len(values), part.channels)
+        for g in range(packed.groups):
+            # Sums of 32 products are below 2^24 (one term), so exact in float32; float64 holds those of two terms.
+            exact = values[:, g].double() @ codes[:, g].double().T
+            total += exact.float() * (scale[:, g, None] * scales[:, g])
+            if minima is not None:
+                total += scale_sum[:, g, None] * minima[:, g]
+        out.append(total)
+    result = torch.cat(out, dim=1)
+    return (result if bias is None else result + bias.float()).to(rows.dtype)
+
+
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    return dequantize(packed)[ids].to(dtype)
