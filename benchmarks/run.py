@@ -1,0 +1,41 @@
+"""`make bench`: every benchmark of this folder that runs on a CPU, one after the other.
+
+    python benchmarks/run.py [NAME ...]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# name -> what it shows
+BENCHMARKS = {
+    "scheduler": "cost of one step of the scheduler",
+    "block_waste": "share of the KV cache's slots that hold a token",
+    "startup": "from the start of the process to the first 200 of /health",
+    "api_overhead": "what HTTP adds to the core alone",
+    "kernels_cpu": "CPU kernels against the machine's limits",
+}
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        print(f"unknown: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    failed = []
+    for name in names:
+        print(f"\n== {name}: {BENCHMARKS[name]}", flush=True)
+        started = time.monotonic()
+        if subprocess.run([sys.executable, str(Path(__file__).parent / f"{name}.py")]).returncode:
+            failed.append(name)
+        print(f"-- {time.monotonic() - started:.0f} s", flush=True)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
