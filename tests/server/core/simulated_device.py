@@ -90,7 +90,7 @@ class SimulatedDevice:
         """``failing``: the step breaks on the way and leaves garbage. ``nan_rows``: these sequences get an error."""
         for req_id in step.finished_req_ids:
             self.rows.pop(req_id, None)
-        self._copy(step.block_copies, failing)
+        self._copy(step, failing)
         for data in step.scheduled_new_reqs:
             self._add(data)
         assert len(self.rows) <= self.max_num_seqs, "more rows than max_num_seqs"
@@ -114,7 +114,11 @@ class SimulatedDevice:
     def contents(self, block_id: int) -> list[int | None]:
         return self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
 
-    def _copy(self, pairs: list[tuple[int, int]], failing: bool) -> None:
+    def _copy(self, step: SchedulerOutput, failing: bool) -> None:
+        pairs = step.block_copies
+        changed = {block_id for row in step.scheduled_cached_reqs for _, block_id in row.replaced_blocks}
+        changed.update(block_id for row in step.scheduled_new_reqs for block_id in row.block_ids)
+        assert changed >= {target for _, target in pairs}, "a copy that nobody asked for"
         sources, targets = {source for source, _ in pairs}, [target for _, target in pairs]
         assert not sources & set(targets), "a block is source and target of copies in one step"
         assert len(set(targets)) == len(targets), "two copies into one block"

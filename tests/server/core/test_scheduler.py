@@ -174,7 +174,9 @@ def test_priority_then_arrival() -> None:
 
 def test_nothing_is_admitted_unless_its_whole_prompt_fits() -> None:
     """Even when its first chunk would, and when the rest of an admitted prompt is still to be allocated."""
-    scheduler = make_scheduler(num_blocks=16, block_size=4, max_num_batched_tokens=8, max_num_seqs=4)
+    scheduler = make_scheduler(
+        num_blocks=16, block_size=4, max_num_batched_tokens=16, long_prefill_token_threshold=8, max_num_seqs=4
+    )
     scheduler.add_request(core_request("first", [1] * 40, max_tokens=2, ignore_eos=True))  # 10 blocks
     scheduler.add_request(core_request("second", [2] * 28, max_tokens=2, ignore_eos=True))  # 7: one too many
     seen = []
@@ -248,19 +250,28 @@ def test_priority_preempts_the_least_important_and_gives_its_budget_back() -> No
 
 
 def test_a_victim_that_was_given_tokens_in_this_step_returns_its_share() -> None:
-    """p, the least important, is served first; then q needs its blocks, and what p had of the budget goes on to r."""
-    scheduler = make_scheduler(
-        num_blocks=8, block_size=4, max_num_batched_tokens=8, policy="priority", max_model_len=32
-    )
-    scheduler.add_request(core_request("p", [1] * 6, max_tokens=20, ignore_eos=True, priority=9))
-    run_step(scheduler)
-    scheduler.add_request(core_request("q", [2] * 7, max_tokens=20, ignore_eos=True, priority=0))
-    run_step(scheduler)
-    while scheduler.running.keys() == {"0#p", "0#q"}:
+    scheduler = make_scheduler(num_blocks=6, block_size=4, max_num_batched_tokens=5, policy="priority")
+    for name, length, priority in (("p", 4, 9), ("q", 7, 0), ("r", 8, 5)):
+        prompt = [ord(name)] * length
+        scheduler.add_request(core_request(name, prompt, max_tokens=9, ignore_eos=True, priority=priority))
         step, _ = run_step(scheduler)
-    assert given(step) == {"q": 1} and step.total_num_scheduled_tokens == 1
-    assert step.sampled_req_ids == ["0#q"] and step.finished_req_ids == ["0#p"]
-    assert final(run_until_done(scheduler), "p").finish_reason == "length"
+    assert given(step) == {"p": 1, "q": 3, "r": 1}
+    assert given(run_step(scheduler)[0]) == {"p": 1, "q": 1, "r": 3}
+    # q takes the last block, so that r needs p's, and then has p's share of the budget as well.
+    step, _ = run_step(scheduler)
+    assert step.finished_req_ids == ["0#p"]
+    assert given(step) == {"q": 1, "r": 4}
+    assert step.sampled_req_ids == ["0#q", "0#r"]
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    scheduler = make_scheduler(num_blocks=8, block_size=4, policy="priority")
+    scheduler.add_request(core_request("a", [1] * 8, max_tokens=5, ignore_eos=True, priority=0))
+    scheduler.add_request(core_request("victim", [2] * 22, max_tokens=5, ignore_eos=True, priority=9))
+    run_step(scheduler)
+    scheduler.add_request(core_request("later", [3], max_tokens=1, priority=1))
+    assert given(run_step(scheduler)[0]) == {"a": 1}  # although there is room for it now
+    assert given(run_step(scheduler)[0]) == {"a": 1, "later": 1}
 
 
 def test_samples_that_wait_give_way_when_nobody_else_can_run() -> None:
@@ -370,6 +381,18 @@ def test_an_error_ends_all_samples_of_its_request_and_no_other_one() -> None:
     ]
     scheduler.add_request(core_request("again", [1] * 20, max_tokens=1))
     assert run_step(scheduler)[1][0].num_cached_tokens == 0, "the failed step's leftovers are offered to others"
+
+
+def test_a_copy_that_fails_is_not_offered_to_others() -> None:
+    """The step that computes the prompt is fine; the next one, which copies its unfinished block, is not."""
+    scheduler = make_scheduler()
+    scheduler.add_request(core_request("r", [1] * 20, n=2, max_tokens=9))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert second.block_copies
+    scheduler.update_from_output(tokens_for(first))
+    scheduler.update_from_output(ModelRunnerOutput(errors=dict.fromkeys(second.num_scheduled_tokens, "broken")))
+    scheduler.add_request(core_request("again", [1] * 20, max_tokens=1))
+    assert run_step(scheduler)[1][0].num_cached_tokens == 16
 
 
 def test_an_error_that_comes_after_the_first_sample_ended_still_ends_the_others() -> None:
