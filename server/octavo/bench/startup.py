@@ -1,4 +1,4 @@
-"""``octavo bench startup``: from the start of the process to the first 200 of /health and to the first token, by phase."""
+"""``octavo bench startup``: from the start of the process to the first 200 of /health and the first token, by phase."""
 
 from __future__ import annotations
 
