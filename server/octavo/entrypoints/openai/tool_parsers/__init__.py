@@ -1,0 +1,48 @@
+"""Tool-call formats by name, and which of them a chat template speaks."""
+
+from __future__ import annotations
+
+from octavo.entrypoints.openai.tool_parsers.core import CallPiece, Piece, ToolParser
+from octavo.entrypoints.openai.tool_parsers.formats import (
+    HermesParser,
+    JsonListParser,
+    Llama3JsonParser,
+    MistralParser,
+    NamedCallParser,
+)
+from octavo.entrypoints.openai.tool_parsers.pythonic import PythonicParser
+
+TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+    "qwen3": HermesParser,
+}
+
+# What a template that teaches a format cannot do without, the surest first.
+_SIGNS = (
+    ("[TOOL_CALLS]", "mistral"),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "pythonic"),
+    ("func_name1(params_name1", "pythonic"),
+    ('"parameters": ', "llama3_json"),
+)
+
+
+def detect(template: str) -> str | None:
+    """The format that a chat template teaches the model, if it is a known one."""
+    if "tools" not in template:
+        return None
+    return next((name for sign, name in _SIGNS if sign in template), None)
+
+
+__all__ = [
+    "TOOL_PARSERS",
+    "CallPiece",
+    "JsonListParser",
+    "NamedCallParser",
+    "Piece",
+    "ToolParser",
+    "detect",
+]

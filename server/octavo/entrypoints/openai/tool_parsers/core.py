@@ -1,0 +1,420 @@
+"""Tool calls in a model's text, found while it is being written. Pure.
+
+A parser reads like one of a whole text (recursive descent), but it is a generator that pauses wherever the text has
+not come further yet. It decides by the text alone, never by how it was cut: the pieces of a stream add up to what the
+whole text gives. Every character is a call's arguments, part of a call's markup, or content: what turns out to be no
+call comes out as content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]  # yields when it needs more text
+
+MAX_DEPTH = 200  # of nested values in arguments; deeper ones are no call
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR = re.compile(r"[A-Za-z0-9+\-.]*")
+_VALID_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
+
+
+@dataclass
+class CallPiece:
+    """A piece of the ``index``-th call: its name comes with the first one, pieces of ``arguments`` add up to JSON."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+Piece = str | CallPiece  # a str is content
+
+
+class NotACall(Exception):
+    """What looked like a call is none, or not any more; the text since the last settled position is content."""
+
+
+class ToolParser(ABC):
+    """Feed it the text as it comes, then `finish`; both return the pieces that are certain by then.
+
+    ``names`` are the tools' names: formats whose calls carry no marker take a call only when it names one of them.
+    """
+
+    needs_special_tokens: ClassVar[bool] = False  # the format's markers are special tokens of the model
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self.num_calls = 0
+        self._names = frozenset(names)
+        self._text = ""  # that is still of interest
+        self._at = 0  # up to here it is read
+        self._settled = 0  # up to here it is given out, or known to be markup
+        self._ended = False
+        self._space = ""  # read as content; given out only when more content follows
+        self._in_arguments = False
+        self._pieces: list[Piece] = []
+        self._steps = self._run()
+
+    def feed(self, text: str) -> list[Piece]:
+        self._text = self._text[self._settled :] + text
+        self._at -= self._settled
+        self._settled = 0
+        return self._advance()
+
+    def finish(self) -> list[Piece]:
+        """The text has ended."""
+        self._ended = True
+        return self._advance()
+
+    def _advance(self) -> list[Piece]:
+        next(self._steps, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _run(self) -> Steps[None]:
+        yield from self._parse()
+        yield from self._content_until()
+        if not self.num_calls:
+            self._give(self._space)
+
+    @abstractmethod
+    def _parse(self) -> Steps[None]:
+        """Read the format; what is left when it returns is content."""
+
+    # Giving out.
+
+    def _give(self, piece: Piece) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(piece, str):
+            if isinstance(last, str):
+                self._pieces[-1] = last + piece
+            elif piece:
+                self._pieces.append(piece)
+        elif isinstance(last, CallPiece) and last.index == piece.index:
+            last.arguments += piece.arguments
+        else:
+            self._pieces.append(piece)
+
+    def _settle_as_content(self, end: int) -> None:
+        """Everything up to ``end``. Space waits for what follows: before a call and behind the last it is dropped."""
+        text = self._space + self._text[self._settled : end]
+        visible = text.rstrip()
+        self._space = text[len(visible) :]
+        self._settled = end
+        self._give(visible)
+
+    def _start_call(self, name: str) -> None:
+        self._space = ""
+        self.num_calls += 1
+        self._give(CallPiece(self.num_calls - 1, name, ""))
+
+    def _give_arguments(self, text: str) -> None:
+        self._settled = self._at
+        self._give(CallPiece(self.num_calls - 1, None, text))
+
+    def _give_call(self, name: str, arguments: str) -> None:
+        self._start_call(name)
+        self._give_arguments(arguments)
+
+    def _attempt(self, call: Steps[None]) -> Steps[None]:
+        """Read a call, or several; where they are none, their text is content."""
+        try:
+            yield from call
+            self._settled = self._at
+        except NotACall:
+            if self._in_arguments and self._ended and self._at == len(self._text):  # cut off: the client sees how far
+                self._give_arguments(self._text[self._settled :])
+            else:
+                self._settle_as_content(self._at)
+            self._in_arguments = False
+
+    # Reading. Read text is dropped at a pause once it is settled: lengths stay true over one, positions do not.
+
+    def _content_until(self, *markers: str) -> Steps[str]:
+        """Content up to the next marker, which is returned and not yet read; "" at the end of the text."""
+        pattern = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+        while True:
+            found = pattern.search(self._text, self._at)
+            if found is not None:
+                self._at = found.start()
+                self._settle_as_content(self._at)
+                return found.group()
+            hold = 0 if self._ended else max((_overlap(self._text, marker) for marker in markers), default=0)
+            self._at = max(self._at, len(self._text) - hold)
+            self._settle_as_content(self._at)
+            if self._ended:
+                return ""
+            yield
+
+    def _peek(self) -> Steps[str]:
+        """The next character; "" at the end of the text."""
+        while self._at == len(self._text) and not self._ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def _skip_space(self) -> Steps[str]:
+        """Read white space; returns the character behind it."""
+        yield from self._run_of(_SPACE)
+        return self._text[self._at : self._at + 1]
+
+    def _starts_with(self, literal: str) -> Steps[bool]:
+        """Whether ``literal`` comes next; reads nothing."""
+        while True:
+            ahead = self._text[self._at : self._at + len(literal)]
+            if ahead == literal:
+                return True
+            if self._ended or not literal.startswith(ahead):
+                return False
+            yield
+
+    def _read(self, literal: str) -> Steps[bool]:
+        """Read ``literal`` if it comes next."""
+        found = yield from self._starts_with(literal)
+        if found:
+            self._at += len(literal)
+        return found
+
+    def _expect(self, literal: str) -> Steps[None]:
+        if not (yield from self._read(literal)):
+            raise NotACall
+
+    def _run_of(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Read all characters that ``pattern``, a class with a star, takes."""
+        run = ""
+        while True:
+            found = pattern.match(self._text, self._at)
+            assert found is not None
+            self._at = found.end()
+            run += found.group()
+            if self._at < len(self._text) or self._ended:
+                return run
+            yield
+
+    # JSON. ``out`` gets the text of a value as it is read; strict, but for what models often forget to escape.
+
+    def _json_value(self, out: Callable[[str], None]) -> Steps[None]:
+        closers: list[str] = []
+        while True:
+            character = yield from self._copy_space(out)
+            if character in ("{", "["):
+                self._copy(out, character)
+                closers.append("}" if character == "{" else "]")
+                if len(closers) > MAX_DEPTH:
+                    raise NotACall
+                following = yield from self._copy_space(out)
+                if following != closers[-1]:
+                    if closers[-1] == "}":
+                        yield from self._json_key(out)
+                    continue
+            elif character == '"':
+                yield from self._json_string(out)
+            else:
+                yield from self._json_scalar(out)
+            while closers:  # behind a value, or an empty object or list
+                character = yield from self._copy_space(out)
+                if character == closers[-1]:
+                    self._copy(out, character)
+                    closers.pop()
+                elif character == ",":
+                    self._copy(out, character)
+                    if closers[-1] == "}":
+                        yield from self._copy_space(out)
+                        yield from self._json_key(out)
+                    break
+                else:
+                    raise NotACall
+            else:
+                return
+
+    def _copy(self, out: Callable[[str], None], text: str, shown: str | None = None) -> None:
+        """Read ``text``, which comes next, and hand it on, or ``shown`` instead."""
+        self._at += len(text)
+        out(text if shown is None else shown)
+
+    def _copy_space(self, out: Callable[[str], None]) -> Steps[str]:
+        if space := (yield from self._run_of(_SPACE)):
+            out(space)
+        return self._text[self._at : self._at + 1]
+
+    def _json_key(self, out: Callable[[str], None]) -> Steps[None]:
+        yield from self._json_string(out)
+        if (yield from self._copy_space(out)) != ":":
+            raise NotACall
+        self._copy(out, ":")
+
+    def _json_scalar(self, out: Callable[[str], None]) -> Steps[None]:
+        text = yield from self._run_of(_SCALAR)
+        if not _VALID_SCALAR.fullmatch(text):
+            if self._at < len(self._text):
+                self._at -= len(text)
+            raise NotACall
+        out(text)
+
+    def _json_string(self, out: Callable[[str], None]) -> Steps[None]:
+        yield from self._expect('"')
+        out('"')
+        while True:
+            end = _PLAIN.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if end > self._at:
+                self._copy(out, self._text[self._at : end])
+            character = yield from self._peek()
+            if character == '"':
+                self._copy(out, character)
+                return
+            if character == "\\":
+                yield from self._json_escape(out)
+            elif character and character < " ":
+                self._copy(out, character, json.dumps(character)[1:-1])
+            elif not character:
+                raise NotACall
+
+    def _json_escape(self, out: Callable[[str], None]) -> Steps[None]:
+        self._at += 1
+        kind = yield from self._peek()
+        if not kind:
+            raise NotACall
+        if kind == "u":
+            digits = ""
+            while len(digits) < 4:
+                self._at += 1
+                digit = yield from self._peek()
+                if not digit or digit not in "0123456789abcdefABCDEF":
+                    raise NotACall
+                digits += digit
+            self._copy(out, digit, "\\u" + digits)
+        elif kind == "'":
+            self._copy(out, kind)
+        elif kind in '"\\/bfnrt':
+            self._copy(out, kind, "\\" + kind)
+        else:  # as in "\d": the backslash itself was meant
+            out("\\\\")
+
+    def _json_text(self) -> Steps[str]:
+        """One value as text, held back until it is whole."""
+        held: list[str] = []
+        yield from self._json_value(held.append)
+        return "".join(held)
+
+    def _decoded_string(self) -> Steps[str]:
+        held: list[str] = []
+        yield from self._json_string(held.append)
+        return as_unicode(json.loads("".join(held)))
+
+    # Calls written as JSON.
+
+    def _json_call(self, known_only: bool = False) -> Steps[None]:
+        """``{"name": ..., "arguments": {...}}``, in any order, with "parameters" for "arguments" or without either.
+
+        A missing brace at the end, where models lose count, is forgiven.
+        """
+        yield from self._expect("{")
+        name: str | None = None
+        held: str | None = None  # arguments that came before the name
+        done = False
+        while True:
+            yield from self._skip_space()
+            key = yield from self._decoded_string()
+            if (yield from self._skip_space()) != ":":
+                raise NotACall
+            self._at += 1
+            yield from self._skip_space()
+            if key == "name" and name is None:
+                name = yield from self._decoded_string()
+                if not name or (known_only and self._names and name not in self._names):
+                    raise NotACall
+            elif key in ("arguments", "parameters") and not done and held is None:
+                if name is None:
+                    held = yield from self._held_arguments()
+                else:
+                    yield from self._arguments(name)
+                    done = True
+            else:
+                yield from self._json_text()
+            if name is not None and held is not None and not done:
+                self._give_call(name, held)
+                done = True
+            following = yield from self._skip_space()
+            if following == "}":
+                self._at += 1
+                break
+            if following != ",":
+                if done:
+                    return
+                raise NotACall
+            self._at += 1
+        if name is None:
+            raise NotACall
+        if not done:
+            self._give_call(name, "{}")
+
+    def _arguments(self, name: str) -> Steps[None]:
+        """The arguments of a call whose name is known: an object is given out as it comes."""
+        if (yield from self._peek()) != "{":
+            self._give_call(name, (yield from self._held_arguments()))
+            return
+        self._start_call(name)
+        self._in_arguments = True
+        yield from self._json_value(self._give_arguments)
+        self._in_arguments = False
+
+    def _held_arguments(self) -> Steps[str]:
+        """Arguments as one text: an object, an object inside a string, or null."""
+        text = yield from self._json_text()
+        if text == "null":
+            return "{}"
+        if text.startswith('"'):
+            text = as_unicode(json.loads(text)).strip() or "{}"
+            try:
+                is_object = isinstance(json.loads(text, parse_constant=_no_constant), dict)
+            except (ValueError, RecursionError):
+                is_object = False
+            if not is_object:
+                raise NotACall
+        elif not text.startswith("{"):
+            raise NotACall
+        return text
+
+    def _json_calls(self, known_only: bool = False) -> Steps[None]:
+        """``[call, call, ...]``"""
+        yield from self._expect("[")
+        if (yield from self._skip_space()) == "]":
+            self._at += 1
+            return
+        while True:
+            yield from self._json_call(known_only)
+            self._settled = self._at
+            following = yield from self._skip_space()
+            if following != ",":
+                break
+            self._at += 1
+            yield from self._skip_space()
+        if following:  # the text may end without the bracket
+            yield from self._expect("]")
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Length of the longest end of ``text`` that is a beginning of ``marker``, but not the whole of it."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
+
+
+def as_unicode(text: str) -> str:
+    """Raises NotACall for a text with half a surrogate pair, which no answer can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise NotACall from None
+    return text
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,141 @@
+"""Calls written as Python: ``[weather(city="Paris", days=3), time()]`` (Llama 3.2 and 4, and others)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from typing import Any
+
+from octavo.entrypoints.openai.tool_parsers.core import MAX_DEPTH, NotACall, Steps, ToolParser
+
+MAX_CALL_CHARS = 200_000
+_NAME = re.compile(r"[A-Za-z0-9_.]*")
+_PLAIN = re.compile(r"[^\"'\\()\[\]{}]*")
+_CONSTANTS = {"true": True, "false": False, "null": None}  # models mix the languages up
+
+
+class PythonicParser(ToolParser):
+    """The list stands at the beginning of the text, or behind ``<|python_start|>``. Nothing is evaluated: arguments
+    are literals. A call is given out when it is whole, because Python's spelling becomes JSON's only then."""
+
+    START, END = "<|python_start|>", "<|python_end|>"
+    needs_special_tokens = True
+
+    def _parse(self) -> Steps[None]:
+        if (yield from self._skip_space()) == "[":
+            yield from self._attempt(self._calls())
+        while (yield from self._content_until(self.START)):
+            yield from self._attempt(self._tagged())
+
+    def _tagged(self) -> Steps[None]:
+        self._at += len(self.START)
+        yield from self._skip_space()
+        yield from self._calls()
+
+    def _calls(self) -> Steps[None]:
+        yield from self._expect("[")
+        while True:
+            yield from self._skip_space()
+            name, source = yield from self._call()
+            if (yield from self._skip_space()) not in (",", "]"):
+                raise NotACall
+            self._give_call(name, arguments_of(source))
+            if (yield from self._read("]")):
+                break
+            self._at += 1
+            self._settled = self._at
+            if (yield from self._skip_space()) == "]":  # Python allows a comma there
+                self._at += 1
+                break
+        self._settled = self._at
+        yield from self._skip_space()
+        yield from self._read(self.END)
+
+    def _call(self) -> Steps[tuple[str, str]]:
+        """A call up to its closing parenthesis: its name and its source."""
+        begin = self._at - self._settled  # nothing is settled meanwhile
+        name = yield from self._run_of(_NAME)
+        if not name or (self._names and name not in self._names):
+            raise NotACall
+        yield from self._expect("(")
+        open_brackets = 1
+        while True:
+            yield from self._run_of(_PLAIN)
+            character = yield from self._peek()
+            if not character or self._at - self._settled > MAX_CALL_CHARS:
+                raise NotACall
+            if character in "\"'":
+                yield from self._string(character)
+                continue
+            self._at += 1
+            if character in "([{":
+                open_brackets += 1
+                if open_brackets > MAX_DEPTH:
+                    raise NotACall
+            elif character in ")]}":
+                open_brackets -= 1
+                if open_brackets == 0:
+                    return name, self._text[self._settled + begin : self._at]
+
+    def _string(self, quote: str) -> Steps[None]:
+        end = quote * 3 if (yield from self._starts_with(quote * 3)) else quote
+        self._at += len(end)
+        plain = re.compile(rf"[^{quote}\\]*")
+        while not (yield from self._read(end)):
+            if (yield from self._peek()) == "\\":
+                self._at += 1
+            if not (yield from self._peek()):
+                raise NotACall
+            self._at += 1
+            yield from self._run_of(plain)
+
+
+def arguments_of(source: str) -> str:
+    """The keyword arguments of a call as a JSON object. Raises NotACall for anything but literals."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about "\d" in strings
+            call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NotACall
+        arguments: dict[str, Any] = {}
+        for keyword in call.keywords:
+            if keyword.arg is None or keyword.arg in arguments:
+                raise NotACall
+            arguments[keyword.arg] = _literal(keyword.value)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return text if _is_unicode(text) else json.dumps(arguments)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise NotACall from None
+
+
+def _literal(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=value) if value is None or isinstance(value, (str, bool, int, float)):
+            return value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=value)) if type(value) in (int, float):
+            return -value if isinstance(node.op, ast.USub) else value  # type: ignore[operator]
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+    raise NotACall
+
+
+def _key(node: ast.expr) -> str | int | float | bool | None:
+    key = _literal(node)
+    if isinstance(key, list | dict):
+        raise NotACall
+    return key
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
