@@ -81,7 +81,7 @@ COLUMNS = [
     _column("Reason", f"{_READY}.reason", description="Why, or why not."),
     _column("Replicas", ".status.readyReplicas", "integer", "Pods that take requests."),
     _column("Desired", ".spec.replicas", "integer", "Pods that are wanted."),
-    _column("URL", ".status.url", description="Address in the cluster.", priority=1),
+    _column("URL", ".status.url", description="Address in the cluster."),
     _column("Age", ".metadata.creationTimestamp", "date"),
 ]
 del COLUMNS[-1]["description"]

@@ -19,9 +19,9 @@ class Problem:
 
 # The most telling first, when pods differ.
 _WEIGHT = (
-    "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed", "SecretNotFound",
-    "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound", "PVCPending", "InsufficientGPU",
-    "InsufficientResources", "Unschedulable",
+    "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed",
+    "SecretNotFound", "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound",
+    "PVCPending", "InsufficientGPU", "InsufficientResources", "Unschedulable",
 )  # fmt: skip
 
 

@@ -73,7 +73,8 @@ class Store:
         """Remembers it; the LLMDeployment to look at, or None when nothing is new."""
         place = (one.kind, one.namespace, one.name)
         known = self._objects.get(place)
-        if known and known[0].uid == one.uid and known[0].resource_version == one.resource_version:
+        # Our own writes are known from their answers before the watch tells of them, and of what was before.
+        if known and known[0].uid == one.uid and int(known[0].resource_version) >= int(one.resource_version):
             return None
         owner = one.owner
         if known and known[1] != owner and known[1]:
@@ -97,15 +98,22 @@ class Store:
                 del self._children[owner]
         return owner
 
-    def replace(self, kind: str, listed: Iterable[Observed]) -> set[Key]:
-        """Takes a complete list of one kind; the LLMDeployments to look at."""
+    def places(self, kind: str) -> set[tuple[str, str, str]]:
+        """What is known of a kind; to be asked before a listing begins, for `replace`."""
+        return {place for place in self._objects if place[0] == kind}
+
+    def replace(self, listed: Iterable[Observed], known_before: set[tuple[str, str, str]]) -> set[Key]:
+        """Takes a complete list of one kind; the LLMDeployments to look at.
+
+        What a watch has told of while the list was made is newer than the list, and stays.
+        """
         changed = set()
         seen = set()
         for one in listed:
             seen.add((one.kind, one.namespace, one.name))
             if owner := self.put(one):
                 changed.add(owner)
-        for place in [place for place in self._objects if place[0] == kind and place not in seen]:
+        for place in known_before - seen:
             if owner := self.drop(*place):
                 changed.add(owner)
         return changed
@@ -119,7 +127,8 @@ class Store:
         places = sorted(self._children.get(key, ()))
         return [self._objects[place][0] for place in places if place[0] != KIND]
 
-    def keys(self) -> list[Key]:
+    def deployments(self) -> list[Key]:
+        """All LLMDeployments."""
         return [(namespace, name) for kind, namespace, name in self._objects if kind == KIND]
 
     def __len__(self) -> int:

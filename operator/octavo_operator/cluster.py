@@ -1,0 +1,275 @@
+"""The way to the API server: credentials, one aiohttp session for watches and writes alike, and a few calls."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import yaml
+
+from octavo_operator.api import API_VERSION, KIND, PLURAL
+
+logger = logging.getLogger("octavo.operator.cluster")
+
+Json = Any
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True)
+class Resource:
+    api_version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        prefix = "api" if "/" not in self.api_version else "apis"
+        where = f"/namespaces/{namespace}" if namespace else ""
+        parts = f"/{prefix}/{self.api_version}{where}/{self.plural}"
+        return parts + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
+
+
+RESOURCES = {
+    KIND: Resource(API_VERSION, PLURAL),
+    "ServiceAccount": Resource("v1", "serviceaccounts"),
+    "PersistentVolumeClaim": Resource("v1", "persistentvolumeclaims"),
+    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
+    "Service": Resource("v1", "services"),
+    "Deployment": Resource("apps/v1", "deployments"),
+    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
+    "PodMonitor": Resource("monitoring.coreos.com/v1", "podmonitors"),
+    "ServiceMonitor": Resource("monitoring.coreos.com/v1", "servicemonitors"),
+    "Pod": Resource("v1", "pods"),
+    "Event": Resource("v1", "events"),
+    "Lease": Resource("coordination.k8s.io/v1", "leases"),
+}
+
+
+class ApiError(Exception):
+    """An answer of 400 and more. `reason` and `message` are the API server's."""
+
+    def __init__(self, status: int, body: Json) -> None:
+        body = body if isinstance(body, dict) else {"message": str(body)[:500]}
+        self.status = status
+        self.reason = body.get("reason") or ""
+        self.message = body.get("message") or f"HTTP {status}"
+        self.details = body.get("details") or {}
+        super().__init__(f"{status} {self.reason}: {self.message}")
+
+    @property
+    def is_transient(self) -> bool:
+        return self.status in (409, 429) or self.status >= 500
+
+    @property
+    def is_namespace_leaving(self) -> bool:
+        causes = self.details.get("causes") or []
+        return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+
+
+TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+
+
+class CredentialsError(Exception):
+    """No way to the API server is configured; the message says what was looked for."""
+
+
+class Cluster:
+    """Calls to one API server. Methods raise ApiError for refusals and TRANSPORT_ERRORS when it is out of reach."""
+
+    def __init__(self, server: str, session: aiohttp.ClientSession, namespace: str) -> None:
+        self.server = server
+        self.session = session
+        self.namespace = namespace
+
+    @classmethod
+    def connect(cls) -> Cluster:
+        """In a pod by its service account, else by the kubeconfig. Call it inside the event loop."""
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
+            return cls._in_pod()
+        return cls._by_kubeconfig()
+
+    @classmethod
+    def _in_pod(cls) -> Cluster:
+        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        host = f"[{host}]" if ":" in host else host
+        tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
+        token = _RotatingToken(_SERVICE_ACCOUNT / "token")
+        namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
+        return cls(f"https://{host}:{port}", _session(tls, token), namespace)
+
+    @classmethod
+    def _by_kubeconfig(cls) -> Cluster:
+        path = Path(os.environ.get("KUBECONFIG") or "~/.kube/config").expanduser()
+        try:
+            config = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise CredentialsError(
+                f"no cluster: this is not a pod, and {path} cannot be read ({error.strerror})"
+            ) from None
+        context = _named(config, "contexts", "context", config.get("current-context"))
+        cluster = _named(config, "clusters", "cluster", context["cluster"])
+        user = _named(config, "users", "user", context["user"])
+        if "exec" in user or "auth-provider" in user:
+            raise CredentialsError(f"{path}: log-in by a helper program is not supported; use a certificate or a token")
+        tls = ssl.create_default_context()
+        if data := _material(cluster, "certificate-authority"):
+            tls = ssl.create_default_context(cadata=data.decode())
+        if cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        certificate, key = _material(user, "client-certificate"), _material(user, "client-key")
+        if certificate and key:
+            with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
+                pair = Path(folder, "pair.pem")
+                pair.touch(mode=0o600)
+                pair.write_bytes(certificate + b"\n" + key)
+                tls.load_cert_chain(pair)
+        token: _Token | None = None
+        if user.get("tokenFile"):
+            token = _RotatingToken(Path(user["tokenFile"]))
+        elif user.get("token"):
+            token = _Token(user["token"])
+        return cls(cluster["server"].rstrip("/"), _session(tls, token), context.get("namespace") or "default")
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        timeout: float = 30,
+    ) -> Json:
+        url = f"{self.server}{path}" + (f"?{urlencode(params)}" if params else "")
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        limits = aiohttp.ClientTimeout(total=timeout)
+        async with self.session.request(method, url, data=data, headers=headers, timeout=limits) as response:
+            text = await response.read()
+            try:
+                answer = json.loads(text)
+            except ValueError:
+                answer = text.decode(errors="replace")
+            if response.status >= 400:
+                raise ApiError(response.status, answer)
+            return answer
+
+    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """The object, or None when there is none."""
+        try:
+            return await self.call("GET", RESOURCES[kind].path(namespace, name))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, kind: str, namespace: str | None, label_selector: str | None = None) -> list[Json]:
+        """All objects of a kind, page by page; none when the cluster does not know the kind."""
+        out: list[Json] = []
+        params = {"limit": "500", **({"labelSelector": label_selector} if label_selector else {})}
+        while True:
+            try:
+                page = await self.call("GET", RESOURCES[kind].path(namespace), params=params, timeout=60)
+            except ApiError as error:
+                if error.status == 404:
+                    return []
+                if error.status == 410 and "continue" in params:  # the list took too long: from the start
+                    out.clear()
+                    del params["continue"]
+                    continue
+                raise
+            out += page["items"]
+            if not (mark := page["metadata"].get("continue")):
+                return out
+            params["continue"] = mark
+
+    async def apply(self, manifest: Json, manager: str, subresource: str | None = None) -> Json:
+        """Server-side apply; what we say wins over what others said about the same fields."""
+        meta = manifest["metadata"]
+        path = RESOURCES[manifest["kind"]].path(meta["namespace"], meta["name"], subresource)
+        params = {"fieldManager": manager, "force": "true"}
+        return await self.call("PATCH", path, manifest, params=params, content_type="application/apply-patch+yaml")
+
+    async def json_patch(self, kind: str, namespace: str, name: str, operations: list[Json], manager: str) -> Json:
+        path = RESOURCES[kind].path(namespace, name)
+        params = {"fieldManager": manager}
+        return await self.call("PATCH", path, operations, params=params, content_type="application/json-patch+json")
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        """Deletes the very object that was seen; one that is gone, or another of its name, is left alone."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self.call("DELETE", RESOURCES[kind].path(namespace, name), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def has_api(self, api_version: str) -> bool:
+        try:
+            await self.call("GET", f"/apis/{api_version}")
+        except ApiError as error:
+            if error.status in (403, 404):
+                return False
+            raise
+        return True
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class _Token:
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def current(self) -> str:
+        return self._value
+
+
+class _RotatingToken(_Token):
+    """The kubelet replaces the file well before the token in it expires."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.read_text().strip())
+        self._path, self._read_at = path, time.monotonic()
+
+    def current(self) -> str:
+        if time.monotonic() - self._read_at > 60:
+            self._value, self._read_at = self._path.read_text().strip(), time.monotonic()
+        return self._value
+
+
+def _session(tls: ssl.SSLContext, token: _Token | None) -> aiohttp.ClientSession:
+    tracing = []
+    if token is not None:
+        trace = aiohttp.TraceConfig()
+
+        async def authorise(_: Any, __: Any, params: aiohttp.TraceRequestStartParams) -> None:
+            params.headers["Authorization"] = f"Bearer {token.current()}"
+
+        trace.on_request_start.append(authorise)
+        tracing.append(trace)
+    connector = aiohttp.TCPConnector(limit=0, ssl=tls)
+    return aiohttp.ClientSession(connector=connector, trace_configs=tracing, headers={"User-Agent": "octavo-operator"})
+
+
+def _named(config: Json, plural: str, singular: str, name: str | None) -> Json:
+    for entry in config.get(plural) or []:
+        if entry["name"] == name:
+            return entry[singular]
+    raise CredentialsError(f"the kubeconfig has no {singular} {name!r}")
+
+
+def _material(entry: Json, name: str) -> bytes | None:
+    if data := entry.get(f"{name}-data"):
+        return base64.b64decode(data)
+    return Path(entry[name]).read_bytes() if entry.get(name) else None

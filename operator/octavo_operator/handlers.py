@@ -1,0 +1,58 @@
+"""Thin wiring: kopf keeps the watches alive and tells the controller. No kopf handler does any work, so nothing is
+swallowed, no annotation is written, and no finalizer holds an object up."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import kopf
+
+from octavo_operator.api import KIND
+from octavo_operator.cluster import RESOURCES, Cluster
+from octavo_operator.config import OperatorConfig
+from octavo_operator.controller import WATCHED, Controller
+from octavo_operator.render.names import OWNER_LABEL
+
+
+def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
+    """One event handler a watched kind."""
+    out = kopf.OperatorRegistry()
+    for kind in WATCHED:
+        resource = RESOURCES[kind]
+
+        def told(type: str | None, body: kopf.Body, kind: str = kind, **_: Any) -> None:
+            raw = dict(body)
+            meta = raw["metadata"]
+            if type == "DELETED":
+                controller.lost(kind, meta["namespace"], meta["name"], meta["uid"])
+            else:
+                controller.saw(kind, raw)
+
+        async def handler(_told: Any = told, **arguments: Any) -> None:
+            _told(**arguments)
+
+        kopf.on.event(resource.api_version, resource.plural, id=f"saw-{kind.lower()}", registry=out)(handler)
+
+    @kopf.on.login(registry=out)
+    async def login(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(
+            server=cluster.server, default_namespace=cluster.namespace, aiohttp_session=cluster.session
+        )
+
+    return out
+
+
+def settings(config: OperatorConfig) -> kopf.OperatorSettings:
+    out = kopf.OperatorSettings()
+    for kind in WATCHED:
+        if kind != KIND:  # the API server filters: a cluster's other pods cost nothing
+            out.watching.label_selectors[RESOURCES[kind].api_version, RESOURCES[kind].plural] = OWNER_LABEL
+    out.posting.enabled = False
+    out.peering.standalone = True
+    out.scanning.disabled = bool(config.watch_namespaces)  # a namespaced operator may not look at CRDs
+    out.watching.server_timeout = 300
+    out.networking.connect_timeout = 5
+    out.queueing.idle_timeout = 0.1  # what a worker of kopf holds in memory for an object that is quiet
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    return out
