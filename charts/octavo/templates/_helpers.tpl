@@ -1,0 +1,81 @@
+{{- define "octavo.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "octavo.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains (include "octavo.name" .) .Release.Name -}}
+{{- printf "%s-operator" .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s-operator" .Release.Name (include "octavo.name" .) | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "octavo.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "octavo.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "octavo.labels" -}}
+{{ include "octavo.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: octavo
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "octavo.serviceAccountName" -}}
+{{- if .Values.serviceAccount.name -}}
+{{- .Values.serviceAccount.name -}}
+{{- else if .Values.serviceAccount.create -}}
+{{- include "octavo.fullname" . -}}
+{{- else -}}
+{{- fail "serviceAccount.create is false: say which one to use by serviceAccount.name" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Image by digest, else by tag, else by the chart's appVersion. Takes (list image context). */ -}}
+{{- define "octavo.image" -}}
+{{- $image := index . 0 -}}{{- $context := index . 1 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default $context.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the operator may do in the namespaces that it serves. Secrets are never read: pods refer to them by name. */ -}}
+{{- define "octavo.servingRules" -}}
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments]
+  verbs: [get, list, watch]
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [services, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors, servicemonitors]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

@@ -1,0 +1,50 @@
+"""What `helm test` runs in the cluster: the operator's rights suffice, and one operator leads."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from octavo_operator.api import KIND
+from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster, CredentialsError
+from octavo_operator.config import ConfigError, OperatorConfig
+from octavo_operator.rollout import parse_time
+
+
+async def check(config: OperatorConfig) -> str:
+    """One line about what was found. Raises ApiError, TRANSPORT_ERRORS or RuntimeError."""
+    cluster = Cluster.connect()
+    try:
+        count = 0
+        for namespace in config.watch_namespaces or (None,):
+            await cluster.call(
+                "GET",
+                f"/apis/octavo.dev/v1alpha1{f'/namespaces/{namespace}' if namespace else ''}/llmdeployments?limit=1",
+            )
+            count += len(await cluster.list(KIND, namespace))
+        lease = await cluster.get("Lease", config.namespace, config.lease_name)
+        spec = (lease or {}).get("spec") or {}
+        if not spec.get("holderIdentity"):
+            raise RuntimeError(
+                f"no operator holds the Lease {config.namespace}/{config.lease_name}: is its pod running?"
+            )
+        age = time.time() - parse_time(spec["renewTime"])
+        if age > 2 * spec["leaseDurationSeconds"]:
+            raise RuntimeError(f"{spec['holderIdentity']} renewed its Lease {age:.0f} s ago: look at its logs")
+        return f"{spec['holderIdentity']} leads and serves {count} LLMDeployments"
+    finally:
+        await cluster.close()
+
+
+def main() -> int:
+    try:
+        print(asyncio.run(check(OperatorConfig.from_environment())))
+    except (ApiError, CredentialsError, ConfigError, RuntimeError, *TRANSPORT_ERRORS) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
