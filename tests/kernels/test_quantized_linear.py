@@ -1,0 +1,188 @@
+"""Quantised linears: codes are the file's own, integers exact, rows independent of each other, the error where it should be."""
+
+from __future__ import annotations
+
+import gguf
+import octavo_kernels
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from octavo_kernels import cpu, quant, reference
+from octavo_kernels.cpu import compiler
+
+FIXTURES = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+C_ISAS = compiler.supported_isas()
+KINDS = [*quant.GGUF_TYPES, "w8"]
+
+
+def gguf_rows(weight: torch.Tensor, qtype: str):
+    """A weight as a GGUF file has it. gguf cannot write Q4_K: blocks of random bytes with sane scales are one."""
+    channels, width = weight.shape
+    if qtype == "Q4_K":
+        blocks = torch.randint(0, 256, (channels, width // 256, 144), dtype=torch.uint8)
+        blocks[:, :, :4] = (torch.rand(channels, width // 256, 2) * 0.01).half().view(torch.uint8)
+        return blocks.flatten(1).numpy()
+    return gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[qtype])
+
+
+def make(kind: str, channels: int, width: int, terms: int = 1, seed: int = 0):
+    """A packed weight and the float32 weight it stands for."""
+    torch.manual_seed(seed)
+    weight = torch.randn(channels, width) * 0.3
+    if kind == "w8":
+        packed = quant.pack_w8(weight, terms)
+        return packed, quant.dequantize(packed)
+    raw = gguf_rows(weight, kind)
+    stored = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+    return quant.pack_gguf(raw, kind, (channels, width), terms), stored
+
+
+@pytest.mark.parametrize("kind", quant.GGUF_TYPES)
+@pytest.mark.parametrize("channels", [1, 31, 32, 96])
+def test_packing_keeps_the_values_of_the_file(kind, channels):
+    """What is packed dequantises to exactly what the gguf package says the file holds (Q4_K: scales rounded to float16)."""
+    packed, stored = make(kind, channels, 512)
+    tolerance = {"rtol": 0, "atol": 9.5 * 2**-11} if kind == "Q4_K" else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(quant.dequantize(packed), stored, **tolerance)
+
+
+def test_eight_bits_are_within_half_a_step():
+    torch.manual_seed(0)
+    weight = torch.randn(70, 100) * torch.logspace(-6, 4, 70)[:, None]  # also where float16 scales are denormal
+    weight[5] = 0
+    back = quant.dequantize(quant.pack_w8(weight))
+    padded = torch.nn.functional.pad(weight, (0, 28)).unflatten(1, (-1, 32))
+    step = (padded.abs().amax(2) / 127)[:, :, None].expand(-1, -1, 32).flatten(1)[:, :100]
+    assert ((back - weight).abs() <= 0.51 * step + 5e-6).all()
+
+
+def test_weights_that_cannot_be_held_are_refused():
+    for bad in (float("nan"), float("inf"), 1e9):
+        weight = torch.ones(4, 64)
+        weight[2, 3] = bad
+        with pytest.raises(ValueError, match="weight"):
+            quant.pack_w8(weight)
+    with pytest.raises(ValueError, match="IQ2_XS.*Q4_0, Q4_1"):
+        quant.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "IQ2_XS", (1, 32))
+    with pytest.raises(ValueError, match="raw"):
+        quant.pack_gguf(torch.zeros(1, 17, dtype=torch.uint8).numpy(), "Q4_0", (1, 32))
+    with pytest.raises(ValueError, match="width"):
+        quant.concat([quant.pack_w8(torch.ones(4, 64)), quant.pack_w8(torch.ones(4, 32))])
+    with pytest.raises(ValueError, match="width 64"):
+        cpu.quantized_linear(torch.ones(1, 32), quant.pack_w8(torch.ones(4, 64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_agrees_with_plain_torch(isa, kind, terms, dtype):
+    """The same integers as plain torch has, hence the same results up to the rounding of float32 sums."""
+    packed, stored = make(kind, 70, 512, terms)
+    x = torch.randn(37, 512) * torch.logspace(-2, 2, 37)[:, None]
+    x[:, 7] *= 50
+    x[5] = 0
+    x, bias = x.to(dtype), torch.randn(70)
+    rows, expected = cpu.quantize_rows(x, terms), reference.quantize_rows(x, terms)
+    assert torch.equal(rows.values, expected.values)
+    assert torch.equal(rows.meta.view(torch.int32), expected.meta.view(torch.int32))
+    out, plain = cpu.quantized_linear(x, packed, bias), reference.quantized_linear(x, packed, bias)
+    assert out.dtype == dtype
+    size = x.double().abs() @ stored.double().abs().T + 1  # of the terms that are added up
+    rounding = 0 if dtype == torch.float32 else 2**-8  # of the result
+    assert ((out.double() - plain.double()).abs() <= 2e-6 * size + rounding * plain.double().abs()).all()
+    # The whole error, against float64 on the stored weight: half a step of the group's largest in each value.
+    error = (cpu.quantized_linear(x.float(), packed, bias).double() - (x.double() @ stored.double().T + bias)).abs()
+    assert (error / size).max() < (0.02 if terms == 1 else 2e-4 if kind != "Q4_K" else 2e-3)
+
+
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+@given(
+    kind=st.sampled_from(KINDS),
+    shape=st.tuples(st.integers(1, 130), st.sampled_from([256, 512, 768])),
+    terms=st.integers(1, 2),
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=30, **FIXTURES)
+def test_rows_are_bit_equal_whatever_their_number(isa, threads, kind, shape, terms, counts, seed):
+    packed, _ = make(kind, *shape, terms, seed)
+    x = torch.randn(sum(counts), shape[1])
+    threads(1)
+    together = cpu.quantized_linear(x, packed)
+    threads(2)
+    assert torch.equal(cpu.quantized_linear(x, packed), together)
+    assert torch.equal(torch.cat([cpu.quantized_linear(part, packed) for part in x.split(counts)]), together)
+
+
+def test_every_instruction_set_gives_the_same_integers(isa):
+    """With powers of two as scales nothing is rounded: results are equal to the bit on every machine."""
+    torch.manual_seed(1)
+    for bits in (4, 8):
+        codes = torch.randint(0 if bits == 4 else 1, 1 << bits, (33, 4, 32), dtype=torch.uint8)
+        minima = torch.full((33, 4), 0.25).half() if bits == 4 else None
+        for least in (None, minima):
+            packed = quant.pack_codes(codes, torch.full((33, 4), 0.5).half(), least, bits=bits)
+            x = torch.randint(-127, 128, (9, 128)).float()
+            x[:, ::32] = 127  # every group's scale is 1
+            assert torch.equal(cpu.quantized_linear(x, packed), x @ quant.dequantize(packed).T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms", [1, 2])
+def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
+    torch.manual_seed(0)
+    x, residual, weight = (torch.randn(9, 576).to(dtype) for _ in range(3))
+    packed, _ = make("Q4_1", 64, 576, terms)
+
+    def check(rows, plain):
+        expected = cpu.quantize_rows(plain, terms)
+        assert torch.equal(rows.values, expected.values)
+        assert torch.equal(rows.meta.view(torch.int32), expected.meta.view(torch.int32))
+        assert torch.equal(cpu.quantized_linear(rows, packed), cpu.quantized_linear(plain, packed))
+
+    rows, same = cpu.rms_norm_quantize(x, weight[0], 1e-5, terms=terms)
+    check(rows, cpu.rms_norm(x, weight[0], 1e-5))
+    assert torch.equal(same, x)
+    rows, total = cpu.rms_norm_quantize(x, weight[0], 1e-5, residual, terms)
+    normed, expected_total = cpu.fused_add_rms_norm(x, residual, weight[0], 1e-5)
+    check(rows, normed)
+    assert torch.equal(total, expected_total)
+    wide = torch.randn(9, 1152).to(dtype)
+    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide))
+
+
+def test_merged_layers_may_mix_kinds(isa):
+    """q, k and v of one product may be stored differently, as Q4_K_M files do."""
+    parts = [make(kind, n, 512, seed=i)[0] for i, (kind, n) in enumerate([("Q4_1", 64), ("Q4_1", 33), ("Q8_0", 40), ("Q4_0", 7)])]
+    merged = quant.concat(parts)
+    assert [p.channels for p in merged.parts] == [97, 40, 7]
+    x, bias = torch.randn(8, 512), torch.randn(144)
+    expected = torch.cat([cpu.quantized_linear(x, p) for p in parts], dim=1) + bias
+    torch.testing.assert_close(cpu.quantized_linear(x, merged, bias), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_embedding_rows_are_the_stored_ones(isa, kind):
+    packed, _ = make(kind, 70, 256)
+    ids = torch.tensor([[0, 69, 31], [32, 32, 5]])
+    out = octavo_kernels.quantized_embedding(ids, packed, torch.float32)
+    torch.testing.assert_close(out, quant.dequantize(packed)[ids], rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_not_finite_stays_visible_and_in_its_row(isa):
+    """An infinity or NaN in a row makes that row NaN and leaves the others alone."""
+    packed, _ = make("w8", 32, 64)
+    x = torch.randn(5, 64)
+    clean = cpu.quantized_linear(x, packed)
+    x[1, 3], x[3, 40] = float("inf"), float("nan")
+    out = cpu.quantized_linear(x, packed)
+    assert out[[1, 3]].isnan().all()
+    assert torch.equal(out[[0, 2, 4]], clean[[0, 2, 4]])
+
+
+def test_tiny_and_empty_rows(isa):
+    packed, _ = make("Q4_1", 32, 64)
+    out = cpu.quantized_linear(torch.full((2, 64), 1e-42), packed)
+    assert torch.isfinite(out).all() and out.abs().max() < 1e-30
+    assert cpu.quantized_linear(torch.empty(0, 64), packed).shape == (0, 32)
