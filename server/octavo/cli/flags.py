@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from octavo.errors import ConfigError
 
 
 def add_flags(
@@ -20,15 +23,13 @@ def add_flags(
     skip: Iterable[str] = (),
 ) -> None:
     """A flag for every field of ``cls`` but those in ``skip``. Flags that are not given are left out of the namespace,
-    so that the dataclass's defaults hold. Underscores work too (``--max_model_len``), as vLLM's users write them."""
+    so that the dataclass's defaults hold."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
         kebab = "--" + field.name.replace("_", "-")
         names = [kebab, *(aliases or {}).get(field.name, [])]
-        if "_" in field.name:
-            names.append("--" + field.name)
         kind, is_list = _element(hints[field.name])
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         default = field.default if field.default is not dataclasses.MISSING else None
@@ -73,6 +74,22 @@ _int_or_word.__name__ = "int"
 
 
 def from_flags(cls: type, namespace: argparse.Namespace) -> Any:
-    """The dataclass with what the command line said."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    return cls(**{name: value for name, value in vars(namespace).items() if name in names})
+    """The dataclass with what the command line said. A list may also be given as one JSON array, as vLLM takes it."""
+    values = {f.name: vars(namespace)[f.name] for f in dataclasses.fields(cls) if f.name in namespace}
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) and value[0].startswith("["):
+            try:
+                values[name] = json.loads(value[0])
+            except ValueError:
+                raise ConfigError(f"{name} {value[0]!r} is not a JSON array") from None
+    return cls(**values)
+
+
+def with_dashes(argv: list[str]) -> list[str]:
+    """``--max_model_len`` as ``--max-model-len``: both spellings are around in scripts."""
+
+    def spell(argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+
+    return [spell(argument) for argument in argv]

@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from octavo import __version__
+from octavo.cli.flags import with_dashes
 from octavo.errors import OctavoError
 
 COMMANDS = {
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     module = import_module(f"octavo.cli.{command}")
     parser = argparse.ArgumentParser(prog=f"octavo {command}", description=COMMANDS[command].capitalize() + ".")
     module.add_arguments(parser)
-    return run_command(lambda: module.run(parser.parse_args(argv[1:])))
+    return run_command(lambda: module.run(parser.parse_args(with_dashes(argv[1:]))))
 
 
 def run_command(command) -> int:  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ import os
 import time
 
 from octavo.cli.flags import add_flags, from_flags
+from octavo.cli.vllm_flags import add_vllm_flags
 from octavo.config import DTYPES, LOAD_FORMATS, EngineArgs
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
@@ -72,6 +73,8 @@ SERVER_HELP = {
     "log_level": "least important lines to log",
     "log_format": "log lines for people or for collectors",
     "disable_access_log": "no line a request",
+    "enable_log_requests": "log what each request asks for (not its text)",
+    "disable_log_stats": "no line with the load every ten seconds",
 }
 ENGINE_CHOICES = {
     "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
@@ -89,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
     add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
     add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
+    add_vllm_flags(parser)
 
 
 def run(namespace: argparse.Namespace) -> int:

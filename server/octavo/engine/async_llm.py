@@ -23,6 +23,7 @@ from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.metrics.log_line import LoadLog
     from octavo.metrics.prometheus import EngineMetrics
     from octavo.tokenizer import Tokenizer
 
@@ -106,10 +107,12 @@ class AsyncLLM:
         tokenizer: Tokenizer | None,
         process: CoreProcess,
         metrics: EngineMetrics | None = None,
+        load_log: LoadLog | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.metrics = metrics
+        self.load_log = load_log
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
         self.client = CoreClient(process, self._take_outputs, self._core_exited)
@@ -212,6 +215,8 @@ class AsyncLLM:
                 self.metrics.record_iteration(stats)
             if outputs.stats is not None:
                 self.metrics.record_step(outputs.stats)
+        if self.load_log is not None and stats is not None and outputs.outputs:
+            self.load_log.record(outputs.stats, stats)
         if stopped and self.dead is None:
             self.client.finish_samples(stopped)
 
@@ -251,6 +256,8 @@ class AsyncLLM:
     def close(self, grace: float = 5.0) -> None:
         """End the core. Requests still under way end with EngineDeadError."""
         self._closing = True
+        if self.load_log is not None:
+            self.load_log.close()
         self.client.close(grace)
         if self.dead is None:
             self._core_exited(0)

@@ -40,6 +40,8 @@ class ServerArgs:
     log_level: str = "info"
     log_format: str = "text"
     disable_access_log: bool = False
+    enable_log_requests: bool = False
+    disable_log_stats: bool = False
 
     def check(self) -> None:
         """Raises ConfigError."""

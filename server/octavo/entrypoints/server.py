@@ -23,6 +23,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.http_protocol import LimitedHttpProtocol
 from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
+from octavo.metrics.log_line import LoadLog
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def serve(
     """Serve until told to stop. Returns the exit code; raises OctavoError when the engine cannot start."""
     loop = asyncio.get_running_loop()
     metrics = EngineMetrics(config, served_names(config, args)[0])
-    engine = AsyncLLM(config, tokenizer, process, metrics)
+    engine = AsyncLLM(config, tokenizer, process, metrics, None if args.disable_log_stats else LoadLog())
     stop = _StopSignals(loop)
     servers: list[_Uvicorn] = []
     tasks: list[asyncio.Task[Any]] = []

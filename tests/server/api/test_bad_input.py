@@ -195,7 +195,9 @@ BAD_CHATS = {
     "too much asked": ({"max_tokens": 1024}, ["max_tokens", "1024"]),
     "unknown response_format": ({"response_format": {"type": "xml"}}, ["response_format"]),
     "a template of one's own": ({"chat_template": "{{ 1 }}"}, ["chat_template"]),
-    "continue and generate": ({"continue_final_message": True}, ["continue_final_message"]),
+    "continue and generate": (
+        {"continue_final_message": True, "add_generation_prompt": True}, ["continue_final_message"]
+    ),
     "reserved template variable": ({"chat_template_kwargs": {"messages": []}}, ["chat_template_kwargs"]),
     "audio": ({"modalities": ["audio"]}, ["modalities"]),
 }  # fmt: skip

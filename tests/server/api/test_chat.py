@@ -105,7 +105,7 @@ def test_all_roles_and_text_parts(client):
 
 def test_the_last_message_can_be_continued(client):
     messages = [*USER, {"role": "assistant", "content": "Once upon"}]
-    body = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    body = {"continue_final_message": True, "return_token_ids": True}
     answer = chat(client, messages, extra_body=body)
     plain = client.completions.create(
         model="tiny", prompt="<|user|>Hello<|end|><|assistant|>Once upon", max_tokens=8, temperature=0,

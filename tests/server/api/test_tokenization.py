@@ -78,10 +78,17 @@ def test_probes_leave_no_lines_in_the_log(shared_server):
 
 @pytest.mark.slow
 def test_json_logs_of_both_processes(start):
-    server = start("--log-format", "json")
-    server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+    """And flags of vLLM that say what is done anyway, and a log of requests without their text."""
+    server = start(
+        "--log-format", "json", "--enable-log-requests", "--trust-remote-code", "-tp", "1", "--enable-chunked-prefill",
+        "--enable-prompt-tokens-details",
+    )  # fmt: skip
+    server.post("/v1/completions", {"prompt": "my secret", "max_tokens": 1})
     server.stop()
-    lines = [json.loads(line) for line in server.log.splitlines()]
+    first, _, log = server.log.partition("\n")
+    assert "--trust-remote-code has no effect" in first
+    assert "'max_tokens': 1" in log and "my secret" not in log
+    lines = [json.loads(line) for line in log.splitlines()]
     assert {line["process"] for line in lines} == {"api", "core"}
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     assert any("POST /v1/completions" in line["message"] for line in lines)

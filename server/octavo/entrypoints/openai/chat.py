@@ -92,7 +92,8 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
 
 
 def _generates(body: ChatCompletionRequest) -> bool:
-    return body.add_generation_prompt is not False
+    """Whether the template opens a new message for the answer; by default unless the last one is continued."""
+    return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
 
 
 def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:

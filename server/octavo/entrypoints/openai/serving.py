@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -19,6 +21,9 @@ from octavo.entrypoints.state import ServerState
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = SamplingParams()
 MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
 
 
@@ -86,6 +91,9 @@ class Running:
         state.check_serving()
         state.admit(sum(request.sampling_params.n for request in requests))
         self._engine = state.engine
+        if state.args.enable_log_requests:
+            for request in requests:
+                _log_request(request)
         self.streams: list[RequestStream] = []
         try:
             for request, text in zip(requests, texts, strict=True):
@@ -104,6 +112,12 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _log_request(request: EngineCoreRequest) -> None:
+    """What is asked for, without a word of the prompt."""
+    params = {k: v for k, v in asdict(request.sampling_params).items() if v != getattr(_DEFAULTS, k)}
+    logger.info("request %s: %d prompt tokens, %s", request.request_id, len(request.prompt_token_ids), params)
 
 
 async def outputs_of(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:

@@ -1,0 +1,55 @@
+"""A line in the log every ten seconds in which something was done: how much, how fast, how full."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from octavo.engine.messages import SchedulerStats
+from octavo.metrics.stats import IterationStats
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 10.0
+
+
+class LoadLog:
+    """Wakes up only while there is something to tell: an idle engine logs one last line, then nothing."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._last = SchedulerStats()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._since = time.monotonic()
+        self._prompt_tokens = self._generation_tokens = self._queries = self._hits = self._preemptions = 0
+
+    def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
+        """Take one step in; called on the event loop."""
+        if self._timer is None:
+            self._reset()
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_SECONDS, self._tell)
+        self._prompt_tokens += iteration.num_prompt_tokens
+        self._generation_tokens += iteration.num_generation_tokens
+        if stats is not None:
+            self._last = stats
+            self._queries += stats.prefix_cache_queries
+            self._hits += stats.prefix_cache_hits
+            self._preemptions += stats.num_preemptions
+
+    def _tell(self) -> None:
+        seconds = time.monotonic() - self._since
+        last, hit_rate = self._last, self._hits / self._queries if self._queries else 0.0
+        logger.info(
+            "prompt %.1f tokens/s, generation %.1f tokens/s; running %d, waiting %d; KV cache %.1f %% used, "
+            "prefix cache hits %.1f %%, preemptions %d",
+            self._prompt_tokens / seconds, self._generation_tokens / seconds, last.num_running_reqs,
+            last.num_waiting_reqs, 100 * last.kv_cache_usage, 100 * hit_rate, self._preemptions,
+        )  # fmt: skip
+        self._timer = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
