@@ -55,7 +55,8 @@ async def run(config: OperatorConfig) -> int:
         for part in done:
             if not part.cancelled() and (error := part.exception()):
                 logger.error("a part of the operator failed", exc_info=error)
-        return 0 if stop.is_set() else 1
+        # kopf takes signals for itself once it runs, and ends without an error then.
+        return 0 if stop.is_set() or (parts[0] in done and parts[0].exception() is None) else 1
     finally:
         await web.cleanup()
         await cluster.close()

@@ -38,8 +38,8 @@ class Applier:
         """Does all of it, in order; returns how many writes that took. Raises ApiError, NameTaken, Leaving."""
         for action in plan.actions:
             match action:
-                case TakeOut(target, pointers):
-                    await self._take_out(target, pointers)
+                case TakeOut(target, pointers, manifest):
+                    await self._take_out(target, pointers, manifest)
                 case Apply(manifest, why, exists):
                     await self._apply(deployment, manifest, why, exists)
                 case Delete(target):
@@ -61,20 +61,39 @@ class Applier:
         self._store.put(Observed.of(kind, manifest["apiVersion"], answer))
         logger.info("%s/%s: %s %s: %s", meta["namespace"], deployment.name, kind, meta["name"], why)
 
-    async def _take_out(self, target: Observed, pointers: tuple[str, ...]) -> None:
-        operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": target.resource_version}]
-        operations += [{"op": "remove", "path": pointer} for pointer in pointers]
+    async def _take_out(self, target: Observed, pointers: tuple[str, ...], manifest: Json) -> None:
+        removals = [{"op": "remove", "path": pointer} for pointer in pointers]
         logger.info("%s/%s: %s: taken out: %s", target.namespace, target.name, target.kind, ", ".join(pointers))
         try:
+            await self._patch(target, removals)
+        except ApiError as error:
+            if error.status != 422:
+                raise
+            # The object cannot be without it (a Service's only port): put what it should be in its place at once.
+            fields = dict.fromkeys(pointer.split("/")[2] for pointer in pointers)
+            spec = manifest["spec"]
+            await self._patch(
+                target,
+                [
+                    {"op": "replace", "path": f"/spec/{field}", "value": spec[field]}
+                    if field in spec
+                    else {"op": "remove", "path": f"/spec/{field}"}
+                    for field in fields
+                ],
+            )
+
+    async def _patch(self, target: Observed, operations: list[Json]) -> None:
+        """Of the very version that was looked at; one that has changed since is looked at again when that is heard."""
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": target.resource_version}
+        try:
             answer = await self._cluster.json_patch(
-                target.kind, target.namespace, target.name, operations, FIELD_MANAGER
+                target.kind, target.namespace, target.name, [test, *operations], FIELD_MANAGER
             )
         except ApiError as error:
-            # Either it has changed since (looked at again when the change arrives), or the object cannot be without it.
-            if error.status not in (404, 409, 422):
-                raise
-            logger.info("%s/%s: not taken out: %s", target.namespace, target.name, error.message)
-            return
+            if error.status in (404, 409) or "testing path" in error.message or "testing value" in error.message:
+                logger.info("%s/%s: %s has changed meanwhile", target.namespace, target.name, target.kind)
+                return
+            raise
         self._store.put(Observed.of(target.kind, target.api_version, answer))
 
     async def write_status(self, deployment: LLMDeployment, status: Json) -> None:

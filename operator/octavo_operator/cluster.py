@@ -1,4 +1,4 @@
-"""The way to the API server: credentials, one aiohttp session for watches and writes alike, and a few calls."""
+"""The way to the API server: credentials, aiohttp sessions, and a few calls."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class CredentialsError(Exception):
 class Cluster:
     """Calls to one API server. Methods raise ApiError for refusals and TRANSPORT_ERRORS when it is out of reach."""
 
-    def __init__(self, server: str, session: aiohttp.ClientSession, namespace: str) -> None:
-        self.server = server
-        self.session = session
-        self.namespace = namespace
+    def __init__(self, server: str, namespace: str, tls: ssl.SSLContext, token: _Token | None) -> None:
+        self.server, self.namespace = server, namespace
+        self._tls, self._token = tls, token
+        self.session = self.new_session()
 
     @classmethod
     def connect(cls) -> Cluster:
@@ -105,7 +105,7 @@ class Cluster:
         tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
         token = _RotatingToken(_SERVICE_ACCOUNT / "token")
         namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
-        return cls(f"https://{host}:{port}", _session(tls, token), namespace)
+        return cls(f"https://{host}:{port}", namespace, tls, token)
 
     @classmethod
     def _by_kubeconfig(cls) -> Cluster:
@@ -138,7 +138,22 @@ class Cluster:
             token = _RotatingToken(Path(user["tokenFile"]))
         elif user.get("token"):
             token = _Token(user["token"])
-        return cls(cluster["server"].rstrip("/"), _session(tls, token), context.get("namespace") or "default")
+        return cls(cluster["server"].rstrip("/"), context.get("namespace") or "default", tls, token)
+
+    def new_session(self) -> aiohttp.ClientSession:
+        """One more session with the same credentials: kopf closes the one that it is given."""
+        tracing = []
+        if (token := self._token) is not None:
+            trace = aiohttp.TraceConfig()
+
+            async def authorise(_: Any, __: Any, params: aiohttp.TraceRequestStartParams) -> None:
+                params.headers["Authorization"] = f"Bearer {token.current()}"
+
+            trace.on_request_start.append(authorise)
+            tracing.append(trace)
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
+        agent = {"User-Agent": "octavo-operator"}
+        return aiohttp.ClientSession(connector=connector, trace_configs=tracing, headers=agent)
 
     async def call(
         self,
@@ -246,20 +261,6 @@ class _RotatingToken(_Token):
         if time.monotonic() - self._read_at > 60:
             self._value, self._read_at = self._path.read_text().strip(), time.monotonic()
         return self._value
-
-
-def _session(tls: ssl.SSLContext, token: _Token | None) -> aiohttp.ClientSession:
-    tracing = []
-    if token is not None:
-        trace = aiohttp.TraceConfig()
-
-        async def authorise(_: Any, __: Any, params: aiohttp.TraceRequestStartParams) -> None:
-            params.headers["Authorization"] = f"Bearer {token.current()}"
-
-        trace.on_request_start.append(authorise)
-        tracing.append(trace)
-    connector = aiohttp.TCPConnector(limit=0, ssl=tls)
-    return aiohttp.ClientSession(connector=connector, trace_configs=tracing, headers={"User-Agent": "octavo-operator"})
 
 
 def _named(config: Json, plural: str, singular: str, name: str | None) -> Json:

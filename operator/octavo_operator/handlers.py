@@ -37,7 +37,7 @@ def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
     @kopf.on.login(registry=out)
     async def login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(
-            server=cluster.server, default_namespace=cluster.namespace, aiohttp_session=cluster.session
+            server=cluster.server, default_namespace=cluster.namespace, aiohttp_session=cluster.new_session()
         )
 
     return out

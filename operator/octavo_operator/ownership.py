@@ -22,22 +22,27 @@ _EVERYBODYS = (
 
 def foreign_additions(live: Json, manager: str) -> list[str]:
     """JSON pointers of what others than `manager` added to `live["spec"]`, deepest and last first (for removal)."""
-    ours: set[Path] = set()
+    applied: set[Path] = set()
+    mended: set[Path] = set()  # by our own removals, which may fill in defaults
     others: set[Path] = set()
     for entry in live.get("metadata", {}).get("managedFields") or []:
         if entry.get("subresource"):
             continue
         paths = _leaves(entry.get("fieldsV1") or {}, ())
-        if entry.get("manager") == manager:
-            for path in paths:
-                ours.update(path[:length] for length in range(1, len(path) + 1))
-        else:
+        if entry.get("manager") != manager:
             others.update(path for path in paths if path[0] == "f:spec")
+        elif entry.get("operation") == "Apply":
+            for path in paths:
+                applied.update(path[:length] for length in range(1, len(path) + 1))
+        else:
+            mended.update(path for path in paths if path[0] == "f:spec")
     found = set()
-    for path in others:
-        if path in ours or any(path[: len(kept)] == kept for kept in _EVERYBODYS):
+    for path in others | mended:
+        if path in applied or any(path[: len(kept)] == kept for kept in _EVERYBODYS):
             continue
-        added = next(path[:length] for length in range(1, len(path) + 1) if path[:length] not in ours)
+        added = next(path[:length] for length in range(1, len(path) + 1) if path[:length] not in applied)
+        if path in mended and added[-1].startswith("f:"):
+            continue  # a default; items of lists are never defaults
         if len(added) > 1 and (pointer := _pointer(added, live)) is not None:
             found.add(pointer)
     tops = [p for p in found if not any(p[:length] in found for length in range(1, len(p)))]

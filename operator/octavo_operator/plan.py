@@ -52,6 +52,7 @@ class TakeOut:
 
     target: Observed
     pointers: tuple[str, ...]
+    manifest: Manifest  # what it should be
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Itera
             out.conflicts.append(f"{one.kind} {one.name}")
         else:
             if one.foreign:
-                out.actions.append(TakeOut(one, one.foreign))
+                out.actions.append(TakeOut(one, one.foreign, manifest))
             if why := _why_apply(marked, body):
                 out.actions.append(Apply(marked, why, exists=True))
     for place, one in live.items():

@@ -44,7 +44,9 @@ class Observed:
             k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("kubectl.kubernetes.io/last")
         }
         meta["annotations"] = annotations
-        text = json.dumps({**body, "metadata": meta}, separators=(",", ":"), default=dict).encode()
+        text = json.dumps(
+            {**body, "apiVersion": api_version, "kind": kind, "metadata": meta}, separators=(",", ":"), default=dict
+        ).encode()
         return cls(
             api_version, kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"], text, foreign
         )

@@ -1,0 +1,289 @@
+"""What the operator promises, judged by a real Kubernetes: children appear, come back, follow the spec, and go."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from clusterrig import settings
+from clusterrig.fixtures import Cluster, eventually
+from support.llmd import toy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+IMAGE = settings.TOOLBOX_IMAGE
+CHILDREN = ("serviceaccount", "networkpolicy", "service", "deployment", "poddisruptionbudget")
+
+
+@pytest.fixture(autouse=True)
+def _running(operator: Any) -> None:
+    """Every test needs the operator."""
+
+
+def condition(cluster: Cluster, namespace: str, kind: str = "Ready", name: str = "toy") -> dict[str, Any]:
+    status = cluster.get("llmd", name, namespace=namespace).get("status") or {}
+    found = {c["type"]: c for c in status.get("conditions") or []}
+    return found.get(kind) or {}
+
+
+def wait_for(
+    cluster: Cluster, namespace: str, reason: str, kind: str = "Ready", seconds: float = 30, name: str = "toy"
+) -> str:
+    """Until a condition has this reason; returns its message."""
+    eventually(lambda: condition(cluster, namespace, kind, name).get("reason") == reason, seconds)
+    return str(condition(cluster, namespace, kind, name)["message"])
+
+
+def ready(cluster: Cluster, namespace: str, name: str = "toy") -> None:
+    generation = cluster.get("llmd", name, namespace=namespace)["metadata"]["generation"]
+
+    def is_ready() -> bool:
+        found = condition(cluster, namespace, name=name)
+        return found.get("status") == "True" and found["observedGeneration"] == generation
+
+    eventually(is_ready, 40)
+
+
+def patch(cluster: Cluster, namespace: str, what: str, change: Any, kind: str = "merge") -> None:
+    cluster.kubectl("patch", what, "-n", namespace, f"--type={kind}", "-p", json.dumps(change))
+
+
+def container(cluster: Cluster, namespace: str) -> dict[str, Any]:
+    spec = cluster.get("deployment", "toy", namespace=namespace)["spec"]["template"]["spec"]
+    return dict(spec["containers"][0])
+
+
+def pods(cluster: Cluster, namespace: str) -> set[str]:
+    items = cluster.get("pods", namespace=namespace)["items"]
+    return {item["metadata"]["uid"] for item in items if "deletionTimestamp" not in item["metadata"]}
+
+
+def test_ten_lines_become_a_service_that_answers(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    status = cluster.get("llmd", "toy", namespace=namespace)["status"]
+    assert status["url"] == f"http://toy.{namespace}.svc.cluster.local/v1"
+    assert (status["replicas"], status["readyReplicas"], status["image"]) == (1, 1, IMAGE)
+    table = cluster.kubectl("get", "llmd", "-n", namespace).splitlines()
+    assert table[0].split() == ["NAME", "MODEL", "READY", "REASON", "REPLICAS", "DESIRED", "URL", "AGE"]
+    assert table[1].split()[:6] == ["toy", "file:///model", "True", "Ready", "1", "1"]
+    events = cluster.get("events", namespace=namespace)["items"]
+    ours = [event["reason"] for event in events if event["involvedObject"]["kind"] == "LLMDeployment"]
+    assert ours == ["Ready"], "events tell of transitions only"
+
+
+def test_deleted_children_come_back_within_two_seconds(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    before = {kind: cluster.get(kind, "toy", namespace=namespace)["metadata"]["uid"] for kind in CHILDREN}
+    for kind in CHILDREN:
+        cluster.kubectl("delete", kind, "toy", "-n", namespace, "--wait=false")
+
+    def all_back() -> bool:
+        return all(
+            cluster.get(kind, "toy", namespace=namespace)["metadata"]["uid"] != before[kind] for kind in CHILDREN
+        )
+
+    eventually(all_back, 6)
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("service/toy", {"spec": {"ports": [{"name": "http", "port": 81, "targetPort": "http"}]}}),
+        ("deployment/toy", {"spec": {"replicas": 3}}),
+        ("deployment/toy", {"spec": {"paused": True}}),
+        ("deployment/toy", {"spec": {"template": {"spec": {"nodeSelector": {"foreign": "yes"}}}}}),
+        ("poddisruptionbudget/toy", {"spec": {"maxUnavailable": 5}}),
+        ("networkpolicy/toy", {"spec": {"egress": [], "policyTypes": ["Ingress", "Egress"]}}),
+    ],
+    ids=["value", "replicas", "added-field", "added-map-entry", "budget", "policy"],
+)
+def test_what_others_change_in_specs_is_put_right(
+    cluster: Cluster, namespace: str, what: str, change: dict[str, Any]
+) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    kind, name = what.split("/")
+    before = cluster.get(kind, name, namespace=namespace)["spec"]
+    patch(cluster, namespace, what, change)
+    eventually(lambda: cluster.get(kind, name, namespace=namespace)["spec"] == before, 8)
+
+
+def test_containers_variables_and_volumes_of_others_are_taken_out(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    before = cluster.get("deployment", "toy", namespace=namespace)["spec"]
+    additions = {
+        "containers": [
+            {"name": "engine", "env": [{"name": "EVIL", "value": "1"}]},
+            {"name": "sidecar", "image": IMAGE, "command": ["/toolbox", "pause"]},
+        ],
+        "volumes": [{"name": "more", "emptyDir": {}}],
+    }
+    patch(cluster, namespace, "deployment/toy", {"spec": {"template": {"spec": additions}}}, "strategic")
+    eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"] == before, 8)
+
+
+def test_labels_and_annotations_are_everybodys(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    old = pods(cluster, namespace)
+    cluster.kubectl("annotate", "deployment/toy", "-n", namespace, "their/note=x")
+    cluster.kubectl("label", "service/toy", "-n", namespace, "their=label", "octavo.dev/llmdeployment-")
+    cluster.kubectl("rollout", "restart", "deployment/toy", "-n", namespace)
+    eventually(lambda: (found := pods(cluster, namespace)) and not found & old, 30)
+    ready(cluster, namespace)
+    assert cluster.get("deployment", "toy", namespace=namespace)["metadata"]["annotations"]["their/note"] == "x"
+    labels = cluster.get("service", "toy", namespace=namespace)["metadata"]["labels"]
+    assert labels["their"] == "label"
+    assert labels["octavo.dev/llmdeployment"] == "toy", "the label that we find it by comes back"
+
+
+def test_removed_parts_of_a_spec_are_pruned(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, scheduling={"nodeSelector": {"kubernetes.io/os": "linux"}}), namespace=namespace)
+    ready(cluster, namespace)
+    cluster.apply(
+        toy(IMAGE, networkPolicy={"enabled": False}, podDisruptionBudget={"enabled": False}), namespace=namespace
+    )
+
+    def pruned() -> bool:
+        template = cluster.get("deployment", "toy", namespace=namespace)["spec"]["template"]["spec"]
+        left = cluster.kubectl("get", "networkpolicy,poddisruptionbudget", "-n", namespace, "-o", "name")
+        return "nodeSelector" not in template and not left
+
+    eventually(pruned, 8)
+
+
+def test_an_operator_that_was_killed_catches_up(cluster: Cluster, namespace: str, operator: Any) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    operator.kill()
+    patch(cluster, namespace, "llmd/toy", {"spec": {"replicas": 2}})
+    cluster.kubectl("delete", "service", "toy", "-n", namespace)
+    cluster.apply(toy(IMAGE, name="second"), namespace=namespace)
+    operator.start()
+    ready(cluster, namespace)
+    ready(cluster, namespace, "second")
+    assert cluster.get("deployment", "toy", namespace=namespace)["spec"]["replicas"] == 2
+    assert cluster.get("service", "toy", namespace=namespace)
+
+
+def writes(cluster: Cluster, since: int, namespace: str) -> list[str]:
+    """What the operator wrote in a namespace."""
+    out = []
+    with cluster.audit_log.open() as log:
+        log.seek(since)
+        for line in log:
+            entry = json.loads(line)
+            ours = "octavo-operator" in entry["user"]["username"] and entry["objectRef"].get("namespace") == namespace
+            if ours and entry["verb"] in ("create", "update", "patch", "delete"):
+                out.append(f"{entry['verb']} {entry['requestURI']}")
+    return out
+
+
+def test_nothing_is_written_when_nothing_changes_nor_by_a_restart(
+    cluster: Cluster, namespace: str, operator: Any
+) -> None:
+    if not cluster.is_rig:
+        pytest.skip("needs the audit log of the rig")
+    cluster.apply(toy(IMAGE, service={"annotations": {"a": "b"}}, shm={"size": "1024Mi"}), namespace=namespace)
+    ready(cluster, namespace)
+    time.sleep(1)
+    since = cluster.audit_log.stat().st_size
+    operator.restart(OCTAVO_RESYNC_SECONDS="1")
+    time.sleep(5)
+    assert writes(cluster, since, namespace) == []
+    operator.restart()
+
+
+def test_another_operator_version_rolls_no_pod_but_a_change_of_the_spec_does(
+    cluster: Cluster, namespace: str, operator: Any
+) -> None:
+    spec = toy(IMAGE)
+    del spec["spec"]["engine"]["image"]
+    operator.restart(OCTAVO_ENGINE_IMAGE=IMAGE)
+    cluster.apply(spec, namespace=namespace)
+    ready(cluster, namespace)
+    before = pods(cluster, namespace)
+    operator.restart(OCTAVO_ENGINE_IMAGE="example.com/another:1", OCTAVO_IMAGE_PULL_SECRETS="more")
+    patch(cluster, namespace, "deployment/toy", {"spec": {"replicas": 2}})  # it does look
+    eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"]["replicas"] == 1, 8)
+    time.sleep(1)
+    assert before <= pods(cluster, namespace)
+    assert container(cluster, namespace)["image"] == IMAGE
+    patch(cluster, namespace, "llmd/toy", {"spec": {"engine": {"maxNumSeqs": 7}}})
+    eventually(lambda: container(cluster, namespace)["image"] == "example.com/another:1", 8)
+    operator.restart()
+
+
+def test_two_operators_never_work_together(cluster: Cluster, namespace: str, operator: Any, tmp_path: Any) -> None:
+    second = type(operator)(operator.log_file.parent / "kubeconfig", tmp_path, "two")
+    second.start()
+    try:
+        cluster.apply(toy(IMAGE), namespace=namespace)
+        ready(cluster, namespace)
+        assert "created" not in second.log()
+        operator.kill()
+        patch(cluster, namespace, "llmd/toy", {"spec": {"replicas": 2}})
+        ready(cluster, namespace)
+        assert "leads" in second.log()
+        operator.start()
+        time.sleep(2)
+        assert operator.log().count(" leads") == operator.log().count("watches") - 1
+        assert second.stop() == 0
+        cluster.kubectl("delete", "service", "toy", "-n", namespace)
+        eventually(lambda: cluster.get("service", "toy", namespace=namespace), 8)
+    finally:
+        second.kill()
+
+
+def test_scale_writes_replicas_and_tells_autoscalers_the_selector(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    cluster.kubectl("scale", "llmd/toy", "-n", namespace, "--replicas=3")
+    ready(cluster, namespace)
+    url = f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments/toy/scale"
+    scale = json.loads(cluster.kubectl("get", "--raw", url))
+    assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (3, 3)
+    selected = cluster.kubectl("get", "pods", "-n", namespace, "-l", scale["status"]["selector"], "-o", "name")
+    assert len(selected.split()) == 3
+    patch(cluster, namespace, "llmd/toy", {"spec": {"suspend": True}})
+    wait_for(cluster, namespace, "Suspended")
+    eventually(lambda: not pods(cluster, namespace), 20)
+
+
+def test_a_name_that_is_taken_is_left_alone(cluster: Cluster, namespace: str) -> None:
+    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "toy"}, "spec": {"ports": [{"port": 99}]}}
+    cluster.apply(theirs, namespace=namespace)
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    message = wait_for(cluster, namespace, "NameConflict")
+    assert "Service toy belongs to somebody else" in message
+    assert cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 99
+    cluster.kubectl("delete", "service", "toy", "-n", namespace)
+    ready(cluster, namespace)
+
+
+def test_a_retained_cache_survives_its_owner_and_is_found_again(cluster: Cluster, namespace: str) -> None:
+    cache = {"mode": "pvc", "pvc": {"size": "10Mi", "storageClassName": "none-such", "retain": True}}
+    deployment = toy(IMAGE, model={"uri": "smollm2-135m-instruct", "cache": cache}, replicas=0)
+    cluster.apply(deployment, namespace=namespace)
+    claim = eventually(lambda: cluster.get("pvc", "toy-model-cache", namespace=namespace), 8)
+    cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=20s")
+    eventually(lambda: not cluster.get("deployments", namespace=namespace)["items"], 20)
+    assert cluster.get("pvc", "toy-model-cache", namespace=namespace)["metadata"]["uid"] == claim["metadata"]["uid"]
+    cluster.apply(deployment, namespace=namespace)
+    eventually(lambda: cluster.get("deployment", "toy", namespace=namespace), 8)
+    assert condition(cluster, namespace, "Degraded").get("status") != "True"
+    patch(cluster, namespace, "llmd/toy", {"spec": {"model": {"cache": {"pvc": {"retain": False}}}}})
+    eventually(lambda: cluster.get("pvc", "toy-model-cache", namespace=namespace)["metadata"].get("ownerReferences"), 8)
+
+
+def test_deleting_a_namespace_does_not_wait_for_the_operator(cluster: Cluster, namespace: str, operator: Any) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    operator.kill()
+    cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=10s")
+    operator.start()

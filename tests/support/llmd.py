@@ -1,0 +1,46 @@
+"""LLMDeployments for tests of the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo_operator import api
+
+Json = dict[str, Any]
+MODEL = {"uri": "smollm2-135m-instruct"}
+
+
+def manifest(name: str = "toy", namespace: str = "default", **spec: Any) -> Json:
+    """As a user writes it."""
+    return {
+        "apiVersion": api.API_VERSION,
+        "kind": api.KIND,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": MODEL, **spec},
+    }
+
+
+def parsed(name: str = "toy", namespace: str = "default", **spec: Any) -> api.LLMDeployment:
+    """As the operator sees it."""
+    out = manifest(name, namespace, **spec)
+    out["metadata"] |= {"uid": "11111111-2222-3333-4444-555555555555", "generation": 1}
+    return api.LLMDeployment.from_json(out)
+
+
+def toy(image: str, *arguments: str, name: str = "toy", patches: tuple[Json, ...] = (), **spec: Any) -> Json:
+    """Pods of a tiny program that answers probes: what is judged is the operator, not the engine."""
+    args = list(arguments) or ["serve", ":8001"]
+    spec = {
+        "model": {"uri": "file:///model"},
+        "lifecycle": {"preStopSeconds": 0, "drainSeconds": 1},
+        "podPatches": [
+            {"op": "replace", "path": "/spec/containers/0/command", "value": ["/toolbox"]},
+            {"op": "replace", "path": "/spec/containers/0/args", "value": args},
+            *patches,
+        ],
+        **spec,
+    }
+    spec["engine"] = {"image": image, "imagePullPolicy": "Never", **spec.get("engine", {})}
+    out = manifest(name, **spec)
+    del out["metadata"]["namespace"]
+    return out
