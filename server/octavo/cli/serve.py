@@ -13,6 +13,8 @@ from octavo.cli.vllm_flags import add_vllm_flags
 from octavo.config import DTYPES, LOAD_FORMATS, EngineArgs
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
+from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
 from octavo.logs import FORMATS, LEVELS, setup_logging
 
@@ -61,6 +63,10 @@ SERVER_HELP = {
     "trust_request_chat_template": "let requests bring chat templates",
     "return_tokens_as_token_ids": 'spell tokens in log-probabilities as "token_id:123"',
     "response_role": "role of the answers to chats",
+    "tool_call_parser": "how the model writes tool calls (default: as its chat template says)",
+    "enable_auto_tool_choice": "let the model choose whether to call tools (default: yes)",
+    "reasoning_parser": "answer with what the model thinks, between <think> tags, as reasoning_content",
+    "embedding_pooling": "how /v1/embeddings makes one vector of a text's, unless the request says",
     "root_path": "path under which a proxy shows the server",
     "allowed_origins": "origins that browsers may call from",
     "allowed_methods": "methods that browsers may use",
@@ -79,7 +85,8 @@ SERVER_HELP = {
 ENGINE_CHOICES = {
     "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
-    "log_level": LEVELS, "log_format": FORMATS,
+    "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
+    "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),
 }  # fmt: skip
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],

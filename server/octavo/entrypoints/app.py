@@ -13,7 +13,7 @@ from octavo import __version__
 from octavo.entrypoints import health
 from octavo.entrypoints.http import route
 from octavo.entrypoints.middleware import Gate
-from octavo.entrypoints.openai import chat, completions, models, tokenization
+from octavo.entrypoints.openai import chat, completions, embeddings, models, tokenization
 from octavo.entrypoints.openai.errors import on_http_exception, on_unexpected
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
@@ -37,6 +37,10 @@ WORK_OPERATIONS = (
     Operation(
         "POST", "/v1/chat/completions", chat.create_chat_completion, "Answer a conversation",
         body=ChatCompletionRequest, answer=ChatCompletion, streams=True,
+    ),
+    Operation(
+        "POST", "/v1/embeddings", embeddings.create_embeddings, "Vectors of texts",
+        body=embeddings.EmbeddingRequest, answer=embeddings.EmbeddingList,
     ),
     Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
     Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),

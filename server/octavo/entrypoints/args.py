@@ -28,6 +28,10 @@ class ServerArgs:
     trust_request_chat_template: bool = False
     return_tokens_as_token_ids: bool = False
     response_role: str = "assistant"
+    tool_call_parser: str | None = None  # None: the format that the chat template teaches
+    enable_auto_tool_choice: bool = True
+    reasoning_parser: str | None = None  # None: thoughts stay in the content
+    embedding_pooling: str = "mean"
     root_path: str = ""
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])
     allowed_methods: list[str] = field(default_factory=lambda: ["*"])

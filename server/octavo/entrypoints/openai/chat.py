@@ -13,11 +13,13 @@ from starlette.responses import Response
 
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, event, read_body, unless_disconnected
-from octavo.entrypoints.openai import serving
+from octavo.entrypoints.openai import serving, tools
+from octavo.entrypoints.openai.chat_answer import AnswerParser
 from octavo.entrypoints.openai.chat_messages import check_messages, for_template
 from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.reasoning import ReasoningParser, begins_inside
 from octavo.entrypoints.openai.responses import (
     ChatChoice,
     ChatChunk,
@@ -25,13 +27,15 @@ from octavo.entrypoints.openai.responses import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     Usage,
     usage,
 )
+from octavo.entrypoints.openai.structured import Constraint, after_thoughts, constraint_of
+from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
 
+_TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _LONG_CHAT = 20_000  # bytes of a body from which rendering and tokenising is worth a thread
 # What the template is given by us; chat_template_kwargs may not replace it.
 _RESERVED = frozenset(
@@ -50,6 +54,12 @@ class _Job:
     request: EngineCoreRequest
     role: str
     echo: str  # what the answer begins with
+    plan: ToolPlan | None
+    inside_thoughts: bool  # the prompt ends among the model's thoughts
+
+    def new_parser(self) -> AnswerParser:
+        reasoning = ReasoningParser(self.inside_thoughts) if self.state.args.reasoning_parser else None
+        return AnswerParser(reasoning, self.plan, self.body.include_reasoning is not False)
 
     def chunk(
         self,
@@ -74,21 +84,51 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: str) -> _Job:
-    _refuse_unbuilt(body)
     messages = check_messages(body.messages)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = serving.sampling_params(state, body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
     size = sum(len(message["content"]) for message in messages)
-    ids = (
-        await state.engine.run_in_thread(render, state, body, messages)
-        if size > _LONG_CHAT
-        else render(state, body, messages)
+    ids, plan, constraint = (
+        await state.engine.run_in_thread(_interpret, state, body, messages)
+        if size > _LONG_CHAT or body.tools
+        else _interpret(state, body, messages)
     )
-    request = await serving.prepare(state, body, ids, params, max_tokens, add_special_tokens=False)
+    if plan is not None and plan.parser.needs_special_tokens and body.skip_special_tokens is None:
+        params.skip_special_tokens = False
+    request = await serving.prepare(
+        state, body, ids, params, max_tokens, add_special_tokens=False, constraint=constraint
+    )
+    inside = _ends_inside_thoughts(state, ids)
+    if request.grammar is not None and state.args.reasoning_parser is not None:
+        request.grammar = after_thoughts(request.grammar, inside)
     continued = messages[-1] if body.continue_final_message or not _generates(body) else None
     role = continued["role"] if continued is not None else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""
-    return _Job(state, body, answer_id, int(time.time()), request, role, echo)
+    return _Job(state, body, answer_id, int(time.time()), request, role, echo, plan, inside)
+
+
+def _interpret(
+    state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]
+) -> tuple[list[int], ToolPlan | None, Constraint | None]:
+    """The prompt's token ids, how tools are called, and what the answer must be like. Raises ValueError, APIError."""
+    constraint = constraint_of(body)
+    plan = tools.plan(body, state.args, _template(state, body)) if body.tools or body.tool_choice else None
+    if plan is not None:
+        if constraint is not None:
+            raise bad_request(
+                f"{constraint.field} cannot be combined with tools that may be called; "
+                'send tool_choice "none" with it, or drop one of them',
+                constraint.field,
+            )
+        constraint = plan.constraint
+    return render(state, body, messages), plan, constraint
+
+
+def _ends_inside_thoughts(state: ServerState, ids: list[int]) -> bool:
+    name, tokenizer = state.args.reasoning_parser, state.engine.tokenizer
+    if name is None or tokenizer is None:
+        return False
+    return begins_inside(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
 
 
 def _generates(body: ChatCompletionRequest) -> bool:
@@ -98,16 +138,7 @@ def _generates(body: ChatCompletionRequest) -> bool:
 
 def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:
     """The conversation as token ids. Raises ValueError."""
-    tokenizer = state.engine.tokenizer
-    if tokenizer is None:
-        raise bad_request(
-            "messages need a tokenizer, but the engine runs without one (--skip-tokenizer-init)", "messages"
-        )
-    if body.chat_template is not None and not state.args.trust_request_chat_template:
-        raise bad_request(
-            "chat_template is taken from requests only with the server's --trust-request-chat-template; drop it",
-            "chat_template",
-        )
+    template = _template(state, body)
     variables = dict(body.chat_template_kwargs or {})
     if reserved := variables.keys() & _RESERVED:
         raise bad_request(
@@ -115,8 +146,8 @@ def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[
         )
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    chosen = body.chat_template or state.chat_template
-    template = tokenizer.get_chat_template(chosen, tools=bool(body.tools))
+    tokenizer = state.engine.tokenizer
+    assert tokenizer is not None
     text = tokenizer.apply_chat_template(
         for_template(messages, template),
         tools=body.tools,
@@ -130,30 +161,26 @@ def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[
     return state.engine.input_processor.tokenize(text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
 
 
-def _refuse_unbuilt(body: ChatCompletionRequest) -> None:
-    if body.tools and body.tool_choice != "none":
-        raise bad_request("tools are not supported by this server; drop them", "tools")
-    for name in ("response_format", "structured_outputs"):
-        value = getattr(body, name)
-        if value is not None and value.get("type") != "text":
-            raise bad_request(f"{name} is not supported by this server; drop it", name)
+def _template(state: ServerState, body: ChatCompletionRequest) -> str:
+    """The chat template of a request. Raises ValueError."""
+    tokenizer = state.engine.tokenizer
+    if tokenizer is None:
+        raise bad_request(
+            "messages need a tokenizer, but the engine runs without one (--skip-tokenizer-init)", "messages"
+        )
+    if body.chat_template is not None and not state.args.trust_request_chat_template:
+        raise bad_request(
+            "chat_template is taken from requests only with the server's --trust-request-chat-template; drop it",
+            "chat_template",
+        )
+    return tokenizer.get_chat_template(body.chat_template or state.chat_template, tools=bool(body.tools))
 
 
 async def _answer(job: _Job) -> Response:
     with serving.Running(job.state, [job.request], [None]) as run:
         final = (await serving.final_outputs(run.streams))[0]
     body = job.body
-    choices = [
-        ChatChoice(
-            completion.index,
-            ChatMessage(job.echo + completion.text, job.role),
-            _logprobs(job, completion),
-            completion.finish_reason,
-            completion.stop_reason,
-            completion.token_ids if body.return_token_ids else UNSET,
-        )
-        for completion in final.outputs
-    ]
+    choices = [_choice(job, completion) for completion in final.outputs]
     answer = ChatCompletion(
         job.id, job.created, job.state.model_name, choices, _usage(final, sum(len(c.token_ids) for c in final.outputs))
     )
@@ -162,6 +189,19 @@ async def _answer(job: _Job) -> Response:
     if body.return_token_ids:
         answer.prompt_token_ids = final.prompt_token_ids
     return JSON(answer)
+
+
+def _choice(job: _Job, completion: CompletionOutput) -> ChatChoice:
+    parser = job.new_parser()
+    message = parser.message(completion.text, job.role, job.echo)
+    return ChatChoice(
+        completion.index,
+        message,
+        _logprobs(job, completion),
+        parser.finish_reason(completion.finish_reason),
+        completion.stop_reason,
+        completion.token_ids if job.body.return_token_ids else UNSET,
+    )
 
 
 def _usage(output: RequestOutput, completion_tokens: int) -> Usage:
@@ -178,7 +218,7 @@ def _logprobs(job: _Job, completion: CompletionOutput) -> ChatLogprobs | None:
 async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None]:
     body = job.body
     usages = body.include_usage or body.continuous_usage
-    started: set[int] = set()
+    parsers: dict[int, AnswerParser] = {}
     completion_tokens = 0
     async for _, output in serving.outputs_of(run.streams):
         for completion in output.outputs:
@@ -186,28 +226,29 @@ async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None
             used: Usage | UnsetType | None = UNSET
             if usages:
                 used = _usage(output, completion_tokens) if body.continuous_usage else None
-            if completion.index not in started:
-                started.add(completion.index)
+            if completion.index not in parsers:
+                parsers[completion.index] = job.new_parser()
                 opening = ChatChunkChoice(completion.index, ChatDelta(role=job.role, content=job.echo))
                 yield event(job.chunk([opening], used, output.prompt_token_ids if body.return_token_ids else UNSET))
-            if piece := _piece(job, completion):
+            if piece := _piece(job, completion, parsers[completion.index]):
                 yield event(job.chunk([piece], used))
     if body.include_usage:
         yield event(job.chunk([], _usage(output, completion_tokens)))
     yield DONE
 
 
-def _piece(job: _Job, completion: CompletionOutput) -> ChatChunkChoice | None:
+def _piece(job: _Job, completion: CompletionOutput, parser: AnswerParser) -> ChatChunkChoice | None:
     """The news of one answer; None when all of it is held back for now."""
     logprobs = _logprobs(job, completion)
     ids = completion.token_ids if job.body.return_token_ids else UNSET
-    if not (completion.text or completion.finish_reason or logprobs is not None or (ids is not UNSET and ids)):
+    delta = parser.take(completion.text, completion.finished).delta()
+    if not (delta or completion.finish_reason or logprobs is not None or (ids is not UNSET and ids)):
         return None
     piece = ChatChunkChoice(
         completion.index,
-        ChatDelta(content=completion.text) if completion.text else ChatDelta(),
+        delta or ChatDelta(),
         logprobs,
-        completion.finish_reason,
+        parser.finish_reason(completion.finish_reason),
         token_ids=ids,
     )
     if completion.finish_reason is not None:

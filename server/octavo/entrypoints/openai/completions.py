@@ -16,6 +16,7 @@ from octavo.entrypoints.openai import serving
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
+from octavo.entrypoints.openai.structured import constraint_of
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
 
@@ -69,7 +70,10 @@ async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) 
         params.prompt_logprobs = body.logprobs
     prompts = body.prompts()
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    requests = [await serving.prepare(state, body, prompt, params, params.max_tokens, special) for prompt in prompts]
+    constraint = constraint_of(body)
+    requests = [
+        await serving.prepare(state, body, prompt, params, params.max_tokens, special, constraint) for prompt in prompts
+    ]
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return _Job(state, body, answer_id, int(time.time()), requests, texts, params.n, prompt_only)
 

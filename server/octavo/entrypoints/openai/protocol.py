@@ -15,13 +15,13 @@ logger = logging.getLogger(__name__)
 # Known fields that cannot change the text.
 _HARMLESS = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls", "stream_interval", "request_id",
+    "stream_interval", "request_id",
 })  # fmt: skip
 # Known fields that would change the answer and are not built.
 _REFUSED = frozenset({
     "audio", "modalities", "prediction", "web_search_options", "functions", "function_call", "logits_processors",
-    "prompt_embeds", "kv_transfer_params", "thinking_token_budget", "mm_processor_kwargs", "vllm_xargs", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
+    "prompt_embeds", "kv_transfer_params", "thinking_token_budget", "mm_processor_kwargs", "vllm_xargs",
+    "structural_tag",
 })  # fmt: skip
 _logged: set[str] = set()
 _MAX_LOGGED = 1_000
@@ -163,6 +163,13 @@ class GenerationRequest(BaseModel):
     return_tokens_as_token_ids: bool | None = None
     length_penalty: float | None = None
     use_beam_search: bool | None = None
+    # The form of the answer: one of these, see structured.py
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     # Which of our fields are those of SamplingParams, under the same name.
     SAMPLING: ClassVar[tuple[str, ...]] = (
@@ -251,8 +258,8 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
     def check(self) -> None:
         super().check()

@@ -17,6 +17,7 @@ from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.openai.protocol import GenerationRequest
+from octavo.entrypoints.openai.structured import Constraint
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -56,20 +57,26 @@ async def prepare(
     params: SamplingParams,
     asked: int | None,
     add_special_tokens: bool,
+    constraint: Constraint | None = None,
 ) -> EngineCoreRequest:
     """A request for the core under an id of its own: ids that clients choose may repeat. Raises ValueError.
 
     ``asked``: the max_tokens of the client, who is told when they cannot fit.
     """
-    request = await state.engine.prepare(
-        uuid.uuid4().hex,
-        prompt,
-        params,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt,
-        add_special_tokens=add_special_tokens,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-    )
+    request_id = uuid.uuid4().hex
+    options: dict[str, Any] = {
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt,
+        "add_special_tokens": add_special_tokens,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+    }
+    if constraint is None:
+        request = await state.engine.prepare(request_id, prompt, params, **options)
+    else:
+        params.structured_outputs = constraint.params
+        process = state.engine.input_processor.process
+        work = state.engine.run_in_thread(process, request_id, prompt, params, **options)
+        request = await constraint.check_within_time(work)
     limit = state.engine.config.scheduler.max_model_len
     if asked is not None and len(request.prompt_token_ids) + asked > limit:
         raise bad_request(
@@ -84,12 +91,20 @@ async def prepare(
 class Running:
     """Requests that were admitted and handed to the core. `close` aborts those that have not finished.
 
-    Making one raises APIError when the server takes no work on.
+    Making one raises APIError when the server takes no work on; not so with ``admit`` False, for the further parts of
+    work that was taken on.
     """
 
-    def __init__(self, state: ServerState, requests: Sequence[EngineCoreRequest], texts: Sequence[str | None]) -> None:
-        state.check_serving()
-        state.admit(sum(request.sampling_params.n for request in requests))
+    def __init__(
+        self,
+        state: ServerState,
+        requests: Sequence[EngineCoreRequest],
+        texts: Sequence[str | None],
+        admit: bool = True,
+    ) -> None:
+        if admit:
+            state.check_serving()
+            state.admit(sum(request.sampling_params.n for request in requests))
         self._engine = state.engine
         if state.args.enable_log_requests:
             for request in requests:

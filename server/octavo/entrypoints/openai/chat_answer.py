@@ -1,0 +1,99 @@
+"""A model's text as the parts of a chat answer: thoughts, content and tool calls, whole or piece by piece. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
+
+from octavo.entrypoints.openai.reasoning import ReasoningParser
+from octavo.entrypoints.openai.responses import ChatDelta, ChatMessage, FunctionCall, ToolCall, ToolCallDelta
+from octavo.entrypoints.openai.tool_parsers import Piece
+from octavo.entrypoints.openai.tools import ToolPlan
+
+
+@dataclass
+class Parts:
+    """What new text brought."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+    def delta(self) -> ChatDelta | None:
+        """None when there is nothing to tell."""
+        if not (self.reasoning or self.content or self.calls):
+            return None
+        return ChatDelta(
+            content=self.content or UNSET, tool_calls=self.calls or UNSET, reasoning_content=self.reasoning or UNSET
+        )
+
+
+class AnswerParser:
+    """Takes the text of one answer apart as it comes."""
+
+    def __init__(self, reasoning: ReasoningParser | None, plan: ToolPlan | None, show_reasoning: bool = True) -> None:
+        self._reasoning = reasoning
+        self._show_reasoning = show_reasoning
+        self._plan = plan
+        self._tools = plan.new_parser() if plan is not None else None
+
+    @property
+    def has_calls(self) -> bool:
+        return self._tools is not None and self._tools.num_calls > 0
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self.has_calls else reason
+
+    def take(self, text: str, finished: bool) -> Parts:
+        parts = Parts()
+        if self._reasoning is not None:
+            parts.reasoning, text = self._reasoning.feed(text)
+            if finished:
+                thoughts, rest = self._reasoning.finish()
+                parts.reasoning, text = parts.reasoning + thoughts, text + rest
+            if not self._show_reasoning:
+                parts.reasoning = ""
+        if self._tools is None:
+            parts.content = text
+            return parts
+        pieces = self._tools.feed(text) if text else []
+        if finished:
+            pieces += self._tools.finish()
+        for piece in pieces:
+            self._add(parts, piece)
+        return parts
+
+    def _add(self, parts: Parts, piece: Piece) -> None:
+        assert self._plan is not None
+        if isinstance(piece, str):
+            parts.content += piece
+            return
+        if self._plan.max_calls is not None and piece.index >= self._plan.max_calls:
+            return
+        if piece.name is None:
+            parts.calls.append(ToolCallDelta(piece.index, FunctionCall(UNSET, piece.arguments)))
+        else:
+            function = FunctionCall(piece.name, piece.arguments)
+            parts.calls.append(ToolCallDelta(piece.index, function, self._plan.new_id(), "function"))
+
+    def message(self, text: str, role: str, echo: str) -> ChatMessage:
+        """The whole answer at once."""
+        parts = self.take(text, finished=True)
+        calls: list[ToolCall] = []
+        for piece in parts.calls:
+            if piece.id is not UNSET:
+                calls.append(ToolCall(piece.id, piece.function))
+            else:
+                calls[-1].function.arguments += piece.function.arguments
+        content = echo + parts.content
+        return ChatMessage(
+            content if content or not calls else None,
+            role,
+            tool_calls=calls or UNSET,
+            reasoning_content=_or_unset(parts.reasoning),
+        )
+
+
+def _or_unset(text: str) -> str | UnsetType:
+    return text or UNSET

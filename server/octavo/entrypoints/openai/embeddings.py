@@ -1,0 +1,137 @@
+"""POST /v1/embeddings: one vector of length 1 a text, pooled from the loaded model's hidden states."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import uuid
+from array import array
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.messages import EngineCoreRequest
+from octavo.entrypoints.http import JSON, read_body, unless_disconnected
+from octavo.entrypoints.openai import serving
+from octavo.entrypoints.openai.errors import APIError, bad_request
+from octavo.entrypoints.openai.protocol import PromptField
+from octavo.entrypoints.state import ServerState
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+MAX_INPUTS = 2_048  # as OpenAI's API
+_WORTH_A_THREAD = 4_000  # characters or ids
+
+
+class EmbeddingRequest(BaseModel):
+    """OpenAI's fields, and ``pooling``: "mean" of all tokens or the "last" one; by default as the server is set up."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    input: PromptField
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(default=None, ge=1)
+    user: str | None = None
+    pooling: Literal["mean", "last"] | None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        if isinstance(self.input, str) or isinstance(self.input[0], int):
+            return [self.input]
+        if len(self.input) > MAX_INPUTS:
+            raise bad_request(
+                f"input takes at most {MAX_INPUTS} texts a request, got {len(self.input)}; send more requests", "input"
+            )
+        return self.input
+
+
+class Embedding(Struct):
+    index: int
+    embedding: list[float] | str  # base64: little-endian float32
+    object: str = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+async def create_embeddings(request: Request) -> Response:
+    state = serving.state_of(request)
+    state.check_serving()
+    body = await read_body(request, EmbeddingRequest, state.args.max_request_bytes)
+    state.check_model(body.model)
+    size = state.engine.config.model.hidden_size
+    if body.dimensions not in (None, size):
+        raise bad_request(
+            f"dimensions must be {size}, got {body.dimensions}: the model's vectors cannot be shortened; drop it",
+            "dimensions",
+        )
+    texts = body.inputs()
+    requests = (
+        await state.engine.run_in_thread(_prepare, state, body, texts)
+        if sum(map(len, texts)) > _WORTH_A_THREAD
+        else _prepare(state, body, texts)
+    )
+    return await unless_disconnected(request, _answer(state, body, requests))
+
+
+def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | list[int]]) -> list[EngineCoreRequest]:
+    """Requests for the core. Raises APIError that names the text it is about."""
+    requests = []
+    for i, text in enumerate(texts):
+        try:
+            request = state.engine.input_processor.process(
+                uuid.uuid4().hex,
+                text,
+                SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY),
+                priority=body.priority or 0,
+                add_special_tokens=body.add_special_tokens is not False,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+            )
+        except ValueError as error:
+            subject, _, rest = str(error).partition(" ")
+            if not subject.startswith("prompt"):
+                raise
+            field = "input" if len(texts) == 1 else f"input.{i}"
+            raise bad_request(f"{field} {rest}", field) from None
+        request.pooling = body.pooling or state.args.embedding_pooling
+        requests.append(request)
+    return requests
+
+
+async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
+    """As many at a time as the engine runs at once: a long list takes no more of the queue than that."""
+    vectors: list[list[float]] = []
+    step = state.engine.config.scheduler.max_num_seqs
+    for start in range(0, len(requests), step):
+        wave = requests[start : start + step]
+        with serving.Running(state, wave, [None] * len(wave), admit=start == 0) as run:
+            for output in await serving.final_outputs(run.streams):
+                if output.embedding is None:
+                    raise APIError(500, "The engine gave no vector", code="engine_error")
+                vectors.append(output.embedding)
+    encode = _base64 if body.encoding_format == "base64" else list
+    data = [Embedding(i, encode(vector)) for i, vector in enumerate(vectors)]
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
+    return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
+
+
+def _base64(vector: list[float]) -> str:
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()

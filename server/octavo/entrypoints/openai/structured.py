@@ -1,0 +1,142 @@
+"""The constraints that a request puts on the form of its answer, under all the names they have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.openai.reasoning import BEGIN, END
+from octavo.structured_output import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.openai.protocol import GenerationRequest
+
+GRAMMAR_SECONDS = 5.0  # that checking a grammar may take
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names
+_WITHOUT_EFFECT = frozenset({"disable_fallback", "_backend", "backend"})
+
+T = TypeVar("T")
+
+
+@dataclass
+class Constraint:
+    """What the answer must be like, and the field in which the client said so."""
+
+    params: StructuredOutputsParams
+    field: str
+
+    async def check_within_time(self, work: Awaitable[T]) -> T:
+        """Await work that compiles the grammar. Raises APIError naming the client's field."""
+        try:
+            return await asyncio.wait_for(work, GRAMMAR_SECONDS)
+        except TimeoutError:
+            raise bad_request(
+                f"{self.field} takes longer than {GRAMMAR_SECONDS:.0f} s to compile; simplify it", self.field
+            ) from None
+        except ValueError as error:
+            raise _named(error, self.field) from None
+
+
+def _named(error: ValueError, field: str) -> Exception:
+    """An error about structured_outputs.<kind>, told in the client's words."""
+    subject, _, rest = str(error).partition(" ")
+    return bad_request(f"{field} {rest}", field) if subject.startswith("structured_outputs") else error
+
+
+def constraint_of(body: GenerationRequest) -> Constraint | None:
+    """The one constraint of a request. Raises APIError naming the field."""
+    found = [
+        constraint
+        for constraint in (_response_format(body), _structured_outputs(body), *_guided(body))
+        if constraint is not None
+    ]
+    if len(found) > 1:
+        fields = ", ".join(constraint.field for constraint in found)
+        raise bad_request(f"{found[1].field} must be the only constraint, got {fields}: keep one", found[1].field)
+    return found[0] if found else None
+
+
+def _make(field: str, **kind: Any) -> Constraint:
+    try:
+        return Constraint(StructuredOutputsParams(**kind), field)
+    except ValueError as error:
+        raise _named(error, field) from None
+
+
+def _response_format(body: GenerationRequest) -> Constraint | None:
+    value = body.response_format
+    if value is None:
+        return None
+    match value.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return _make("response_format", json_object=True)
+        case "json_schema":
+            return _json_schema(value.get("json_schema"))
+    raise bad_request(
+        f'response_format.type must be "text", "json_object" or "json_schema", got {shown(value.get("type"))}',
+        "response_format.type",
+    )
+
+
+def _json_schema(value: Any) -> Constraint:
+    field = "response_format.json_schema"
+    if not isinstance(value, dict):
+        raise bad_request(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
+    schema, strict = value.get("schema"), value.get("strict")
+    if not isinstance(schema, dict | bool):
+        raise bad_request(f"{field}.schema must be a JSON schema, got {shown(schema)}", f"{field}.schema")
+    if strict is not None and not isinstance(strict, bool):
+        raise bad_request(f"{field}.strict must be true or false, got {shown(strict)}", f"{field}.strict")
+    return _make(f"{field}.schema", json=as_schema_text(schema, lenient=not strict))
+
+
+def as_schema_text(schema: dict[str, Any] | bool, lenient: bool) -> str:
+    """``lenient``: keywords that no grammar can hold are ignored, instead of refused."""
+    if lenient and isinstance(schema, dict) and "x-guidance" not in schema:
+        schema = {**schema, "x-guidance": {"lenient": True}}
+    return json.dumps(schema)
+
+
+def _structured_outputs(body: GenerationRequest) -> Constraint | None:
+    value = body.structured_outputs
+    if value is None:
+        return None
+    for name, setting in value.items():
+        if name not in _KINDS and name not in _WITHOUT_EFFECT and setting is not None and setting is not False:
+            raise bad_request(
+                f"structured_outputs.{shown(name)} is not supported: use one of {', '.join(_KINDS)}",
+                "structured_outputs",
+            )
+    given = {kind: value[kind] for kind in _KINDS if value.get(kind) not in (None, False)}
+    field = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
+    return _checked(field, given)
+
+
+def _guided(body: GenerationRequest) -> list[Constraint]:
+    return [
+        _checked(field, {kind: value}) for field, kind in _GUIDED.items() if (value := getattr(body, field)) is not None
+    ]
+
+
+def _checked(field: str, given: dict[str, Any]) -> Constraint:
+    types = {"json": str | dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}
+    for kind, value in given.items():
+        if not isinstance(value, types[kind]):
+            what = {"json": "a JSON schema", "json_object": "true or false", "choice": "a list of texts"}
+            raise bad_request(f"{field} must be {what.get(kind, 'a text')}, got {shown(value)}", field)
+    return _make(field, **given)
+
+
+def after_thoughts(grammar: str, inside: bool) -> str:
+    """A grammar whose answer may follow thoughts, or must when the prompt has opened them (``inside``)."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    thoughts = "thoughts" if inside else rf"(/\s*{BEGIN}/ thoughts)?"
+    lead = f'start: {thoughts} answer\nthoughts[suffix="{END}"]: /(.|\\n)*/\nanswer: /\\s*/ @answer\n'
+    return json.dumps({"grammars": [{"lark_grammar": lead}, {**parts[0], "name": "answer"}, *parts[1:]]})

@@ -1,0 +1,107 @@
+"""/v1/embeddings through OpenAI's client: the vectors of the offline engine, in both encodings."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import openai
+import pytest
+
+from octavo import LLM
+
+TEXTS = ["The capital of France is Paris.", "naïve café 日本語 🙂", "x"]
+
+
+@pytest.fixture(scope="module")
+def client(shared_server):
+    return shared_server.client()
+
+
+def embed(client, given, **options):
+    answer = client.embeddings.create(model="tiny", input=given, **{"encoding_format": "float", **options})
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    return [item.embedding for item in answer.data]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_vectors_are_those_of_the_offline_engine(client, tiny_model, pooling):
+    llm = LLM(str(tiny_model), load_format="dummy", num_gpu_blocks_override=64)
+    expected = llm.embed(TEXTS, pooling=pooling)
+    found = embed(client, TEXTS, extra_body={"pooling": pooling})
+    for vector, wanted in zip(found, expected, strict=True):
+        assert vector == pytest.approx(wanted, abs=1e-5)
+        assert math.hypot(*vector) == pytest.approx(1)
+
+
+def test_mean_is_the_default_and_last_differs(client):
+    assert embed(client, TEXTS[0]) == embed(client, TEXTS[0], extra_body={"pooling": "mean"})
+    assert embed(client, TEXTS[0]) != embed(client, TEXTS[0], extra_body={"pooling": "last"})
+
+
+def test_texts_and_token_ids_in_every_shape(client, shared_server):
+    ids = [shared_server.post("/tokenize", {"prompt": text}).json()["tokens"] for text in TEXTS]
+    vectors = embed(client, TEXTS)
+    assert embed(client, TEXTS[0]) == vectors[:1] == embed(client, ids[0])
+    assert embed(client, ids) == vectors
+
+
+def test_base64_is_the_same_to_the_bit(client, shared_server):
+    """The client asks for base64 when it is not told otherwise, and decodes it (its strict mode knows lists only)."""
+    lax = openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none")
+    packed = lax.embeddings.create(model="tiny", input=TEXTS).data
+    for item, vector in zip(packed, embed(client, TEXTS), strict=True):
+        assert list(item.embedding) == [struct.unpack("<f", struct.pack("<f", value))[0] for value in vector]
+
+
+def test_usage_counts_the_prompts(client, shared_server):
+    answer = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
+    counts = [shared_server.post("/tokenize", {"prompt": text}).json()["count"] for text in TEXTS]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(counts)
+    assert answer.model == "tiny" and answer.object == "list"
+
+
+def test_more_texts_than_the_queue_holds(client):
+    """A long list is worked off in parts, in order."""
+    texts = [f"text {i}" for i in range(400)]
+    vectors = embed(client, texts)
+    assert len(vectors) == 400
+    assert embed(client, texts[399]) == [pytest.approx(vectors[399], abs=1e-6)]
+
+
+def test_dimensions_may_only_be_the_models(client):
+    assert len(embed(client, "x", dimensions=32)[0]) == 32
+    with pytest.raises(openai.BadRequestError, match="dimensions must be 32, got 16"):
+        embed(client, "x", dimensions=16)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, ["input"]),
+        ({"input": []}, ["input"]),
+        ({"input": ""}, ["input", "empty"]),
+        ({"input": ["fine", ""]}, ["input.1", "empty"]),
+        ({"input": [1, "x"]}, ["input"]),
+        ({"input": [-1]}, ["input", "-1"]),
+        ({"input": [10_000]}, ["input", "10000"]),
+        ({"input": True}, ["input"]),
+        ({"input": "x" * 100_000}, ["input", "1024"]),
+        ({"input": ["x"] * 2049}, ["2048", "2049"]),
+        ({"input": "x", "encoding_format": "int8"}, ["encoding_format"]),
+        ({"input": "x", "dimensions": 0}, ["dimensions"]),
+        ({"input": "x", "pooling": "max"}, ["pooling"]),
+    ],
+)
+def test_bad_input_is_refused_by_name(shared_server, body, says):
+    answer = shared_server.post("/v1/embeddings", body)
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert all(word in message for word in says), message
+
+
+def test_the_servers_default_can_be_the_last_token(start):
+    server = start("--embedding-pooling", "last", "--served-model-name", "tiny")
+    client = server.client()
+    assert embed(client, TEXTS[0]) == embed(client, TEXTS[0], extra_body={"pooling": "last"})
+    assert embed(client, TEXTS[0]) != embed(client, TEXTS[0], extra_body={"pooling": "mean"})
