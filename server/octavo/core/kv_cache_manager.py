@@ -148,6 +148,8 @@ class KVCacheManager:
             return self._allocate_first(request, num_new_tokens, hit)
         table = self._tables[request.req_id]
         last_position = request.num_computed_tokens + num_new_tokens
+        if last_position <= len(table) * self.block_size and request.req_id not in self._shares_tail:
+            return _NOTHING  # nearly always
         num_new = self.blocks_for(last_position) - len(table)
         write_from = max(request.num_computed_tokens, request.num_kv_tokens)
         copy_index = -1

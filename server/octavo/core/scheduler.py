@@ -64,6 +64,7 @@ class _Step:
     changed: dict[str, CachedRequestData] = field(default_factory=dict)
     copies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     preempted: bool = False
+    reserved: int = 0  # blocks that admitted prompts still need
 
 
 class Scheduler:
@@ -175,7 +176,7 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         if 0 < threshold < num_new:
             num_new = threshold
-        return min(num_new, budget)
+        return num_new if num_new < budget else budget
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts that are under way."""
@@ -183,7 +184,7 @@ class Scheduler:
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
                 break
-            if request.status != RequestStatus.RUNNING:
+            if step.preempted and request.req_id not in self.running:
                 continue  # preempted a moment ago
             num_new = self._num_schedulable(request, step.budget)
             if num_new <= 0:
@@ -241,6 +242,9 @@ class Scheduler:
         request.partial_registered = False
 
     def _schedule_waiting(self, step: _Step) -> None:
+        if not len(self.waiting):
+            return
+        step.reserved = sum(self._missing_blocks(request) for request in self._prefilling.values())
         while step.budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             if request.num_output_placeholders:
@@ -256,10 +260,7 @@ class Scheduler:
 
     def _admit(self, step: _Step, request: Request) -> bool:
         """Start the first waiting sequence if its whole known length fits beside what running prompts still need."""
-        reserved = sum(
-            max(0, self.kv.blocks_for(r.num_tokens) - self.kv.num_blocks_of(r)) for r in self._prefilling.values()
-        )
-        free = self.kv.pool.num_free_blocks - reserved
+        free = self.kv.pool.num_free_blocks - step.reserved
         allocation = self._start_forked(request, free) or self._start(step, request, free)
         if allocation is None:
             return False
@@ -288,7 +289,12 @@ class Scheduler:
             )
         )
         self._give(step, request, self._num_schedulable(request, step.budget), allocation)
+        step.reserved += self._missing_blocks(request)
         return True
+
+    def _missing_blocks(self, request: Request) -> int:
+        """Blocks that its known tokens need beyond those it has."""
+        return max(0, self.kv.blocks_for(request.num_tokens) - self.kv.num_blocks_of(request))
 
     def _start_forked(self, request: Request, free: int) -> Allocation | None:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
@@ -370,14 +376,13 @@ class Scheduler:
         results: list[EngineCoreOutput] = []
         for scheduled in self._in_flight.popleft():
             request = scheduled.request
-            error = output.errors.get(request.req_id)
-            if error is not None:
+            if output.errors and (error := output.errors.get(request.req_id)) is not None:
                 results += self._fail(request, error)
             if request.is_finished:
                 continue
             if scheduled.epoch == request.epoch:
                 self._confirm(request, scheduled)
-            prompt_logprobs = self._new_prompt_logprobs(scheduled, output)
+            prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
             if scheduled.sampled:
                 results.append(self._take_token(request, output))
                 results[-1].prompt_logprobs = prompt_logprobs
@@ -399,7 +404,10 @@ class Scheduler:
     def _confirm(self, request: Request, scheduled: _Scheduled) -> None:
         if scheduled.replaced:
             request.confirm_limit = NO_LIMIT
-        confirmed = request.num_confirmed_tokens = min(scheduled.computed_until, request.confirm_limit)
+        confirmed, limit = scheduled.computed_until, request.confirm_limit
+        if confirmed > limit:
+            confirmed = limit
+        request.num_confirmed_tokens = confirmed
         if not request.partial_registered or confirmed // self.kv.block_size > request.num_hashed_blocks:
             self.kv.cache_blocks(request)
 
@@ -419,15 +427,18 @@ class Scheduler:
         ended = False
         if request.pooling is not None:
             request.status, ended = RequestStatus.FINISHED_STOPPED, True
-        for token in tokens:
+        for i, token in enumerate(tokens):
             ended = request.append_output_token(token, self.config.max_model_len)
             if ended:
+                tokens = tokens[: i + 1]
                 break
         if ended:
             self._finish(request, request.status)
         result = _output_of(request, tokens)
-        result.new_logprobs = output.logprobs.get(request.req_id)
-        result.embedding = output.embeddings.get(request.req_id)
+        if output.logprobs:
+            result.new_logprobs = output.logprobs.get(request.req_id)
+        if output.embeddings:
+            result.embedding = output.embeddings.get(request.req_id)
         return result
 
     # -- looking in --------------------------------------------------------------------------------------------------
@@ -468,12 +479,13 @@ class Scheduler:
 
 
 def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
+    num_cached_tokens = request.num_cached_tokens
     return EngineCoreOutput(
         request.request_id,
         request.index,
         tokens or [],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        num_cached_tokens=max(request.num_cached_tokens, 0),
+        num_cached_tokens=num_cached_tokens if num_cached_tokens > 0 else 0,
         scheduled_time=request.scheduled_time,
     )

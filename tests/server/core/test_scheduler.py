@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 from core_helpers import EOS, core_request, make_scheduler, run_step, run_until_done, tokens_for
@@ -199,6 +200,18 @@ def test_a_prompt_that_can_never_fit_is_refused() -> None:
         scheduler.add_request(core_request("r", [1]))
     assert final(run_until_done(scheduler), "r").finish_reason == "length"
     scheduler.add_request(core_request("r", [1], max_tokens=1))  # the id is free again
+
+
+def test_allocated_blocks_are_nearly_full() -> None:
+    rng = random.Random(0)
+    scheduler = make_scheduler(num_blocks=200 * 64, max_num_seqs=200, max_num_batched_tokens=200_000)
+    for i in range(200):
+        scheduler.add_request(core_request(str(i), [i] * rng.randint(100, 1000), max_tokens=3, ignore_eos=True))
+    for _ in range(2):
+        run_step(scheduler)
+        tokens = sum(r.num_computed_tokens for r in scheduler.running.values())
+        allocated = (scheduler.kv.pool.num_usable_blocks - scheduler.kv.pool.num_free_blocks) * 16
+        assert len(scheduler.running) == 200 and tokens / allocated >= 0.95
 
 
 def fill_up(policy: str) -> Scheduler:
