@@ -20,7 +20,7 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass
 class CompletionOutput:
-    """One of the ``n`` answers to a prompt. With RequestOutputKind.DELTA text, token_ids and logprobs are the new part."""
+    """One of the ``n`` answers to a prompt. With RequestOutputKind.DELTA text, token_ids, logprobs are the new part."""
 
     index: int
     text: str

@@ -21,7 +21,8 @@ ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
 
 def model_config(model: Path | str | None, dtype: str = "float32", **hf_changes: Any) -> ModelConfig:
     """The model at a path (or the embedded one), with some of config.json's values changed."""
-    config = EngineArgs(model=None if model is None else str(model), dtype=dtype).create_engine_config(progress=False)
+    args = EngineArgs(model=None if model is None else str(model), dtype=dtype, quantization="none")
+    config = args.create_engine_config(progress=False)
     return replace(config.model, hf_config=config.model.hf_config | hf_changes)
 
 

@@ -103,7 +103,8 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
         for option in properties.get(name, {}).get("anyOf", [properties.get(name, {})]):
             if option.get("type") == "array":
                 option["items"] = top
-    for option in properties.get("prompt", {}).get("anyOf", []):
+    prompts = properties.get("prompt", properties.get("input", {}))
+    for option in prompts.get("anyOf", []):
         items = option.get("items", {})
         if items.get("type") == "integer":
             option["items"] = top
@@ -115,6 +116,9 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
                 option["maximum"] = config.scheduler.max_model_len - 1
     if not state.args.trust_request_chat_template:
         properties.pop("chat_template", None)
+    for option in properties.get("dimensions", {}).get("anyOf", []):
+        if option.get("type") == "integer":
+            option["enum"] = [config.model.hidden_size]
     for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
         for option in properties.get(name, {}).get("anyOf", []):
             if option.get("type") == "integer":

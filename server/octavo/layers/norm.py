@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.weights import WeightSlot, copy_slot
+from octavo_kernels.quant import QuantizedRows
 
 
 class RMSNorm(nn.Module):
@@ -18,10 +19,13 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
+        self.terms = 0  # above 0: hand rows quantised to so many terms to the linear layer that follows
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows, Tensor]:
         """Returns the norm of ``residual + x`` (of ``x`` without one) and that sum, the new residual."""
+        if self.terms:
+            return octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.terms)
         if residual is None:
             return octavo_kernels.rms_norm(x, self.weight, self.eps), x
         return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)

@@ -53,12 +53,16 @@ def load_model(
     for module in model.modules():
         if isinstance(module, LinearBase):
             module.method.process_weights_after_loading(module)
+    for module in model.modules():
+        fuse = getattr(module, "fuse", None)
+        if callable(fuse):
+            fuse()
     return model
 
 
 def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParallel) -> CausalLM:
     """The model with empty parameters: no memory is touched yet."""
-    quantization = quantization_config(config)
+    quantization = quantization_config(config, device)
     cls = model_class(config.architecture)
     dtype = getattr(torch, config.dtype)
     before = torch.get_default_dtype()

@@ -11,6 +11,7 @@ from octavo.config import ModelConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.linear import LinearBase
 from octavo.layers.parallel import TensorParallel
 
 
@@ -32,6 +33,22 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 ``[R, vocab_size]`` of ``hidden [R, H]``."""
         return self.lm_head(hidden)
+
+    def linear_layers(self) -> list[LinearBase]:
+        return [module for module in self.modules() if isinstance(module, LinearBase)]
+
+    @property
+    def row_multiple(self) -> int:
+        """Pad a step's rows to a multiple of this, and each row's result depends on that row alone."""
+        return max(layer.method.row_multiple for layer in self.linear_layers())
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(layer.method.num_bytes() for layer in self.linear_layers())
+
+    def num_weight_bytes(self) -> int:
+        parameters = sum(p.numel() * p.element_size() for p in self.parameters())
+        return parameters + sum(layer.method.num_bytes() for layer in self.linear_layers())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""

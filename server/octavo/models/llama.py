@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.config import ModelConfig
 from octavo.layers.activation import gated_activation
 from octavo.layers.attention import Attention, ForwardContext
@@ -53,7 +56,13 @@ class LlamaMLP(nn.Module):
         hidden, inner, bias = config.hidden_size, hf["intermediate_size"], hf.get("mlp_bias", False)
         self.gate_up_proj = MergedColumnParallelLinear(hidden, [inner, inner], bias, tp)
         self.down_proj = RowParallelLinear(inner, hidden, bias, tp)
-        self.act = gated_activation(hf.get("hidden_act", "silu"))
+        self.act: Callable[[Tensor], Any] = gated_activation(hf.get("hidden_act", "silu"))
+
+    def fuse(self) -> None:
+        """After loading: let the activation quantise for a layer that takes quantised rows."""
+        terms = self.down_proj.method.terms
+        if terms and self.act is octavo_kernels.silu_and_mul:
+            self.act = partial(octavo_kernels.silu_and_mul_quantize, terms=terms)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act(self.gate_up_proj(x)))
@@ -69,6 +78,11 @@ class LlamaDecoderLayer(nn.Module):
         self.self_attn = LlamaAttention(config, layer, rotary, options, tp)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps)
         self.mlp = LlamaMLP(config, tp)
+
+    def fuse(self) -> None:
+        """After loading: let the norms quantise for layers that take quantised rows."""
+        self.input_layernorm.terms = self.self_attn.qkv_proj.method.terms
+        self.post_attention_layernorm.terms = self.mlp.gate_up_proj.method.terms
 
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext

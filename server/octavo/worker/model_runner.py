@@ -20,8 +20,6 @@ from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
 
-# torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, and not below 8.
-ROW_MULTIPLE = 8
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
 
@@ -37,6 +35,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, model: CausalLM, device: torch.device) -> None:
         self.config = config
         self.model = model
+        self.row_multiple = model.row_multiple
         self.device = device
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
         self.batch = InputBatch(max_num_seqs, config.scheduler.max_model_len, config.cache.block_size)
@@ -57,7 +56,7 @@ class ModelRunner:
         rows = np.array([self.batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
         num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
         bitmask = self.grammars.start_fill(step.sampled_req_ids)
-        inputs = StepInputs(self.batch, rows, num_scheduled, ROW_MULTIPLE)
+        inputs = StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
         hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
         output = ModelRunnerOutput()
         if self._prompt_logprobs:
@@ -127,7 +126,7 @@ class ModelRunner:
 
     def _logits(self, hidden: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
         """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
-        padded = np.zeros(-(-len(indices) // ROW_MULTIPLE) * ROW_MULTIPLE, dtype=np.int64)
+        padded = np.zeros(-(-len(indices) // self.row_multiple) * self.row_multiple, dtype=np.int64)
         padded[: len(indices)] = indices
         return self.model.compute_logits(hidden[torch.from_numpy(padded).to(self.device)])[: len(indices)]
 

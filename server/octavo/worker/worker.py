@@ -34,11 +34,14 @@ class Worker:
             torch.set_num_threads(platform.cpu_count())
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
-        weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        weights = self.model.num_weight_bytes()
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         specs: list[KVCacheSpec] = self.model.kv_cache_specs()
-        if config.cache.kv_cache_dtype != "auto":
-            specs = [replace(spec, dtype=config.cache.kv_cache_dtype) for spec in specs]
+        kv_dtype = config.cache.kv_cache_dtype
+        if kv_dtype == "auto" and self.model.is_quantized:
+            kv_dtype = "bfloat16"  # finer than the weights are
+        if kv_dtype != "auto":
+            specs = [replace(spec, dtype=kv_dtype) for spec in specs]
         self.ledger: MemoryLedger = plan_cpu_memory(
             config.cache, specs, weights, config.scheduler.max_model_len, config.fit_max_model_len
         )

@@ -53,7 +53,7 @@ def test_the_embedded_model_gives_the_tokens_of_transformers() -> None:
     prompts = [
         text.format(s) for s in subjects for text in ("The most important fact about {} is", "Q: What is {}?\nA:")
     ]
-    llm = LLM(dtype="float32", num_gpu_blocks_override=256, max_model_len=512)
+    llm = LLM(quantization="none", dtype="float32", num_gpu_blocks_override=256, max_model_len=512)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS), use_tqdm=False)
     path = Path(llm.config.model.files.weights[0])
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)

@@ -114,13 +114,7 @@ def _interpret(
     constraint = constraint_of(body)
     plan = tools.plan(body, state.args, _template(state, body)) if body.tools or body.tool_choice else None
     if plan is not None:
-        if constraint is not None:
-            raise bad_request(
-                f"{constraint.field} cannot be combined with tools that may be called; "
-                'send tool_choice "none" with it, or drop one of them',
-                constraint.field,
-            )
-        constraint = plan.constraint
+        constraint = tools.combined(constraint, plan)
     return render(state, body, messages), plan, constraint
 
 

@@ -82,6 +82,20 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
     return ToolPlan(NamedCallParser, (name,), 1, short_ids, constraint)
 
 
+def combined(asked: Constraint | None, plan: ToolPlan) -> Constraint | None:
+    """What an answer with tools must be like. Raises APIError when the request wants two things at once."""
+    if asked is None or plan.constraint is None:
+        if asked is not None and asked.field.startswith("response_format"):
+            raise bad_request(
+                f'{asked.field} leaves no room for tool calls; send tool_choice "none" with it, or drop one of them',
+                asked.field,
+            )
+        return asked or plan.constraint  # a grammar of the client's own may spell calls out
+    raise bad_request(
+        f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
+    )
+
+
 def _bounded(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 class LinearMethod(ABC):
     """One way to hold and apply a linear layer's weights. Called in the order of the functions here."""
 
+    # Rows of ``x`` must come in multiples of this for a row's result not to depend on how many there are.
+    row_multiple = 1
+    # `apply` takes `octavo_kernels.QuantizedRows` of so many terms too, so that the kernel before it can quantise as it
+    # writes; 0: tensors only.
+    terms = 0
+
     @abstractmethod
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
         """Register empty parameters on ``layer``, on the current default device; ``dtype`` is that of activations."""
@@ -33,6 +39,10 @@ class LinearMethod(ABC):
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """Repack what was loaded, once every slot is filled."""
         return None
+
+    def num_bytes(self) -> int:
+        """Of weights that are not parameters of the layer."""
+        return 0
 
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from octavo.config import ModelConfig
 from octavo.errors import ConfigError, ModelError
 from octavo.layers.quantization.base import QuantizationConfig
+from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.unquantized import UnquantizedConfig
 
-_KNOWN: dict[str, Callable[[ModelConfig], QuantizationConfig]] = {"none": lambda config: UnquantizedConfig()}
+_KNOWN: dict[str, Callable[[ModelConfig], QuantizationConfig]] = {
+    "none": lambda config: UnquantizedConfig(),
+    "int8": lambda config: Int8Config(),
+}
 
 
-def quantization_config(config: ModelConfig) -> QuantizationConfig:
-    """The quantisation asked for, or else the one the checkpoint was saved with, or else none.
+def quantization_config(config: ModelConfig, device: torch.device | str = "cpu") -> QuantizationConfig:
+    """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU.
 
     Raises ConfigError for a name that is not known, ModelError for a checkpoint whose quantisation is not.
     """
@@ -24,7 +30,10 @@ def quantization_config(config: ModelConfig) -> QuantizationConfig:
             f"{config.model}: the checkpoint is quantised with {stored!r}, which is not supported (known: {known}); "
             "use the model's unquantised or GGUF weights"
         )
-    name = config.quantization or stored or "none"
+    on_cpu = torch.device(device).type == "cpu"
+    name = config.quantization or stored or ("int8" if config.files.format == "gguf" and on_cpu else "none")
+    if name == "int8" and not on_cpu:
+        raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
     if name not in _KNOWN:
         raise ConfigError(f"quantization must be one of {known}, got {name!r}")
     return _KNOWN[name](config)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 class UnquantizedLinearMethod(LinearMethod):
+    # torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not below 8.
+    row_multiple = 8
+
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
         weight = torch.empty(layer.output_size, layer.input_size, dtype=dtype)
         layer.weight = nn.Parameter(weight, requires_grad=False)

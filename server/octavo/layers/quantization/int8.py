@@ -1,0 +1,68 @@
+"""Weights in 8 or 4 bits with int8 activations, for CPUs (see octavo_kernels.quant).
+
+A GGUF tensor of 4, 5 or 8 bits keeps the file's own codes; anything else is rounded to 8 bits, in groups of 32 columns.
+Activations are quantised row by row as they come, so a row's result does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo_kernels.quant import GGUF_TYPES, PackedLinear, concat, pack_gguf, pack_w8
+
+if TYPE_CHECKING:
+    from octavo.layers.linear import LinearBase, Shard
+    from octavo.loader.checkpoint import WeightSource
+
+
+class Int8LinearMethod(LinearMethod):
+    def __init__(self, terms: int = 2) -> None:
+        """``terms`` 2: activations of 15 bits, 1: of 8 bits."""
+        self.terms = terms
+        self.packed: PackedLinear | None = None
+        self._parts: dict[int, PackedLinear] = {}
+
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        if layer.has_bias:
+            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=dtype), requires_grad=False)
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        yield WeightSlot(part, "weight", shard.shape, lambda source: self._pack(part, shard, source))
+        if layer.bias is not None:
+            rows = layer.bias[shard.offset : shard.offset + shard.num_rows]
+            yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
+
+    def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
+        whole_rows = shard.columns == slice(0, shard.shape[1])
+        if source.qtype in GGUF_TYPES and whole_rows:
+            shape = (shard.num_rows, shard.shape[1])
+            self._parts[part] = pack_gguf(cast(Any, source).raw()[shard.rows], source.qtype, shape, self.terms)
+        else:
+            self._parts[part] = pack_w8(source.load(torch.float32)[shard.rows, shard.columns], self.terms)
+
+    def process_weights_after_loading(self, layer: LinearBase) -> None:
+        self.packed = concat([self._parts[part] for part in sorted(self._parts)])
+        self._parts.clear()
+
+    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        assert self.packed is not None
+        return octavo_kernels.quantized_linear(x, self.packed, bias)
+
+    def num_bytes(self) -> int:
+        return self.packed.nbytes if self.packed is not None else 0
+
+
+class Int8Config(QuantizationConfig):
+    name = "int8"
+
+    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        # With 15-bit activations the embedded model's logits are those of its float32 values (KL 6e-8 nats). With 8
+        # bits KL is 2e-3 and near ties of greedy answers flip, for a prefill 1.6 times as fast.
+        return Int8LinearMethod()

@@ -1,0 +1,92 @@
+"""What a CPU runs by default on a quantised file is that file's model, and batches change nothing in it either."""
+
+from __future__ import annotations
+
+import dataclasses
+import pydoc_data.topics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.paged import logits_of, model_config
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
+from octavo.loader.load_model import load_model
+from octavo.tokenizer import Tokenizer
+from octavo_kernels.quant import dequantize
+
+MAX_KL = 0.02  # nats, mean over positions
+MIN_AGREEMENT = 0.97
+
+
+def assert_same_model(quantized: list[torch.Tensor], reference: list[torch.Tensor], max_kl: float = MAX_KL) -> None:
+    """Mean KL divergence and agreement of the best token, over all positions."""
+    ours, theirs = torch.cat(quantized).log_softmax(-1), torch.cat(reference).log_softmax(-1)
+    kl = (theirs.exp() * (theirs - ours)).sum(-1).mean().item()
+    agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
+    assert kl <= max_kl, f"KL {kl:.4f}"
+    assert agreement >= MIN_AGREEMENT, f"agreement {agreement:.3f}"
+
+
+def test_the_embedded_file_in_4_bits_is_the_model_in_float32() -> None:
+    config = model_config(None)
+    tokenizer = Tokenizer.from_files(config.files)
+    texts = [text[:1500] for text in list(pydoc_data.topics.topics.values())[5:8]]
+    sequences = [tokenizer.encode(text)[:256] for text in texts]
+    quantized = load_model(dataclasses.replace(config, quantization="int8"))
+    assert quantized.is_quantized and quantized.num_weight_bytes() < 260e6
+    assert_same_model(logits_of(quantized, sequences), logits_of(load_model(config), sequences))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "mistral"])
+def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
+    family: str, tiny_checkpoints: dict[str, Path]
+) -> None:
+    """Widths that are no multiple of a group, biases, untied heads (a tied one is rounded, its embedding is not)."""
+    config = model_config(tiny_checkpoints[family])
+    sequences = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
+    quantized = load_model(dataclasses.replace(config, quantization="int8"))
+    reference = load_model(config)
+    for ours, theirs in zip(quantized.linear_layers(), reference.linear_layers(), strict=True):
+        if not getattr(theirs, "tied_weight", None):
+            theirs.weight.data.copy_(dequantize(ours.method.packed))
+    assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl=1e-3)
+
+
+def test_the_default_engine_gives_the_same_bits_in_every_batch() -> None:
+    def run(llm: LLM, prompts: list[str]) -> list[tuple[list[int], float | None]]:
+        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        llm.engine.check_integrity()
+        return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob) for o in outputs]
+
+    shared = "A river carries stones from the mountains to the sea, and the stones grow round on the way. "
+    prompts = [shared + tail for tail in ("Why?", "How long does that take?", "")] + [
+        "Bread is",
+        "Once upon a time there was",
+    ]
+    options: dict[str, Any] = {"max_model_len": 256, "num_gpu_blocks_override": 64}
+    llm = LLM(enable_prefix_caching=False, **options)
+    alone = [run(llm, [prompt])[0] for prompt in prompts]
+    assert run(llm, prompts) == alone
+    assert (
+        run(LLM(long_prefill_token_threshold=7, block_size=4, **options | {"num_gpu_blocks_override": 256}), prompts)
+        == alone
+    )
+    caching = LLM(**options)
+    assert run(caching, prompts) == alone and run(caching, prompts) == alone
+
+
+def test_the_default_engine_knows_the_capital_of_france() -> None:
+    llm = LLM(max_model_len=256, num_gpu_blocks_override=16)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert (
+        "Paris" in llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)[0].outputs[0].text
+    )
+
+
+def test_an_unknown_quantization_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="quantization must be one of"):
+        LLM(quantization="magic")
