@@ -27,6 +27,7 @@ __all__ = [
     "QuantizedRows",
     "available_backends",
     "copy_blocks",
+    "embedding",
     "fused_add_rms_norm",
     "linear",
     "paged_attention",
@@ -116,6 +117,11 @@ def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
     """
     if kv_caches:
         backend_for(kv_caches[0]).copy_blocks(kv_caches, pairs)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows ``ids`` int64 [T] of a table ``weight [rows, H]``: ``[T, H]``."""
+    return backend_for(weight).embedding(ids, weight)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

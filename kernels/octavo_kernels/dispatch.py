@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 from torch import Tensor
@@ -66,7 +66,7 @@ def backend_for(tensor: Tensor) -> ModuleType:
     return _load("cpu" if tensor.device.type == "cpu" else "triton" if tensor.is_cuda else "reference")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str) -> ModuleType:
     try:
         module = importlib.import_module(f"octavo_kernels.{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
-from octavo_kernels.cpu.layers import fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.quant import (
     quantize_rows,
     quantized_embedding,
@@ -11,16 +11,21 @@ from octavo_kernels.cpu.quant import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
+from octavo_kernels.cpu.recording import Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
 
 __all__ = [
+    "Program",
+    "RecordingError",
     "copy_blocks",
+    "embedding",
     "fused_add_rms_norm",
     "linear",
     "paged_attention",
     "quantize_rows",
     "quantized_embedding",
     "quantized_linear",
+    "record",
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",

@@ -61,3 +61,17 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return reference.linear(x, weight, bias)  # oneDNN and MKL are hard to beat in float32 and bfloat16
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    library = get_library()
+    if library is None or not weight.is_contiguous():
+        return reference.embedding(ids, weight)
+    ids = dense(ids, torch.int64)
+    out = torch.empty((*ids.shape, weight.shape[1]), dtype=weight.dtype)
+    row_bytes = weight.shape[1] * weight.element_size()
+    op = library.pack(
+        "embedding", ids.data_ptr(), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[0], row_bytes
+    )
+    library.run(op, _threads(out.numel()))
+    return out

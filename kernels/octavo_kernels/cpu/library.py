@@ -1,7 +1,7 @@
 """The compiled kernels: which library, and how an operation is packed for it.
 
-C knows one call, ``oct_run(program)``: a list of operations, each as opcode, number of argument words, arguments of eight
-bytes each. A single call is a program of one operation.
+C knows one call, ``oct_run(program)``: a list of operations, each as opcode, number of argument words, arguments of
+eight bytes each. A single call is a program of one operation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import logging
 import os
 import struct
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -21,17 +21,22 @@ logger = logging.getLogger("octavo_kernels")
 
 ISA_ENV = "OCTAVO_CPU_ISA"
 
-# Operation -> opcode and argument layout ("q" integer or address, "d" float), as in csrc/team.c and csrc/ops.h.
+# Operation -> opcode and argument layout, as in csrc/team.c and csrc/ops.h: "P" address, "q" integer, "d" float.
 _OPS = {
-    "rms_norm": (0, "qqqqqqqqd"),
-    "silu_and_mul": (1, "qqqqq"),
-    "rope_and_cache": (2, "q" * 18 + "d"),
-    "paged_attention": (3, "q" * 18 + "dd"),
-    "copy_blocks": (4, "qqqqqq"),
-    "quantize": (5, "q" * 12 + "d"),
-    "quantized_linear": (6, "q" * 14),
-    "quantized_embedding": (7, "q" * 10),
+    "rms_norm": (0, "PPPPPqqqd"),
+    "silu_and_mul": (1, "PPqqq"),
+    "rope_and_cache": (2, "PPPPPPPP" + "q" * 10 + "d"),
+    "paged_attention": (3, "PPPPPP" + "q" * 12 + "dd"),
+    "copy_blocks": (4, "PPqqqq"),
+    "quantize": (5, "PPPPPP" + "q" * 6 + "d"),
+    "quantized_linear": (6, "PPPPP" + "q" * 9),
+    "quantized_embedding": (7, "PPP" + "q" * 7),
+    "embedding": (8, "PPPqqq"),
+    "read_memory": (9, "PPq"),
+    "dot_products": (10, "Pq"),
 }
+# Opcode -> which of its arguments are addresses.
+ADDRESSES = {code: [i for i, kind in enumerate(layout) if kind == "P"] for code, layout in _OPS.values()}
 
 
 class Library:
@@ -39,13 +44,14 @@ class Library:
 
     def __init__(self, path: Path, isa: str) -> None:
         self.path, self.isa = path, isa
+        self.recorder: list[bytes] | None = None  # a list that takes a copy of what is run, see recording.py
         library = ctypes.CDLL(str(path))
         self._run = library.oct_run
         self._run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
         self._run.restype = ctypes.c_int64
         _share_openmp(library)
         self._packers = {
-            name: (struct.Struct("=qq" + layout), code, len(layout)) for name, (code, layout) in _OPS.items()
+            name: (struct.Struct("=qq" + layout.replace("P", "q")), code, len(layout)) for name, (code, layout) in _OPS.items()
         }
 
     def pack(self, name: str, *args: int | float) -> bytes:
@@ -54,6 +60,8 @@ class Library:
 
     def run(self, program: bytes, threads: int | None = None) -> None:
         """Run packed operations on ``threads`` (torch's number by default) of the OpenMP threads that torch uses."""
+        if self.recorder is not None:
+            self.recorder.append(program)
         bad = self._run(program, len(program) // 8, threads or torch.get_num_threads())
         if bad:
             raise RuntimeError(f"{self.path.name} does not know the operation at word {bad - 1}: rebuild the kernels")
@@ -73,7 +81,7 @@ def _share_openmp(library: ctypes.CDLL) -> None:
     library.oct_set_openmp(*functions)
 
 
-@lru_cache(maxsize=None)
+@cache
 def load(isa: str) -> Library:
     """The library for one instruction set, compiled now if it is not there. Raises compiler.BuildError."""
     name = compiler.library_name(isa)
@@ -87,7 +95,7 @@ def load(isa: str) -> Library:
     return Library(compiler.build(isa, directory), isa)
 
 
-@lru_cache(maxsize=None)
+@cache
 def best() -> tuple[Library | None, str]:
     """The library for this CPU, or None and the reason. OCTAVO_CPU_ISA names an instruction set instead."""
     isas = compiler.supported_isas()

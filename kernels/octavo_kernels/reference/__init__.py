@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
-from octavo_kernels.reference.layers import fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.reference.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.reference.quant import (
     quantize_rows,
     quantized_embedding,
@@ -14,6 +14,7 @@ from octavo_kernels.reference.quant import (
 
 __all__ = [
     "copy_blocks",
+    "embedding",
     "fused_add_rms_norm",
     "linear",
     "paged_attention",

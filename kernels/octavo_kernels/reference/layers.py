@@ -25,3 +25,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    return F.embedding(ids, weight)

@@ -417,7 +417,10 @@ static struct item make_item(const struct walk *k, int64_t index) {
     return it;
 }
 
-void op_paged_attention(const struct paged_attention_args *a, struct member *m) {
+void op_paged_attention(const struct paged_attention_args *given, struct member *m) {
+    // The number of rows in use is read here, not only when the call was packed: a recorded call is replayed with others.
+    struct paged_attention_args mine = *given, *a = &mine;
+    mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);
     int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), rows = tokens_per_item * group;
     int64_t depth = CEIL_DIV(a->head_size, VW) * VW, begin, end, items = 0;
     team_share(m, a->rows - a->actual_rows, &begin, &end);

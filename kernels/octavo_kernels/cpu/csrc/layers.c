@@ -55,3 +55,12 @@ void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m) {
         else silu_row(a, row, FLOAT32);
     }
 }
+
+void op_embedding(const struct embedding_args *a, struct member *m) {
+    int64_t i, end;
+    team_share(m, a->count, &i, &end);
+    for (; i < end; i++) {
+        int64_t id = MAX(0, MIN(a->ids[i], a->rows - 1));
+        memcpy((char *)a->out + i * a->row_bytes, (const char *)a->table + id * a->row_bytes, (size_t)a->row_bytes);
+    }
+}

@@ -81,6 +81,25 @@ struct quantized_embedding_args {
     int64_t count, channels, width, groups, bits, affine, dtype;
 };
 
+// out [count, row_bytes] = rows `ids` of table [rows, row_bytes]
+struct embedding_args {
+    const int64_t *ids;
+    const void *table;
+    void *out;
+    int64_t count, rows, row_bytes;
+};
+
+// Benchmarks only. out int64 [threads]
+struct read_memory_args {
+    const void *memory;
+    int64_t *out;
+    int64_t bytes;
+};
+struct dot_products_args {
+    int64_t *out;
+    int64_t rounds;
+};
+
 void op_rms_norm(const struct rms_norm_args *a, struct member *m);
 void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m);
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m);
@@ -89,3 +108,6 @@ void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);
 void op_quantize(const struct quantize_args *a, struct member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);
+void op_embedding(const struct embedding_args *a, struct member *m);
+void op_read_memory(const struct read_memory_args *a, struct member *m);
+void op_dot_products(const struct dot_products_args *a, struct member *m);

@@ -2,6 +2,7 @@
 // float32 in their order. So a row's result is the same whatever the number of rows, the tiling or the threads.
 #include "ops.h"
 #include "simd.h"
+#include "dot.h"
 
 #if VW == 16
 #define QMR 6  // rows of a register tile; it is QNV vectors of channels wide, integer and float sums both in registers
@@ -12,53 +13,6 @@
 #endif
 #define QNV 2
 #define AHEAD 8192  // bytes to fetch ahead in the stream of a weight; measured: +20 to +60 % over the hardware's own guess
-
-typedef uint8_t vbytes __attribute__((vector_size(VW * 4)));
-typedef vbytes vbytes_unaligned __attribute__((aligned(1), may_alias));
-INLINE vbytes load_bytes(const uint8_t *p) { return *(const vbytes_unaligned *)p; }
-
-// Each lane: acc + the sum of 4 products (w - zero) * a, where `a` holds 4 int8 in every lane. Where the instruction takes
-// unsigned codes, what the zero point adds is subtracted beforehand (start_sum).
-#if defined(__AVX512VNNI__)
-#define UNSIGNED_CODES8 1
-INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
-    (void)bits;
-    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a);
-}
-#elif defined(__AVX2__)
-#define UNSIGNED_CODES8 0
-INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
-    __m256i x = (__m256i)w, y = (__m256i)a;
-    if (bits == 8) {  // |w - 128| <= 128 and w * sign into a: pairs stay below 2^15, so the 16-bit sums are exact
-        __m256i s = _mm256_xor_si256(x, _mm256_set1_epi8((char)0x80));
-        x = _mm256_abs_epi8(s), y = _mm256_sign_epi8(y, s);
-    }
-    return acc + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(x, y), _mm256_set1_epi16(1));
-}
-#elif defined(__SSSE3__)
-#define UNSIGNED_CODES8 0
-INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
-    __m128i x = (__m128i)w, y = (__m128i)a;
-    if (bits == 8) {
-        __m128i s = _mm_xor_si128(x, _mm_set1_epi8((char)0x80));
-        x = _mm_abs_epi8(s), y = _mm_sign_epi8(y, s);
-    }
-    return acc + (vi)_mm_madd_epi16(_mm_maddubs_epi16(x, y), _mm_set1_epi16(1));
-}
-#elif defined(__ARM_FEATURE_DOTPROD)
-#define UNSIGNED_CODES8 0
-INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
-    int8x16_t x = (int8x16_t)(bits == 8 ? w ^ 0x80 : w);
-    return (vi)vdotq_s32((int32x4_t)acc, x, (int8x16_t)a);
-}
-#else
-#define UNSIGNED_CODES8 0
-INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
-    vi x = (vi)(bits == 8 ? w ^ 0x80 : w);
-    for (int shift = 24; shift >= 0; shift -= 8) acc += ((x << shift) >> 24) * ((a << shift) >> 24);
-    return acc;
-}
-#endif
 
 // VW float16 as float32 (finite ones: a scale is never infinite)
 INLINE vf load_half(const uint8_t *p) {

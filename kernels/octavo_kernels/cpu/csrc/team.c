@@ -29,6 +29,9 @@ static const struct {
     {(op_fn)op_quantize, sizeof(struct quantize_args)},
     {(op_fn)op_quantized_linear, sizeof(struct quantized_linear_args)},
     {(op_fn)op_quantized_embedding, sizeof(struct quantized_embedding_args)},
+    {(op_fn)op_embedding, sizeof(struct embedding_args)},
+    {(op_fn)op_read_memory, sizeof(struct read_memory_args)},
+    {(op_fn)op_dot_products, sizeof(struct dot_products_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -1,0 +1,136 @@
+"""Record a step once, replay it with one call: the CPU's counterpart of a CUDA graph.
+
+A step of a small model is some 300 calls of a few microseconds of arithmetic each, and Python costs as much again. A
+recording keeps the packed operations of one run; replaying hands them to the threads as one program, without Python and
+without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written where
+they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from octavo_kernels.cpu.library import ADDRESSES, Library
+from octavo_kernels.cpu.runtime import get_library
+
+T = TypeVar("T")
+
+# What torch may do in a recorded step: make room, and look at tensors in another shape.
+_ROOM = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
+_VIEWS = {
+    "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias", "aten::alias", "aten::detach",
+    "aten::slice", "aten::select", "aten::split", "aten::split_with_sizes", "aten::unsqueeze", "aten::squeeze",
+    "aten::transpose", "aten::permute", "aten::t", "aten::expand", "aten::as_strided", "aten::unflatten", "aten::flatten",
+}  # fmt: skip
+
+
+class RecordingError(RuntimeError):
+    """The step cannot be recorded; the message names the operation that stands in the way."""
+
+
+class Program:
+    """A recorded step. What it returned is in ``outputs``; its tensors are filled anew by every `replay`."""
+
+    def __init__(self, library: Library, operations: bytes, outputs: Any, memory: tuple[Tensor, ...]) -> None:
+        self._library, self._operations, self._memory = library, operations, memory
+        self.outputs = outputs
+
+    def replay(self, threads: int | None = None) -> None:
+        """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive."""
+        self._library.run(self._operations, threads)
+
+
+def record(step: Callable[[], T]) -> tuple[T, Program]:
+    """Run ``step`` and record it: returns its result (a tensor, or a tuple or list of tensors) and the program.
+
+    Tensors that ``step`` reads must stay where they are; padding is told by the metadata's tensors, not by its numbers.
+    Raises RecordingError when the step uses operations that are not this package's, or the C kernels are not there.
+    """
+    library = get_library()
+    if library is None:
+        raise RecordingError("the CPU kernels are not there: see octavo_kernels.cpu.unavailable_reason()")
+    if library.recorder is not None:
+        raise RecordingError("a step is being recorded already")
+    watch = _Watch()
+    library.recorder = []
+    try:
+        with watch:
+            result = step()
+        operations = library.recorder
+    finally:
+        library.recorder = None
+    if watch.foreign:
+        raise RecordingError(f"the step uses torch's own {', '.join(sorted(watch.foreign))}: it cannot be recorded")
+    outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
+    program, memory = _plan(b"".join(operations), watch.buffers, [t for t in outputs if isinstance(t, Tensor)])
+    return result, Program(library, program, result, (*memory, *outputs))
+
+
+class _Watch(TorchDispatchMode):
+    """Keeps every tensor made while the step runs, and notes what else torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffers: list[Tensor] = []
+        self.foreign: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in _ROOM:
+            self.buffers.append(result)
+        elif name not in _VIEWS:
+            self.foreign.add(name)
+        return result
+
+
+def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple[bytes, list[Tensor]]:
+    """Move the step's intermediate tensors into one arena, where those share bytes that are not needed at the same time.
+
+    Returns the program with its addresses changed, and the memory to keep: a step touches a few hundred kilobytes that stay
+    in the cache instead of many megabytes.
+    """
+    words = list(struct.unpack(f"={len(program) // 8}q", program))
+    kept = {t.untyped_storage().data_ptr() for t in outputs}
+    inner = sorted((b for b in buffers if b.untyped_storage().data_ptr() not in kept and b.numel()), key=Tensor.data_ptr)
+    starts = [b.data_ptr() for b in inner]
+    uses: list[tuple[int, int]] = []  # (word of the program, buffer)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    at = operation = 0
+    while at < len(words):
+        for argument in ADDRESSES[words[at]]:
+            address = words[at + 2 + argument]
+            index = bisect_right(starts, address) - 1
+            if index >= 0 and address < starts[index] + inner[index].untyped_storage().nbytes():
+                uses.append((at + 2 + argument, index))
+                first.setdefault(index, operation)
+                last[index] = operation
+        at += 2 + words[at + 1]
+        operation += 1
+    offsets: dict[int, int] = {}
+    living: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
+    size = 0
+    for index in sorted(first, key=lambda i: first[i]):
+        living = [item for item in living if item[2] >= first[index]]
+        need = -(-inner[index].untyped_storage().nbytes() // 64) * 64
+        offset = 0
+        for start, end, _ in living:
+            if offset + need <= start:
+                break
+            offset = max(offset, end)
+        offsets[index] = offset
+        living = sorted([*living, (offset, offset + need, last[index])])
+        size = max(size, offset + need)
+    arena = torch.empty(size + 64, dtype=torch.uint8)
+    base = -(-arena.data_ptr() // 64) * 64
+    for word, index in uses:
+        words[word] += base + offsets[index] - starts[index]
+    return struct.pack(f"={len(words)}q", *words), [arena]
