@@ -11,6 +11,8 @@ from typing import Any
 
 MAX_GRAMMAR_CHARS = 1_000_000
 MAX_CHOICES = 10_000
+# White space in JSON: what people and json.dumps write. Without a bound, small models fill their answers with it.
+WHITE_SPACE = r"[ ]?|\n[ \t]{0,32}"
 
 
 @dataclass
@@ -57,9 +59,9 @@ def to_grammar(params: StructuredOutputsParams) -> str:
             schema = json.loads(text)
             if not isinstance(schema, (dict, bool)):
                 raise ValueError("a JSON schema is an object")
-            grammar = grammar_from("json_schema", text)
+            grammar = grammar_from("json_schema", _with_white_space(schema))
         elif field == "json_object":
-            grammar = grammar_from("json_schema", '{"type": "object"}')
+            grammar = grammar_from("json_schema", _with_white_space({"type": "object"}))
         elif field == "choice":
             grammar = grammar_from("choice", json.dumps(value))
         else:
@@ -70,6 +72,14 @@ def to_grammar(params: StructuredOutputsParams) -> str:
     if problem and not problem.startswith("WARNING"):
         raise ValueError(f"structured_outputs.{field} is not valid: {' '.join(problem.split())[:500]}")
     return grammar
+
+
+def _with_white_space(schema: dict[str, Any] | bool) -> str:
+    """The schema as text; its own "x-guidance", llguidance's options, goes before ours."""
+    options = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
+    if isinstance(options, dict):
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, **options}}  # type: ignore[dict-item]
+    return json.dumps(schema)
 
 
 def _too_long(grammar: str) -> str | None:

@@ -98,6 +98,15 @@ def test_a_grammar_that_explodes_harms_no_neighbour(llm: LLM) -> None:
     assert bombed.outputs[0].finish_reason in ("error", "length") and set(bombed.outputs[0].text) <= {"x"}
 
 
+def test_white_space_in_json_has_an_end(llm: LLM) -> None:
+    """A model that would rather write white space than an answer gets to the answer."""
+    spaces = llm.tokenizer.encode("\n\t  \n", add_special_tokens=False)  # type: ignore[union-attr]
+    eager = params(json=PERSON)
+    eager.logit_bias = dict.fromkeys(spaces, 100.0)
+    output = llm.generate(["Answer:"], eager, use_tqdm=False)[0].outputs[0]
+    assert json.loads(output.text).keys() == {"name", "age"}
+
+
 def test_exactly_one_kind_must_be_given() -> None:
     with pytest.raises(ValueError, match="exactly one"):
         StructuredOutputsParams(regex="a", choice=["b"])

@@ -1,0 +1,292 @@
+"""Tool calls through OpenAI's client and LangChain: streamed and whole, chosen freely, demanded or forbidden."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+USER = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+                "near": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
+            },
+            "required": ["city", "unit", "near"],
+            "additionalProperties": False,
+            "$defs": {
+                "place": {
+                    "type": "object",
+                    "properties": {"x": {"type": "boolean"}},
+                    "required": ["x"],
+                    "additionalProperties": False,
+                }
+            },
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALLS = [("get_weather", {"city": '}"{ 日本', "unit": "celsius"}), ("now", {})]
+
+
+def hermes(calls=CALLS, before="") -> str:
+    return before + "\n".join(
+        "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+@pytest.fixture(scope="module")
+def server(start):
+    flags = ["--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--served-model-name", "tiny"]
+    return start("--kv-cache-memory-bytes", str(64 << 20), *flags)
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client()
+
+
+def chat(client, *, says: str | None = None, **options):
+    """``says``: what the model, whose weights are made up, is brought to write by a grammar."""
+    extra = {"structured_outputs": {"choice": [says]}} if says is not None else {}
+    fields = {"tools": [WEATHER, NOW], "max_tokens": 300, "temperature": 0, "seed": 1, **options}
+    return client.chat.completions.create(model="tiny", messages=USER, extra_body=extra, **fields)
+
+
+def added_up(stream):
+    """A stream as (role, content, calls, finish_reason)."""
+    role, content, calls, finish = None, "", [], None
+    for chunk in stream:
+        for choice in chunk.choices:
+            delta = choice.delta
+            role = delta.role or role
+            content += delta.content or ""
+            finish = choice.finish_reason or finish
+            for piece in delta.tool_calls or []:
+                if piece.id:
+                    assert piece.index == len(calls) and piece.type == "function" and piece.function.name
+                    calls.append({"id": piece.id, "name": piece.function.name, "arguments": ""})
+                calls[piece.index]["arguments"] += piece.function.arguments or ""
+    return role, content, calls, finish
+
+
+def test_the_model_calls_tools_of_its_own_accord(client):
+    choice = chat(client, says=hermes(before="Let me look.\n")).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me look."
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls] == CALLS
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+
+
+def test_the_streamed_calls_are_the_same(client):
+    role, content, calls, finish = added_up(chat(client, says=hermes(before="Let me look.\n"), stream=True))
+    assert (role, content, finish) == ("assistant", "Let me look.", "tool_calls")
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == CALLS
+
+
+def test_arguments_are_streamed_while_they_are_written(client):
+    says = hermes([("get_weather", {"city": "a long name of a city " * 5})])
+    chunks = [c for c in chat(client, says=says, stream=True) if c.choices and c.choices[0].delta.tool_calls]
+    assert len(chunks) > 20
+
+
+def test_content_is_null_when_there_are_only_calls(client):
+    assert chat(client, says=hermes()).choices[0].message.content is None
+
+
+def test_a_broken_call_is_content(client):
+    broken = '<tool_call>{"name": now}</tool_call>'
+    choice = chat(client, says=broken).choices[0]
+    assert choice.message.content == broken and not choice.message.tool_calls and choice.finish_reason == "stop"
+    assert added_up(chat(client, says=broken, stream=True))[1:3] == (broken, [])
+
+
+def test_parallel_calls_can_be_turned_off(client):
+    choice = chat(client, says=hermes(), parallel_tool_calls=False).choices[0]
+    assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+    assert len(added_up(chat(client, says=hermes(), parallel_tool_calls=False, stream=True))[2]) == 1
+
+
+def test_none_leaves_the_text_alone(client):
+    choice = chat(client, says=hermes(), tool_choice="none").choices[0]
+    assert choice.message.content == hermes() and not choice.message.tool_calls and choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_required_always_brings_calls_that_keep_to_the_schema(client, stream):
+    """Whatever the model would have said: it is random."""
+    for seed in range(3):
+        answer = chat(
+            client, tool_choice="required", temperature=1, seed=seed, stream=stream, parallel_tool_calls=False
+        )
+        if stream:
+            _, content, calls, finish = added_up(answer)
+            found = [(call["name"], call["arguments"]) for call in calls]
+        else:
+            choice = answer.choices[0]
+            content, finish = choice.message.content or "", choice.finish_reason
+            found = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
+        assert finish == "tool_calls" and content == "" and len(found) == 1
+        name, arguments = found[0][0], json.loads(found[0][1])
+        if name == "now":
+            assert arguments == {}
+        else:
+            assert name == "get_weather" and arguments.keys() == {"city", "unit", "near"}
+            assert arguments["unit"] in ("celsius", "fahrenheit")
+            assert all(place.keys() == {"x"} for place in arguments["near"])
+
+
+def test_a_named_tool_is_called(client):
+    named = {"type": "function", "function": {"name": "now"}}
+    choice = chat(client, tool_choice=named).choices[0]
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls] == [("now", {})]
+    assert choice.message.content is None and choice.finish_reason == "tool_calls"
+    _, content, calls, finish = added_up(chat(client, tool_choice=named, stream=True))
+    assert (content, calls[0]["name"], json.loads(calls[0]["arguments"]), finish) == ("", "now", {}, "tool_calls")
+
+
+def test_every_sample_has_its_own_calls(client):
+    named = {"type": "function", "function": {"name": "now"}}
+    answer = chat(client, tool_choice=named, n=3)
+    ids = [choice.message.tool_calls[0].id for choice in answer.choices]
+    assert len(set(ids)) == 3
+
+
+def test_calls_and_results_in_the_history_reach_the_template(start):
+    template = (
+        "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "({{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}){% endfor %}"
+        "{{ m.tool_call_id }};{% endfor %}"
+    )
+    server = start("--chat-template", template, "--served-model-name", "tiny", "--tool-call-parser", "hermes")
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]  # fmt: skip
+    body = {"messages": messages, "tools": [WEATHER, NOW]}
+    ids = server.post("/tokenize", body).json()["tokens"]
+    text = server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert text == (
+        "[get_weather][now]user:What is the weather in Paris?;assistant:(c1 get_weather Paris);tool:sunnyc1;"
+    )
+    answer = server.client().chat.completions.create(model="tiny", max_tokens=2, **body)
+    assert answer.usage.prompt_tokens == len(ids)
+
+
+def function(**fields) -> dict:
+    return {"tools": [{"type": "function", "function": fields}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tools": [{"type": "retrieval"}]}, ["tools.0.type", "retrieval"]),
+        ({"tools": [{"type": "function"}]}, ["tools.0.function"]),
+        (function(), ["tools.0.function.name"]),
+        (function(name=""), ["tools.0.function.name"]),
+        (function(name=7), ["tools.0.function.name", "7"]),
+        (function(name="x" * 300), ["tools.0.function.name", "256"]),
+        (function(name="f", description=1), ["tools.0.function.description"]),
+        (function(name="f", parameters=[]), ["tools.0.function.parameters"]),
+        (function(name="f", strict="yes"), ["tools.0.function.strict"]),
+        ({"tools": [NOW, NOW]}, ["tools", "now", "twice"]),
+        ({"tools": [NOW], "tool_choice": "always"}, ["tool_choice", "always"]),
+        ({"tools": [NOW], "tool_choice": {"type": "function"}}, ["tool_choice"]),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "then"}}},
+            ["tool_choice.function.name", "then", "now"],
+        ),
+        ({"tool_choice": "required"}, ["tool_choice needs tools"]),
+        ({"tools": [], "tool_choice": "required"}, ["tool_choice needs tools"]),
+        ({**function(name="f", parameters={"type": "nonsense"}), "tool_choice": "required"}, ["tools", "nonsense"]),
+        (
+            {
+                **function(name="f", parameters={"type": "object", "properties": {"a": {"pattern": "("}}}),
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+            },
+            ["tools.0.function.parameters"],
+        ),
+        ({"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}}, ["response_format"]),
+    ],
+)
+def test_bad_tools_are_refused_by_name(server, fields, says):
+    answer = server.post("/v1/chat/completions", {"messages": USER, **fields})
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert all(word in message for word in says), message
+
+
+def test_auto_without_a_known_format_says_what_to_do(shared_server):
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+        shared_server.client().chat.completions.create(model="tiny", messages=USER, tools=[NOW])
+
+
+def test_auto_can_be_turned_off(start):
+    server = start("--no-enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    answer = server.post("/v1/chat/completions", {"messages": USER, "tools": [NOW]})
+    assert answer.status_code == 400 and "--no-enable-auto-tool-choice" in answer.json()["error"]["message"]
+
+
+# LangChain
+
+
+@pytest.fixture(scope="module")
+def langchain(server):
+    langchain_openai = pytest.importorskip("langchain_openai")
+
+    def make(says: str | None = None, **options):
+        extra = {"structured_outputs": {"choice": [says]}} if says is not None else {}
+        return langchain_openai.ChatOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", model="tiny", temperature=0, max_retries=0, extra_body=extra,
+            **{"max_tokens": 300, **options},
+        )  # fmt: skip
+
+    return make
+
+
+def test_langchain_binds_tools(langchain):
+    llm = langchain(hermes()).bind_tools([WEATHER, NOW])
+    answer = llm.invoke("What is the weather?")
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == CALLS
+    assert answer.response_metadata["finish_reason"] == "tool_calls" and not answer.invalid_tool_calls
+
+
+def test_langchain_streams_tool_calls(langchain):
+    total = None
+    for chunk in langchain(hermes(before="Wait.")).bind_tools([WEATHER, NOW]).stream("What is the weather?"):
+        total = chunk if total is None else total + chunk
+    assert [(call["name"], call["args"]) for call in total.tool_calls] == CALLS
+    assert total.content == "Wait."
+
+
+def test_langchain_agent_loop(langchain):
+    """Tool results go back with the history that LangChain makes of the answer."""
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    first = langchain(hermes([("now", {})])).bind_tools([NOW]).invoke("What time is it?")
+    history = [HumanMessage("What time is it?"), first, ToolMessage("noon", tool_call_id=first.tool_calls[0]["id"])]
+    assert langchain("It is noon.").bind_tools([NOW]).invoke(history).content == "It is noon."
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_langchain_structured_output(langchain, method):
+    from pydantic import BaseModel, Field
+
+    class Answer(BaseModel):
+        sunny: bool
+        degrees: int = Field(ge=0, le=9)
+
+    answer = langchain().with_structured_output(Answer, method=method).invoke("What is the weather?")
+    assert isinstance(answer, Answer)
