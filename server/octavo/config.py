@@ -72,7 +72,7 @@ class CacheConfig:
 @dataclass(frozen=True)
 class SchedulerConfig:
     max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 2048  # 0: what suits the device, decided by the worker
     long_prefill_token_threshold: int = 0  # 0: no cap on one prompt's share of a step
     policy: str = "fcfs"  # fcfs | priority
     max_model_len: int = 2048
@@ -156,8 +156,8 @@ class EngineArgs:
         own_len = int(hf_config.get("max_position_embeddings") or 2048)
         max_model_len = self._max_model_len(own_len, hf_config)
         max_num_seqs = self.max_num_seqs or 128
-        budget = self.max_num_batched_tokens or max(2048, max_num_seqs)
-        if budget < max_num_seqs:
+        budget = self.max_num_batched_tokens or 0
+        if 0 < budget < max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({max_num_seqs}), or running "
                 "sequences could not all decode in one step; raise the first or lower the second"

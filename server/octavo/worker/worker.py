@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from octavo import platform
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
 from octavo.errors import ConfigError
@@ -18,6 +18,9 @@ from octavo.worker.memory import MemoryLedger, plan_cpu_memory
 from octavo.worker.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+# Tokens in one step unless said otherwise. A CPU takes about a millisecond for each: what decodes beside it waits.
+STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
 def choose_device(device: str) -> torch.device:
@@ -47,9 +50,15 @@ class Worker:
         )
         for line in self.ledger.lines():
             logger.info(line)
-        self.config = replace(config, scheduler=replace(config.scheduler, max_model_len=self.ledger.max_model_len))
+        self.config = replace(config, scheduler=self._scheduler_config(config.scheduler))
         self.runner = ModelRunner(self.config, self.model, self.device)
         self.runner.kv_caches = [self._allocate_kv(spec) for spec in specs]
+
+    def _scheduler_config(self, asked: SchedulerConfig) -> SchedulerConfig:
+        budget = asked.max_num_batched_tokens
+        if budget == 0:
+            budget = max(STEP_TOKENS[self.device.type], asked.max_num_seqs)
+        return replace(asked, max_model_len=self.ledger.max_model_len, max_num_batched_tokens=budget)
 
     def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
         """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are used."""
