@@ -1,0 +1,223 @@
+"""Every rule of the CRD, both ways, judged by the API server: what is wrong is refused by the field's name, and the
+nearest thing that is right is taken."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from clusterrig.fixtures import Cluster
+from support.llmd import manifest
+
+from octavo_operator import crd
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+PVC = {"mode": "pvc", "pvc": {"size": "1Gi"}}
+RWX = {"mode": "pvc", "pvc": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
+HF = "hf://org/name"
+
+
+def model(**more: Any) -> dict[str, Any]:
+    return {"model": {"uri": HF, **more}}
+
+
+def uri(text: str) -> dict[str, Any]:
+    return {"model": {"uri": text}}
+
+
+# What the message must say, a spec that is wrong, and one beside it that is right.
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("model.uri: unknown source", uri("s3://bucket/key"), uri("hf://org/name")),
+    ("model.uri: neither an alias", uri("a b"), uri("org/name")),
+    ("model.uri: neither an alias", uri("/models/x"), uri("file:///models/x")),
+    ("model.uri: hf:// is followed", uri("hf://name"), uri("hf://org/name/file.gguf")),
+    ("model.uri: hf:// is followed", uri("hf://org/name:"), uri("hf://org/name:Q4_K_M")),
+    ("model.uri: pvc:// is followed", uri("pvc://claim/../x"), uri("pvc://claim/x/y")),
+    ("model.uri: pvc:// is followed", uri("pvc://Claim"), uri("pvc://claim")),
+    ("model.uri: https:// must lead", uri("https://host/model.bin"), uri("https://host/model.gguf")),
+    ("model.uri: file:// is followed", uri("file://models"), uri("file:///models")),
+    ("model.revision", {"model": {"uri": "file:///m", "revision": "main"}}, model(revision="main")),
+    (
+        "model.credentialsSecretRef",
+        {"model": {"uri": "pvc://m", "credentialsSecretRef": {"name": "s"}}},
+        model(credentialsSecretRef={"name": "s"}),
+    ),
+    ("model.cache.mode pvc", {"model": {"uri": "file:///m", "cache": PVC}}, model(cache=PVC)),
+    ("model.aliases must not", model(name="a", aliases=["a"]), model(name="a", aliases=["b"])),
+    ("chatTemplate: give exactly one", model(chatTemplate={}), model(chatTemplate={"inline": "x"})),
+    (
+        "chatTemplate: give exactly one",
+        model(chatTemplate={"inline": "x", "configMapRef": {"name": "c"}}),
+        model(chatTemplate={"configMapRef": {"name": "c"}}),
+    ),
+    ("cache: mode pvc needs cache.pvc", model(cache={"mode": "pvc"}), model(cache=PVC)),
+    ("cache: mode pvc needs cache.pvc", model(cache={"mode": "emptyDir", "pvc": {"size": "1Gi"}}), model(cache={})),
+    ("cache.sizeLimit", model(cache={**PVC, "sizeLimit": "1Gi"}), model(cache={"sizeLimit": "1Gi"})),
+    (
+        "cache.pvc: give either size",
+        model(cache={"mode": "pvc", "pvc": {"size": "1Gi", "existingClaim": "c"}}),
+        model(cache={"mode": "pvc", "pvc": {"existingClaim": "c"}}),
+    ),
+    (
+        "storageClassName and retain",
+        model(cache={"mode": "pvc", "pvc": {"existingClaim": "c", "retain": True}}),
+        model(cache={"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}),
+    ),
+    (
+        "replicas: a cache that is ReadWriteOnce",
+        {**model(cache=PVC), "replicas": 2},
+        {**model(cache=RWX), "replicas": 2},
+    ),
+    ("engine.maxModelLen", {"engine": {"maxModelLen": 0}}, {"engine": {"maxModelLen": 4096}}),
+    ("engine.maxModelLen", {"engine": {"maxModelLen": "big"}}, {"engine": {"maxModelLen": "auto"}}),
+    ("engine.args: --host", {"engine": {"args": ["--port=1"]}}, {"engine": {"args": ["--portable"]}}),
+    (
+        "give value or valueFrom",
+        {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        {"engine": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+    ),
+    (
+        "engine.env: OCTAVO_API_KEY",
+        {"auth": {"apiKeySecretRef": {"name": "k"}}, "engine": {"env": [{"name": "OCTAVO_API_KEY", "value": "x"}]}},
+        {"auth": {"apiKeySecretRef": {"name": "k"}}, "engine": {"env": [{"name": "OTHER", "value": "x"}]}},
+    ),
+    (
+        "engine.env: HF_TOKEN",
+        {**model(credentialsSecretRef={"name": "s"}), "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
+        {**model(), "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
+    ),
+    ("gpuMemoryUtilization", {"engine": {"gpuMemoryUtilization": 0}}, {"engine": {"gpuMemoryUtilization": 1}}),
+    ("gpuMemoryUtilization", {"engine": {"gpuMemoryUtilization": 101}}, {"engine": {"gpuMemoryUtilization": 100}}),
+    (
+        "accelerator: mig",
+        {"accelerator": {"mig": "1g.10gb", "resourceName": "a.b/c"}},
+        {"accelerator": {"mig": "1g.10gb"}},
+    ),
+    ("rollout.maxSurge and", {"rollout": {"maxSurge": 1}}, {"rollout": {"type": "RollingUpdate", "maxSurge": 1}}),
+    (
+        "cannot both be 0",
+        {"rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "0%"}},
+        {"rollout": {"type": "RollingUpdate", "maxSurge": 0, "maxUnavailable": "1%"}},
+    ),
+    (
+        "maxSurge",
+        {"rollout": {"type": "RollingUpdate", "maxSurge": "1"}},
+        {"rollout": {"type": "RollingUpdate", "maxSurge": "10%"}},
+    ),
+    (
+        "above rollout.minReadySeconds",
+        {"rollout": {"progressDeadlineSeconds": 1000, "minReadySeconds": 1000}},
+        {"rollout": {"progressDeadlineSeconds": 1001, "minReadySeconds": 1000}},
+    ),
+    (
+        "above probes.startup.budgetSeconds",
+        {"rollout": {"progressDeadlineSeconds": 600}},
+        {"rollout": {"progressDeadlineSeconds": 601}},
+    ),
+    (
+        "lifecycle.terminationGracePeriodSeconds",
+        {"lifecycle": {"terminationGracePeriodSeconds": 70}},
+        {"lifecycle": {"terminationGracePeriodSeconds": 71}},
+    ),
+    ("routing.clientIP", {"routing": {"clientIP": {}}}, {"routing": {"strategy": "clientIP", "clientIP": {}}}),
+    ("routing.strategy", {"routing": {"strategy": "magic"}}, {"routing": {"strategy": "clientIP"}}),
+    ("monitoring.interval", {"monitoring": {"interval": "0s"}}, {"monitoring": {"interval": "1m"}}),
+    (
+        "podDisruptionBudget: give",
+        {"podDisruptionBudget": {"minAvailable": 1, "maxUnavailable": 1}},
+        {"podDisruptionBudget": {"minAvailable": "50%"}},
+    ),
+    (
+        "value",
+        {"podPatches": [{"op": "add", "path": "/spec/x"}]},
+        {"podPatches": [{"op": "add", "path": "/spec/x", "value": {}}]},
+    ),
+    (
+        "podPatches: move and copy",
+        {"podPatches": [{"op": "move", "path": "/spec/x"}]},
+        {"podPatches": [{"op": "move", "path": "/spec/x", "from": "/spec/y"}]},
+    ),
+    (
+        "path",
+        {"podPatches": [{"op": "remove", "path": "/status/x"}]},
+        {"podPatches": [{"op": "remove", "path": "/spec/x"}]},
+    ),
+    ("size", {"shm": {"size": "lots"}}, {"shm": {"size": "1Gi"}}),
+    (
+        "requests",
+        {"resources": {"requests": {"cpu": "two"}}},
+        {"resources": {"requests": {"cpu": 2, "memory": "1.5Gi"}}},
+    ),
+    ("replicas", {"replicas": -1}, {"replicas": 0}),
+    (
+        "unknown field",
+        {"scheduling": {"affinity": {"nodeAffinty": {}}}},
+        {"scheduling": {"affinity": {"nodeAffinity": {}}}},
+    ),
+]
+
+UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("cannot shrink", {"size": "2Gi"}, {"size": "1Gi"}, {"size": "3Gi"}),
+    (
+        "storageClassName cannot",
+        {"size": "1Gi", "storageClassName": "a"},
+        {"size": "1Gi", "storageClassName": "b"},
+        {"existingClaim": "x"},
+    ),
+    ("accessModes cannot", {"size": "1Gi"}, {"size": "1Gi", "accessModes": ["ReadWriteMany"]}, {"size": "1Gi"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _crd(operator_kubeconfig: Any) -> None:
+    """The chart has brought it."""
+
+
+def dry_run(cluster: Cluster, body: dict[str, Any]) -> str:
+    """What the API server has against it; empty: nothing."""
+    done = cluster.try_kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json.dumps(body))
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.parametrize(("message", "wrong", "right"), CASES, ids=[f"{i}-{c[0][:24]}" for i, c in enumerate(CASES)])
+def test_rule(cluster: Cluster, message: str, wrong: dict[str, Any], right: dict[str, Any]) -> None:
+    assert message in dry_run(cluster, manifest(**wrong))
+    assert dry_run(cluster, manifest(**right)) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "fine"), [("a" * 40, True), ("a" * 41, False), ("1a", False), ("a.b", False), ("a-1", True)]
+)
+def test_names(cluster: Cluster, name: str, fine: bool) -> None:
+    said = dry_run(cluster, manifest(name))
+    assert said == "" if fine else "metadata.name: at most 40" in said
+
+
+@pytest.mark.parametrize(("message", "before", "wrong", "right"), UPDATES, ids=[case[0] for case in UPDATES])
+def test_rule_of_changes(cluster: Cluster, namespace: str, message: str, before: Any, wrong: Any, right: Any) -> None:
+    def with_claim(pvc: dict[str, Any]) -> dict[str, Any]:
+        return manifest("toy", namespace, replicas=0, model={"uri": HF, "cache": {"mode": "pvc", "pvc": pvc}})
+
+    cluster.apply(with_claim(before), namespace=namespace)
+    done = cluster.try_kubectl("replace", "-f", "-", input=json.dumps(with_claim(wrong)))
+    assert message in done.stderr
+    done = cluster.try_kubectl("replace", "-f", "-", input=json.dumps(with_claim(right)))
+    assert done.returncode == 0, done.stderr
+
+
+def rules(schema: dict[str, Any]) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield rule["message"]
+    for inner in [*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])]:
+        yield from rules(inner)
+
+
+def test_every_rule_is_tested() -> None:
+    known = [case[0] for case in (*CASES, *UPDATES)] + ["metadata.name"]
+    schema = copy.deepcopy(crd.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    untested = [message for message in rules(schema) if not any(part in message for part in known)]
+    assert not untested

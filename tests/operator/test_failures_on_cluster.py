@@ -1,0 +1,203 @@
+"""What goes wrong in clusters, made to happen for real: each ends in a condition with cause and way out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from clusterrig import cluster as rig
+from clusterrig import settings
+from clusterrig.fixtures import Cluster, eventually
+from support.llmd import toy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+IMAGE = settings.TOOLBOX_IMAGE
+FETCHED = {"uri": "hf://org/name"}
+
+
+@pytest.fixture(autouse=True)
+def _running(operator: Any) -> None:
+    """Every test needs the operator."""
+
+
+def conditions(cluster: Cluster, namespace: str, name: str = "toy") -> dict[str, dict[str, Any]]:
+    status = cluster.get("llmd", name, namespace=namespace).get("status") or {}
+    return {condition["type"]: condition for condition in status.get("conditions") or []}
+
+
+def degraded(cluster: Cluster, namespace: str, reason: str, seconds: float = 30) -> str:
+    """Waits for the cause; all conditions must agree on it. Returns the message."""
+    eventually(lambda: conditions(cluster, namespace)["Degraded"]["reason"] == reason, seconds)
+    found = conditions(cluster, namespace)
+    assert (found["Degraded"]["status"], found["Ready"]["status"]) == ("True", "False")
+    assert found["Ready"]["reason"] == reason
+    return str(found["Degraded"]["message"])
+
+
+def recovers(cluster: Cluster, namespace: str) -> None:
+    def is_well() -> bool:
+        found = conditions(cluster, namespace)
+        return found["Ready"]["status"] == "True" and found["Degraded"]["status"] == "False"
+
+    eventually(is_well, 40)
+
+
+def fetch_ends_with(text: str) -> tuple[dict[str, Any], ...]:
+    """The container that fetches the model fails, and this is the last that it says."""
+    return (
+        {"op": "replace", "path": "/spec/initContainers/0/command", "value": ["/toolbox"]},
+        {"op": "replace", "path": "/spec/initContainers/0/args", "value": ["cat", f"/{text}"]},
+    )
+
+
+def test_no_gpu_is_free(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, accelerator={"resourceName": "octavo.dev/no-such-gpu"}), namespace=namespace)
+    message = degraded(cluster, namespace, "InsufficientGPU")
+    assert "no node has enough free octavo.dev/no-such-gpu" in message
+    patch = {"spec": {"accelerator": None}}
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", json.dumps(patch))
+    recovers(cluster, namespace)
+
+
+def test_no_node_may_take_it(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, scheduling={"nodeSelector": {"no": "such"}}), namespace=namespace)
+    assert "spec.scheduling" in degraded(cluster, namespace, "Unschedulable")
+
+
+def test_the_image_cannot_be_pulled(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy("example.com/none:1"), namespace=namespace)
+    assert "engine.image" in degraded(cluster, namespace, "ImagePullBackOff")
+
+
+def test_a_secret_is_missing_and_then_made(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, auth={"apiKeySecretRef": {"name": "keys"}}), namespace=namespace)
+    assert "there is no Secret keys" in degraded(cluster, namespace, "SecretNotFound")
+    cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=other=x")
+
+    def says_which_key() -> bool:
+        return "Secret keys has no key apiKey" in conditions(cluster, namespace)["Degraded"]["message"]
+
+    eventually(says_which_key, 30)
+    data = {"stringData": {"apiKey": "x"}}
+    cluster.kubectl("patch", "secret/keys", "-n", namespace, "--type=merge", "-p", json.dumps(data))
+    recovers(cluster, namespace)
+
+
+def test_the_engine_crashes(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, "cat", "/the-last-words"), namespace=namespace)
+    message = degraded(cluster, namespace, "CrashLoop")
+    assert "/the-last-words" in message
+    assert "exit code 1" in message
+
+
+def test_the_engine_needs_too_much_memory(cluster: Cluster, namespace: str) -> None:
+    spec = toy(IMAGE, "eat", "200", resources={"limits": {"memory": "40Mi"}})
+    cluster.apply(spec, namespace=namespace)
+    assert "resources.limits.memory" in degraded(cluster, namespace, "OOMKilled")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("error: org/name is gated: 401 Unauthorized", "GatedModel"),
+        ("error: 401 Unauthorized: invalid token", "Unauthorized"),
+        ("error: there is no such model org/name on the hub", "ModelNotFound"),
+        ("error: connection refused", "DownloadFailed"),
+    ],
+)
+def test_the_model_cannot_be_fetched(cluster: Cluster, namespace: str, said: str, reason: str) -> None:
+    cluster.apply(toy(IMAGE, model=FETCHED, patches=fetch_ends_with(said)), namespace=namespace)
+    message = degraded(cluster, namespace, reason)
+    assert said.partition(": ")[2] in message
+    found = conditions(cluster, namespace)["ModelCached"]
+    assert (found["status"], found["reason"]) == ("False", reason)
+
+
+def test_a_patch_does_not_fit_and_the_pods_stay(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    recovers(cluster, namespace)
+    bad = ({"op": "remove", "path": "/spec/containers/7"},)
+    cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
+    assert "spec.podPatches[2]: remove /spec/containers/7" in degraded(cluster, namespace, "BadPodPatch")
+    assert conditions(cluster, namespace)["Available"]["status"] == "True", "what ran goes on running"
+
+
+def test_a_patch_makes_what_the_api_server_refuses(cluster: Cluster, namespace: str) -> None:
+    bad = ({"op": "add", "path": "/spec/restartPolicy", "value": "Sometimes"},)
+    cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
+    assert "restartPolicy" in degraded(cluster, namespace, "Refused")
+
+
+def test_a_patch_makes_what_pod_security_forbids(cluster: Cluster, namespace: str) -> None:
+    bad = ({"op": "add", "path": "/spec/hostNetwork", "value": True},)
+    cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
+    assert "violates PodSecurity" in degraded(cluster, namespace, "PodSecurityViolation")
+
+
+def test_the_quota_is_used_up(cluster: Cluster, namespace: str) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    cluster.apply(quota, namespace=namespace)
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    assert "exceeded quota" in degraded(cluster, namespace, "QuotaExceeded")
+
+
+def test_the_quota_forbids_a_service_and_nothing_storms(cluster: Cluster, namespace: str) -> None:
+    hard = {"services": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
+    cluster.apply(quota, namespace=namespace)
+    eventually(lambda: cluster.get("quota", "none", namespace=namespace)["status"]["hard"], 20)
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    assert "exceeded quota" in degraded(cluster, namespace, "QuotaExceeded")
+
+
+def test_the_storage_class_does_not_exist(cluster: Cluster, namespace: str) -> None:
+    pvc = {"mode": "pvc", "pvc": {"size": "1Mi", "storageClassName": "none-such"}}
+    cluster.apply(toy(IMAGE, model={**FETCHED, "cache": pvc}), namespace=namespace)
+    assert "storage class" in degraded(cluster, namespace, "PVCPending")
+
+
+def test_a_claim_does_not_exist(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE, model={"uri": "pvc://none-such/x"}), namespace=namespace)
+    assert "no PersistentVolumeClaim none-such" in degraded(cluster, namespace, "PVCNotFound")
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_rollout_goes_on_where_every_gpu_is_taken(
+    cluster: Cluster, namespace: str, patience: int, request: Any
+) -> None:
+    if not cluster.is_rig:
+        pytest.skip("needs fake GPU nodes")
+    product = f"SCARCE-{namespace}"
+    rig.add_fake_nodes(settings.default_places(), 1, gpus=1, product=product, prefix=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "node", f"{namespace}-0"))
+    spec: dict[str, Any] = {
+        "accelerator": {"count": 1},
+        "scheduling": {
+            "nodeSelector": {"nvidia.com/gpu.product": product},
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "rollout": {"surgePatienceSeconds": patience},
+        "model": {"uri": "file:///m"},
+    }
+    cluster.apply(toy(IMAGE, **spec), namespace=namespace)
+    recovers(cluster, namespace)
+    cluster.apply(toy(IMAGE, **{**spec, "engine": {"maxNumSeqs": 3}}), namespace=namespace)
+
+    def done() -> bool:
+        generation = cluster.get("llmd", "toy", namespace=namespace)["metadata"]["generation"]
+        found = conditions(cluster, namespace)
+        progress = found["Progressing"]
+        return progress["reason"] == "Complete" and progress["observedGeneration"] == generation == 2
+
+    eventually(done, 40)
+    recovers(cluster, namespace)
+    expected = {"maxSurge": 1, "maxUnavailable": 0} if patience else {"maxSurge": 0, "maxUnavailable": 1}
+
+    def strategy() -> Any:
+        return cluster.get("deployment", "toy", namespace=namespace)["spec"]["strategy"]["rollingUpdate"]
+
+    eventually(lambda: strategy() == expected, 5)
+    told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]
+    assert told.count("MakingRoom") == (1 if patience else 0)
