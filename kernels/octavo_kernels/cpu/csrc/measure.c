@@ -2,14 +2,6 @@
 #include "dot.h"
 #include "ops.h"
 
-#if defined(__AVX512F__)
-#define REGISTER(x) "+v"(x)
-#elif defined(__x86_64__)
-#define REGISTER(x) "+x"(x)
-#else
-#define REGISTER(x) "+w"(x)
-#endif
-
 void op_read_memory(const struct read_memory_args *a, struct member *m) {
     int64_t i, end;
     team_share(m, a->bytes / 64, &i, &end);
@@ -26,14 +18,14 @@ void op_read_memory(const struct read_memory_args *a, struct member *m) {
 
 // `rounds` times 12 independent dot products of VW lanes x 4 int8 on every thread
 void op_dot_products(const struct dot_products_args *a, struct member *m) {
-    vi acc[12] = {0};
+    vi acc[12];
+    for (int i = 0; i < 12; i++) acc[i] = splat_int(i);  // or one chain would do for all
     vbytes w = (vbytes)lane_index() & 15;
     vi x = splat_int((int32_t)a->rounds & 0x01010101);
     for (int64_t r = 0; r < a->rounds; r++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++) acc[i] = dot4(acc[i], w, x, 8);
-#pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) __asm__ volatile("" : REGISTER(acc[i]));
+        x = (vi)((vu)x ^ (vu)w);  // so that no round can be left out
     }
     for (int i = 1; i < 12; i++) acc[0] += acc[i];
     a->out[m->rank] = acc[0][0];

@@ -1,0 +1,122 @@
+"""A recorded step does what the step does, on whatever its inputs hold when it is replayed, and refuses what it cannot hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import octavo_kernels
+from octavo_kernels import AttentionMetadata, cpu, quant
+from octavo_kernels.cpu import runtime
+
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 16, 8, 4, 3
+HIDDEN, INNER, VOCAB, MAX_BLOCKS = HEADS * HEAD_SIZE, 160, 50, 6
+
+pytestmark = pytest.mark.skipif(runtime.get_library() is None, reason="needs the C kernels")
+
+
+class Decoder:
+    """A small llama: quantised linears, paged attention, and inputs that lie at fixed places."""
+
+    def __init__(self, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+
+        def weight(n: int, k: int) -> quant.PackedLinear:
+            return quant.pack_w8(torch.randn(n, k, generator=g) * k**-0.5)
+
+        shapes = [((HEADS + 2 * KV_HEADS) * HEAD_SIZE, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+        self.layers = [[weight(*shape) for shape in shapes] for _ in range(LAYERS)]
+        self.table = torch.randn(VOCAB, HIDDEN, generator=g)
+        self.norm = torch.rand(HIDDEN, generator=g) + 0.5
+        self.head = quant.pack_w8(self.table, terms=2)
+        angles = torch.outer(torch.arange(MAX_BLOCKS * BLOCK).float(), 10000.0 ** (-torch.arange(0, 1, 2 / HEAD_SIZE)))
+        self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        self.caches = [torch.randn(2, 40, KV_HEADS, BLOCK, HEAD_SIZE, generator=g) for _ in range(LAYERS)]
+        self.ids, self.positions = torch.zeros(ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
+        self.metadata = AttentionMetadata(
+            query_start_loc=torch.arange(ROWS + 1, dtype=torch.int32),
+            seq_lens=torch.ones(ROWS, dtype=torch.int32),
+            block_table=torch.zeros(ROWS, MAX_BLOCKS, dtype=torch.int32),
+            slot_mapping=torch.full((ROWS,), -1),
+            max_query_len=1,
+            max_seq_len=MAX_BLOCKS * BLOCK,
+            num_actual_tokens=ROWS,
+        )
+
+    def fill(self, seed: int, rows: int = ROWS) -> None:
+        """Other tokens of other sequences, ``rows`` of them and padding."""
+        g = torch.Generator().manual_seed(seed)
+        m = self.metadata
+        lengths = torch.randint(1, MAX_BLOCKS * BLOCK, (ROWS,), generator=g)
+        lengths[rows:] = 0
+        m.block_table[:] = (torch.randperm(39, generator=g)[: ROWS * MAX_BLOCKS] + 1).view(ROWS, -1)
+        m.seq_lens[:] = lengths
+        m.query_start_loc[:] = torch.arange(ROWS + 1).clamp(max=rows)
+        self.ids[:] = torch.randint(0, VOCAB, (ROWS,), generator=g)
+        self.positions[:] = (lengths - 1).clamp(min=0)
+        page = m.block_table[torch.arange(ROWS), self.positions // BLOCK]
+        m.slot_mapping[:] = page * BLOCK + self.positions % BLOCK
+        m.slot_mapping[rows:] = -1
+
+    def step(self) -> torch.Tensor:
+        k = octavo_kernels
+        x, residual = k.embedding(self.ids, self.table), None
+        for cache, (qkv, out, gate_up, down) in zip(self.caches, self.layers, strict=True):
+            rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual)
+            q = k.rope_and_cache(
+                k.quantized_linear(rows, qkv), self.positions, self.cos_sin, cache, self.metadata.slot_mapping,
+                HEADS, KV_HEADS, HEAD_SIZE,
+            )  # fmt: skip
+            x = k.quantized_linear(k.paged_attention(q, cache, self.metadata, 0.25).view(ROWS, -1), out)
+            x, residual = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)
+            x = k.quantized_linear(k.silu_and_mul(k.quantized_linear(x, gate_up)), down)
+        x, _ = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)
+        return k.quantized_linear(x, self.head)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_replaying_is_running(threads, count):
+    """Logits and the cache that replays leave are those of running the step, to the bit, with padding rows and without."""
+    threads(count)
+    recorded, plain = Decoder(), Decoder()
+    recorded.fill(0)
+    plain.fill(0)
+    first, program = cpu.record(recorded.step)
+    assert torch.equal(first, plain.step())
+    for seed in range(1, 8):
+        rows = ROWS if seed % 2 else seed % ROWS + 1
+        recorded.fill(seed, rows)
+        plain.fill(seed, rows)
+        program.replay()
+        assert torch.equal(first[:rows], plain.step()[:rows])
+        assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
+
+
+def test_intermediate_results_share_memory():
+    """The arena holds what is needed at one time, not every layer's results side by side."""
+    decoder = Decoder()
+    decoder.fill(0)
+    _, program = cpu.record(decoder.step)
+    arena = program._memory[0].numel()
+    row_bytes = 4 * (2 * INNER + 3 * HIDDEN + (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
+    assert arena < 2 * ROWS * row_bytes
+
+
+def test_foreign_operations_are_refused_by_name():
+    decoder = Decoder()
+    decoder.fill(0)
+    with pytest.raises(cpu.RecordingError, match="aten::mul"):
+        cpu.record(lambda: decoder.step() * 2)
+    with pytest.raises(cpu.RecordingError, match="already"):
+        cpu.record(lambda: cpu.record(decoder.step)[0])
+    cpu.record(decoder.step)  # an attempt that failed leaves nothing behind
+
+
+def test_without_the_library_nothing_is_recorded():
+    before = runtime.get_library()
+    runtime.use_library(None)
+    try:
+        with pytest.raises(cpu.RecordingError, match="not there"):
+            cpu.record(lambda: torch.empty(1))
+    finally:
+        runtime.use_library(before)
