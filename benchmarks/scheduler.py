@@ -44,7 +44,7 @@ def measure(running: int, waiting: int, steps: int, reason: str) -> tuple[float,
     config = SchedulerConfig(
         max_num_seqs=running if reason == "rows" else running + waiting,
         max_num_batched_tokens=8192,
-        max_model_len=blocks * 16,
+        max_model_len=(blocks - 1) * 16,
     )
     scheduler = Scheduler(config, KVCacheManager(blocks, 16))
     for i in range(running):

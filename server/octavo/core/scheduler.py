@@ -71,6 +71,12 @@ class Scheduler:
     """Owns every unfinished sequence and the KV cache manager."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        """Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
+        if kv.blocks_for(config.max_model_len) > kv.pool.num_usable_blocks:
+            raise ValueError(
+                f"max_model_len {config.max_model_len} needs {kv.blocks_for(config.max_model_len)} KV cache blocks, "
+                f"the cache has {kv.pool.num_usable_blocks}; lower it or give the cache more memory"
+            )
         self.config = config
         self.kv = kv
         self.requests: dict[str, Request] = {}

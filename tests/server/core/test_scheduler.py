@@ -202,6 +202,13 @@ def test_a_prompt_that_can_never_fit_is_refused() -> None:
     scheduler.add_request(core_request("r", [1], max_tokens=1))  # the id is free again
 
 
+def test_a_pool_too_small_for_the_longest_sequence_is_refused() -> None:
+    """Such a sequence would preempt itself for ever."""
+    make_scheduler(num_blocks=4, block_size=4, max_model_len=16)
+    with pytest.raises(ValueError, match="max_model_len 17 needs 5 KV cache blocks, the cache has 4"):
+        make_scheduler(num_blocks=4, block_size=4, max_model_len=17)
+
+
 def test_allocated_blocks_are_nearly_full() -> None:
     rng = random.Random(0)
     scheduler = make_scheduler(num_blocks=200 * 64, max_num_seqs=200, max_num_batched_tokens=200_000)
