@@ -183,7 +183,7 @@ def test_a_rollout_goes_on_where_every_gpu_is_taken(
     }
     cluster.apply(toy(IMAGE, **spec), namespace=namespace)
     recovers(cluster, namespace)
-    cluster.apply(toy(IMAGE, **{**spec, "engine": {"maxNumSeqs": 3}}), namespace=namespace)
+    cluster.apply(toy(IMAGE, **{**spec, "engine": {"env": [{"name": "CHANGED", "value": "1"}]}}), namespace=namespace)
 
     def done() -> bool:
         generation = cluster.get("llmd", "toy", namespace=namespace)["metadata"]["generation"]
