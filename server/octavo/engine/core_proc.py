@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -217,6 +218,9 @@ def main(directory: Path) -> int:
         context.destroy(linger=2000)  # waits until it is sent
         return 1
     proc = CoreProc(core, requests, outputs, heartbeat)
+    # Modules and weights live as long as we do: the collector need not look at them again in the middle of a step.
+    gc.collect()
+    gc.freeze()
     beat_args = (heartbeat, proc, options.watchdog_seconds, _memory_reader(core.config.device))
     threading.Thread(target=_beat, args=beat_args, name="heartbeat", daemon=True).start()
     heartbeat.beat()
