@@ -22,13 +22,8 @@ from octavo_kernels.cpu.runtime import get_library
 
 T = TypeVar("T")
 
-# What torch may do in a recorded step: make room, and look at tensors in another shape.
+# How torch makes room. Beside that it may only look at tensors in another shape in a recorded step.
 _ROOM = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
-_VIEWS = {
-    "aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias", "aten::alias", "aten::detach",
-    "aten::slice", "aten::select", "aten::split", "aten::split_with_sizes", "aten::unsqueeze", "aten::squeeze",
-    "aten::transpose", "aten::permute", "aten::t", "aten::expand", "aten::as_strided", "aten::unflatten", "aten::flatten",
-}  # fmt: skip
 
 
 class RecordingError(RuntimeError):
@@ -86,9 +81,16 @@ class _Watch(TorchDispatchMode):
         name = func._schema.name
         if name in _ROOM:
             self.buffers.append(result)
-        elif name not in _VIEWS:
+        elif func._schema.is_mutable or not _is_view(result, (*args, *(kwargs or {}).values())):
             self.foreign.add(name)
         return result
+
+
+def _is_view(result: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether all of ``result`` (one tensor or several) lies where an argument lies, so that nothing was computed."""
+    known = {t.untyped_storage().data_ptr() for t in arguments if isinstance(t, Tensor)}
+    results = result if isinstance(result, list | tuple) else [result]
+    return all(isinstance(t, Tensor) and t.untyped_storage().data_ptr() in known for t in results)
 
 
 def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple[bytes, list[Tensor]]:
