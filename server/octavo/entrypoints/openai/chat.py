@@ -100,7 +100,8 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
     )
     inside = _ends_inside_thoughts(state, ids)
     if request.grammar is not None and state.args.reasoning_parser is not None:
-        request.grammar = after_thoughts(request.grammar, inside)
+        assert state.engine.tokenizer is not None
+        request.grammar = after_thoughts(request.grammar, inside, state.engine.tokenizer.backend.token_to_id)
     continued = messages[-1] if body.continue_final_message or not _generates(body) else None
     role = continued["role"] if continued is not None else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -134,9 +134,22 @@ def _checked(field: str, given: dict[str, Any]) -> Constraint:
     return _make(field, **given)
 
 
-def after_thoughts(grammar: str, inside: bool) -> str:
-    """A grammar whose answer may follow thoughts, or must when the prompt has opened them (``inside``)."""
+def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:
+    """A grammar whose answer may follow thoughts, or must when the prompt has opened them (``inside``).
+
+    ``token_id``: of a text that is one token of the model's vocabulary. Such tags are told from text by llguidance.
+    """
+    opening, closing = _literal(BEGIN, token_id), _literal(END, token_id)
+    thoughts = rf"({opening})? thoughts" if inside else rf"(/\n{{0,2}}/ {opening} thoughts)?"
+    if token_id(END) is None:
+        rule = f"thoughts[suffix={closing}]: /(.|\\n)*/"
+    else:
+        rule = f"thoughts: /(.|\\n)*/ {closing}"
+    lead = f"start: {thoughts} /\\n{{0,2}}/ @answer\n{rule}\n"
     parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    thoughts = "thoughts" if inside else rf"(/\s*{BEGIN}/ thoughts)?"
-    lead = f'start: {thoughts} answer\nthoughts[suffix="{END}"]: /(.|\\n)*/\nanswer: /\\s*/ @answer\n'
     return json.dumps({"grammars": [{"lark_grammar": lead}, {**parts[0], "name": "answer"}, *parts[1:]]})
+
+
+def _literal(tag: str, token_id: Callable[[str], int | None]) -> str:
+    number = token_id(tag)
+    return json.dumps(tag) if number is None else f"<[{number}]>"
