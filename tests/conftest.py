@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import octavo  # noqa: F401  (sets how OpenMP waits, before torch is loaded)
 import pytest
 from hypothesis import HealthCheck, settings
+
+import octavo  # noqa: F401  (sets how OpenMP waits, before torch is loaded)
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
