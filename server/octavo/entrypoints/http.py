@@ -79,8 +79,12 @@ async def read_body(request: Request, model: type[Body], max_bytes: int) -> Body
         if size > max_bytes:
             raise _too_large(max_bytes)
         parts.append(chunk)
+    body = b"".join(parts)
+    max_values = request.app.state.server.max_body_values
+    if body.count(b",") + body.count(b"{") > max_values:
+        raise APIError(413, f"The body holds more than {max_values} values, more than the model could take; send less")
     try:
-        return model.model_validate_json(b"".join(parts))
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from None
 

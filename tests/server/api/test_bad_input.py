@@ -233,6 +233,15 @@ def test_other_content_types(server):
         check(response, 415, 0, "application/json")
 
 
+@pytest.mark.parametrize("piece", [b'{"a":[1,2,3]}', b"5"], ids=["nested", "numbers"])
+def test_millions_of_values(server, piece):
+    """They would hold up the event loop for half a second, if they were parsed."""
+    body = b'{"prompt": "x", "unknown": [' + b",".join([piece] * 400_000) + b"]}"
+    headers = {"content-type": "application/json"}
+    response, seconds = timed(httpx.post, server.url + "/v1/completions", content=body, headers=headers, timeout=30)
+    check(response, 413, seconds, "200000 values")
+
+
 def test_ten_megabytes(server):
     body = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
     response, seconds = timed(

@@ -1,0 +1,96 @@
+"""A reader that is slower than the engine misses nothing and piles nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.engine.async_llm import RequestStream
+from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import EngineDeadError
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+
+def make_request(kind: RequestOutputKind, n: int = 1) -> EngineCoreRequest:
+    return EngineCoreRequest("r", [1], SamplingParams(n=n, output_kind=kind, max_tokens=None), [], 0.0)
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(10, 300), st.booleans()), min_size=1, max_size=30),
+    kind=st.sampled_from([RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE]),
+)
+@settings(deadline=None, max_examples=200)
+def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
+    """Each step gives one of three samples a token; the third number says whether the reader reads after it."""
+
+    async def run() -> None:
+        request = make_request(kind, n=3)
+        processor, stream = OutputProcessor(byte_level), RequestStream(request)
+        processor.add_request(request, None, stream)
+        expected: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        texts = {0: "", 1: "", 2: ""}
+
+        async def read() -> None:
+            output = await stream.get()
+            for completion in output.outputs:
+                if kind is RequestOutputKind.DELTA:
+                    seen[completion.index] += completion.token_ids
+                    texts[completion.index] += completion.text
+                else:
+                    seen[completion.index] = completion.token_ids
+                    texts[completion.index] = completion.text
+
+        for index, token, reads in steps:
+            expected[index].append(token)
+            processor.process_outputs([EngineCoreOutput("r", index, [token])], 1.0)
+            if reads:
+                await read()
+        ends = [EngineCoreOutput("r", index, [], finish_reason="length") for index in range(3)]
+        processor.process_outputs(ends, 2.0)
+        await read()
+        assert stream.finished
+        assert seen == expected
+        assert texts == {index: byte_level.decode(ids) for index, ids in expected.items()}
+
+    asyncio.run(run())
+
+
+def test_a_waiting_reader_is_woken():
+    async def run() -> None:
+        stream = RequestStream(make_request(RequestOutputKind.DELTA))
+        processor = OutputProcessor(None)
+        processor.add_request(stream.request, None, stream)
+        reader = asyncio.create_task(stream.get())
+        await asyncio.sleep(0)
+        assert not reader.done()
+        processor.process_outputs([EngineCoreOutput("r", 0, [5])], 1.0)
+        output = await asyncio.wait_for(reader, 1)
+        assert output.outputs[0].token_ids == [5]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_engines_death_reaches_the_reader_after_what_was_there(waiting):
+    async def run() -> None:
+        stream = RequestStream(make_request(RequestOutputKind.DELTA))
+        processor = OutputProcessor(None)
+        processor.add_request(stream.request, None, stream)
+        if not waiting:
+            processor.process_outputs([EngineCoreOutput("r", 0, [5])], 1.0)
+        reader = asyncio.create_task(stream.get())
+        await asyncio.sleep(0)
+        stream.put_error(EngineDeadError("gone"))
+        if not waiting:
+            assert (await reader).outputs[0].token_ids == [5]
+            reader = asyncio.create_task(stream.get())
+        with pytest.raises(EngineDeadError, match="gone"):
+            await asyncio.wait_for(reader, 1)
+        assert stream.finished
+
+    asyncio.run(run())
