@@ -1,0 +1,257 @@
+"""The small pure parts: work queue, leadership, ownership of fields, rollouts, status, configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.llmd import parsed
+
+from octavo_operator.cluster import ApiError
+from octavo_operator.config import ConfigError, OperatorConfig
+from octavo_operator.controller import refusal
+from octavo_operator.diff import quantity
+from octavo_operator.health import why_unwell
+from octavo_operator.lease import may_take
+from octavo_operator.ownership import foreign_additions
+from octavo_operator.rollout import MAKE_ROOM, make_room
+from octavo_operator.status import Observation, events, expected_status
+from octavo_operator.store import Observed, Store
+from octavo_operator.workqueue import WorkQueue
+
+# Work queue.
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))
+def test_a_key_is_never_worked_on_twice_at_a_time_and_no_change_is_lost(steps: list[tuple[int, bool]]) -> None:
+    async def run() -> None:
+        queue: WorkQueue[int] = WorkQueue()
+        version = dict.fromkeys(range(4), 0)
+        seen = dict.fromkeys(range(4), 0)
+        busy: set[int] = set()
+
+        async def work() -> None:
+            while True:
+                key = await queue.get()
+                assert key not in busy
+                busy.add(key)
+                seen[key] = version[key]
+                await asyncio.sleep(0)
+                busy.discard(key)
+                queue.done(key)
+
+        workers = [asyncio.create_task(work()) for _ in range(3)]
+        for key, pause in steps:
+            version[key] += 1
+            queue.add(key)
+            if pause:
+                await asyncio.sleep(0)
+        while len(queue):
+            await asyncio.sleep(0)
+        assert seen == version
+        assert not any(worker.done() for worker in workers)
+        for worker in workers:
+            worker.cancel()
+
+    asyncio.run(run())
+
+
+def test_failures_wait_longer_and_longer_and_success_forgets_them() -> None:
+    async def run() -> None:
+        queue: WorkQueue[str] = WorkQueue(first_delay=1, longest_delay=10)
+        assert [queue.retry("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+        queue.succeeded("a")
+        assert queue.retry("a") == 1
+        queue.add("a")  # a change is looked at now, whatever failed before
+        assert await asyncio.wait_for(queue.get(), 0.1) == "a"
+
+    asyncio.run(run())
+
+
+def test_the_earliest_of_several_appointments_counts() -> None:
+    async def run() -> None:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.add_after("a", 0.01)
+        queue.add_after("a", 60)
+        assert await asyncio.wait_for(queue.get(), 1) == "a"
+
+    asyncio.run(run())
+
+
+# Leadership.
+
+
+@pytest.mark.parametrize(
+    ("holder", "unchanged", "free"),
+    [("", 0, True), (None, 0, True), ("me", 0, True), ("other", 14, False), ("other", 16, True)],
+)
+def test_a_lease_is_taken_only_when_nobody_renews_it(holder: str | None, unchanged: float, free: bool) -> None:
+    lease = {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}}
+    assert may_take(lease, "me", unchanged) is free
+
+
+# Ownership.
+
+
+def owned(manager: str, fields: dict[str, Any], operation: str = "Update", subresource: str = "") -> dict[str, Any]:
+    return {"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": {"f:spec": fields}}
+
+
+def test_what_others_added_is_found_and_what_they_may_touch_is_not() -> None:
+    engine = 'k:{"name":"engine"}'
+    live = {
+        "metadata": {
+            "managedFields": [
+                owned("us", {"f:replicas": {}, "f:list": {engine: {".": {}, "f:name": {}, "f:image": {}}}}, "Apply"),
+                owned("hpa", {"f:replicas": {}}, subresource="scale"),
+                owned("edit", {"f:paused": {}, "f:list": {engine: {"f:tty": {}}, 'k:{"name":"more"}': {".": {}}}}),
+                owned("restart", {"f:template": {"f:metadata": {"f:annotations": {"f:restartedAt": {}}}}}),
+                owned("us", {"f:schedulerName": {}, "f:list": {'k:{"name":"left"}': {".": {}, "f:name": {}}}}),
+                owned("gone", {"f:vanished": {}}),
+            ]
+        },
+        "spec": {
+            "replicas": 1, "paused": True, "schedulerName": "x",
+            "list": [{"name": "engine", "image": "i", "tty": True}, {"name": "more"}, {"name": "left"}],
+            "template": {"metadata": {"annotations": {"restartedAt": "now"}}},
+        },
+    }  # fmt: skip
+    assert foreign_additions(live, "us") == ["/spec/paused", "/spec/list/2", "/spec/list/1", "/spec/list/0/tty"]
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["Ki", "Mi", "Gi"]))
+def test_quantities_are_numbers(number: int, suffix: str) -> None:
+    factor = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30}[suffix]
+    assert quantity(f"{number}{suffix}") == number * factor == quantity(number * factor)
+    assert quantity(f"{number}m") * 1000 == number
+
+
+# The store.
+
+
+def observed(name: str, version: int, uid: str = "u", kind: str = "Pod") -> Observed:
+    meta = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version)}
+    return Observed.of(kind, "v1", {"metadata": {**meta, "labels": {"octavo.dev/llmdeployment": "toy"}}})
+
+
+def test_old_news_changes_nothing() -> None:
+    store = Store()
+    assert store.put(observed("a", 5)) == ("n", "toy")
+    assert store.put(observed("a", 4)) is None
+    assert store.put(observed("a", 5)) is None
+    assert store.put(observed("a", 1, uid="another")) == ("n", "toy"), "a new object of the same name"
+    assert store.drop("Pod", "n", "a", uid="u") is None, "the old one's end"
+    assert len(store.children(("n", "toy"))) == 1
+
+
+def test_a_listing_finds_what_a_watch_has_missed_but_does_not_undo_what_it_told_meanwhile() -> None:
+    store = Store()
+    store.put(observed("gone", 1))
+    store.put(observed("kept", 2))
+    before = store.places("Pod")
+    store.put(observed("new", 9))
+    assert store.replace([observed("kept", 2)], before) == {("n", "toy")}
+    assert [one.name for one in store.children(("n", "toy"))] == ["kept", "new"]
+
+
+# Rollouts.
+
+
+def pod(name: str, revision: str, created: str, waiting: str | None = None) -> dict[str, Any]:
+    conditions = []
+    if waiting:
+        conditions = [
+            {
+                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": waiting,
+                "lastTransitionTime": created,
+            }
+        ]  # fmt: skip
+    labels = {"pod-template-hash": revision}
+    return {
+        "metadata": {"name": name, "creationTimestamp": created, "labels": labels},
+        "status": {"conditions": conditions},
+    }
+
+
+OLD = pod("old", "a", "2026-01-01T00:00:00Z")
+FULL = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+T0 = 1767225660.0  # 2026-01-01T00:01:00Z
+LIVE = {"metadata": {"annotations": {}, "generation": 2}, "spec": {"replicas": 1}, "status": {"observedGeneration": 2}}
+
+
+@pytest.mark.parametrize(
+    ("new", "now", "decided", "again"),
+    [
+        (pod("new", "b", "2026-01-01T00:01:00Z"), T0, None, None),
+        (pod("new", "b", "2026-01-01T00:01:00Z", FULL), T0 + 10, None, 50.0),
+        (pod("new", "b", "2026-01-01T00:01:00Z", FULL), T0 + 60, "b", None),
+        (pod("new", "b", "2026-01-01T00:01:00Z", "1 node(s) didn't match node selector"), T0 + 600, None, None),
+        (pod("more", "a", "2026-01-01T00:01:00Z", FULL), T0 + 600, None, None),
+    ],
+    ids=["scheduled", "patient", "out-of-patience", "would-not-help", "scale-up"],
+)
+def test_old_pods_make_room_only_for_new_ones_that_lack_it(
+    new: dict[str, Any], now: float, decided: str | None, again: float | None
+) -> None:
+    assert make_room(parsed(), LIVE, [OLD, new], now) == (decided, again)
+
+
+def test_a_decision_holds_until_its_rollout_is_complete() -> None:
+    new = pod("new", "b", "2026-01-01T00:01:00Z")
+    decided = {**LIVE, "metadata": {"annotations": {MAKE_ROOM: "b"}, "generation": 2}}
+    assert make_room(parsed(), decided, [new], T0) == ("b", None)
+    status = {"observedGeneration": 2, "updatedReplicas": 1, "replicas": 1, "availableReplicas": 1}
+    assert make_room(parsed(), {**decided, "status": status}, [new], T0) == (None, None)
+
+
+# Status.
+
+
+def test_times_of_conditions_change_with_their_status_alone() -> None:
+    deployment = parsed()
+    first = expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
+    deployment.status.update(first)
+    assert expected_status(deployment, Observation(None, []), "cluster.local", 100.0) == first
+    assert events(first, first) == []
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+def test_ready_never_lies(replicas: int, updated: int, available: int) -> None:
+    deployment = parsed(replicas=replicas)
+    counts = {
+        "observedGeneration": 1,
+        "replicas": max(updated, available),
+        "updatedReplicas": updated,
+        "availableReplicas": available,
+    }
+    live = {"metadata": {"generation": 1}, "spec": {"replicas": replicas}, "status": counts}
+    status = expected_status(deployment, Observation(live, []), "cluster.local", 0.0)
+    found = {condition["type"]: condition["status"] == "True" for condition in status["conditions"]}
+    assert found["Available"] is (available > 0)
+    assert found["Ready"] is (0 < replicas == updated == available)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OCTAVO_WORKERS", "0"), ("OCTAVO_WORKERS", "many"), ("OCTAVO_LOG_LEVEL", "loud"), ("OCTAVO_LEASE_SECONDS", "1")],
+)
+def test_settings_that_make_no_sense_are_named(variable: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=variable):
+        OperatorConfig.from_environment({variable: value})
+
+
+def test_the_operator_is_unwell_when_what_it_knows_is_old() -> None:
+    assert why_unwell(10, 1000, 300) is None
+    assert why_unwell(361, 1000, 300) == "what is known of the cluster is 361 s old"
+    assert why_unwell(None, 361, 300) is not None
+
+
+def test_refusals_have_their_reasons() -> None:
+    quota = ApiError(403, {"message": "exceeded quota: x", "reason": "Forbidden"})
+    assert refusal(quota).reason == "QuotaExceeded"
+    assert refusal(ApiError(403, {"message": "no"})).reason == "Forbidden"
+    assert refusal(ApiError(422, {"message": "bad"})).reason == "Refused"
+    assert ApiError(409, {}).is_transient and ApiError(503, "down").is_transient and not ApiError(422, {}).is_transient

@@ -1,0 +1,239 @@
+"""Renderers: the same spec gives the same objects whatever the operator, and every object keeps its promises."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from support.llmd import parsed
+from support.llmd_strategies import specs
+
+from octavo_operator.config import OperatorConfig
+from octavo_operator.diff import digest, first_difference
+from octavo_operator.plan import Apply, pinned_template, plan, pod_spec_digest, template_annotation
+from octavo_operator.reconcile import look
+from octavo_operator.render import MONITORING_API, BadPodPatch, expected_template, render
+from octavo_operator.store import Observed
+
+CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
+APIS = frozenset({MONITORING_API})
+GOLDEN = Path(__file__).parent / "golden"
+
+FULL: dict[str, Any] = {
+    "model": {
+        "uri": "hf://org/name",
+        "name": "main",
+        "aliases": ["other"],
+        "revision": "abc",
+        "chatTemplate": {"configMapRef": {"name": "template"}},
+        "credentialsSecretRef": {"name": "hub"},
+        "cache": {"mode": "pvc", "pvc": {"size": "40Gi", "storageClassName": "fast", "accessModes": ["ReadWriteMany"]}},
+    },
+    "engine": {
+        "dtype": "bfloat16",
+        "maxModelLen": 8192,
+        "gpuMemoryUtilization": 85,
+        "prefixCaching": False,
+        "args": ["--seed", "3"],
+    },
+    "accelerator": {"count": 2},
+    "resources": {"requests": {"cpu": 4, "memory": "32Gi"}, "limits": {"memory": "48Gi"}},
+    "replicas": 3,
+    "routing": {"strategy": "clientIP"},
+    "auth": {"apiKeySecretRef": {"name": "keys"}},
+    "monitoring": {"labels": {"release": "prometheus"}},
+}
+CASES: dict[str, dict[str, Any]] = {
+    "minimal": {},
+    "full": FULL,
+    "model-on-a-claim": {
+        "model": {"uri": "pvc://models/a/b"},
+        "rollout": {"type": "Recreate"},
+        "networkPolicy": {"egress": []},
+    },
+    "one-writer": {
+        "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
+        "suspend": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str) -> None:
+    """A difference here replaces pods of users who change anything: if it is wanted, delete the file and run again."""
+    text = yaml.safe_dump_all(render(parsed(**CASES[name]), CONFIG, apis=APIS), sort_keys=False, width=120)
+    path = GOLDEN / f"{name}.yaml"
+    if not path.exists():
+        path.write_text(text)
+        pytest.fail(f"{path.name} is new: look at it and commit it")
+    assert text == path.read_text()
+
+
+def deployment_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(manifest for manifest in manifests if manifest["kind"] == "Deployment")
+
+
+@given(specs)
+def test_every_pod_is_restricted_and_gets_time_to_drain(spec: dict[str, Any]) -> None:
+    deployment = parsed(**spec)
+    pod = deployment_of(render(deployment, CONFIG))["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    lifecycle = deployment.spec.lifecycle
+    assert pod["terminationGracePeriodSeconds"] > lifecycle.pre_stop_seconds + lifecycle.drain_seconds
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        names = [variable["name"] for variable in container["env"]]
+        assert len(names) == len(set(names)), "a variable that is named twice is a riddle"
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounts <= {volume["name"] for volume in pod["volumes"]}
+    startup = pod["containers"][0]["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= deployment.spec.probes.startup.budget_seconds
+
+
+@given(specs)
+def test_every_object_is_ours_and_says_so(spec: dict[str, Any]) -> None:
+    deployment = parsed(**spec)
+    manifests = render(deployment, CONFIG, apis=APIS)
+    assert len({(m["kind"], m["metadata"]["name"]) for m in manifests}) == len(manifests)
+    pvc = deployment.spec.model.cache.pvc
+    for manifest in manifests:
+        assert manifest["metadata"]["labels"]["octavo.dev/llmdeployment"] == "toy"
+        retained = manifest["kind"] == "PersistentVolumeClaim" and pvc is not None and pvc.retain
+        assert bool(manifest["metadata"].get("ownerReferences")) is not retained
+    assert json.loads(json.dumps(manifests)) == manifests
+
+
+def as_live(manifest: dict[str, Any]) -> Observed:
+    """As it comes back from the API server, defaults left out."""
+    body = json.loads(json.dumps(manifest))
+    body["metadata"] |= {"uid": f"uid-{manifest['kind']}", "resourceVersion": "1", "generation": 1}
+    return Observed.of(manifest["kind"], manifest["apiVersion"], body)
+
+
+@given(specs)
+def test_what_was_applied_is_not_applied_again(spec: dict[str, Any]) -> None:
+    deployment = parsed(**spec)
+    first = look(deployment, [], CONFIG, APIS, now=0.0)
+    applied = [action.manifest for action in first.plan.actions if isinstance(action, Apply)]
+    assert len(applied) == len(first.plan.actions)
+    second = look(deployment, [as_live(manifest) for manifest in applied], CONFIG, APIS, now=1.0)
+    assert second.plan.actions == []
+    assert second.plan.conflicts == []
+
+
+@given(specs, specs)
+def test_pods_change_by_the_spec_alone_never_by_the_operator(one: dict[str, Any], other: dict[str, Any]) -> None:
+    before = parsed(**one)
+    template = expected_template(before, CONFIG)
+    live = {"metadata": {"annotations": template_annotation(before, template)}}
+    newer = dataclasses.replace(CONFIG, engine_image="example.com/engine:2", image_pull_secrets=("new",))
+    assert pinned_template(before, live) == template
+    after = look(before, [], newer, APIS, now=0.0)
+    assert deployment_of([a.manifest for a in after.plan.actions])["spec"]["template"] == expected_template(
+        before, newer
+    )
+    changed = parsed(**other)
+    if pod_spec_digest(changed) != pod_spec_digest(before):
+        assert pinned_template(changed, live) is None
+
+
+def test_a_forged_record_of_the_template_is_not_believed() -> None:
+    deployment = parsed()
+    annotation = template_annotation(deployment, expected_template(deployment, CONFIG))
+    record = json.loads(annotation["octavo.dev/pod-template"])
+    record["template"]["spec"]["containers"][0]["image"] = "evil"
+    forged = {"metadata": {"annotations": {"octavo.dev/pod-template": json.dumps(record)}}}
+    assert pinned_template(deployment, forged) is None
+    assert pinned_template(deployment, {"metadata": {"annotations": {"octavo.dev/pod-template": "[]"}}}) is None
+
+
+@pytest.mark.parametrize(
+    "field", ["replicas", "service", "monitoring", "networkPolicy", "podDisruptionBudget", "rollout", "suspend"]
+)
+def test_what_is_not_about_pods_does_not_replace_them(field: str) -> None:
+    values: dict[str, Any] = {"replicas": 4, "suspend": True, "service": {"port": 81}, "rollout": {"type": "Recreate"}}
+    changed = parsed(**{field: values.get(field, {"enabled": False})})
+    assert pod_spec_digest(changed) == pod_spec_digest(parsed())
+    assert expected_template(changed, CONFIG) == expected_template(parsed(), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("patch", "message"),
+    [
+        ({"op": "remove", "path": "/spec/containers/3"}, "podPatches[0]: remove /spec/containers/3"),
+        ({"op": "test", "path": "/spec/hostNetwork", "value": True}, "podPatches[0]"),
+        ({"op": "replace", "path": "/spec/nothing/here", "value": 1}, "podPatches[0]: replace /spec/nothing/here"),
+        ({"op": "add", "path": "/metadata/labels", "value": {}}, "labels"),
+        ({"op": "replace", "path": "/metadata/labels/octavo.dev~1llmdeployment", "value": "x"}, "labels"),
+    ],
+)  # fmt: skip
+def test_patches_that_do_not_fit_are_named(patch: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadPodPatch, match=message.replace("[", r"\[").replace("]", r"\]")):
+        expected_template(parsed(podPatches=[patch]), CONFIG)
+
+
+def test_a_child_that_is_no_longer_wanted_goes_but_not_one_of_others() -> None:
+    deployment = parsed()
+    wanted = render(deployment, CONFIG)
+    extra = as_live({**wanted[0], "metadata": {**wanted[0]["metadata"], "name": "old"}})
+    foreign = as_live({**wanted[0], "metadata": {**wanted[0]["metadata"], "name": "theirs", "ownerReferences": []}})
+    todo = plan(deployment, wanted, [extra, foreign])
+    deleted = [action.target.name for action in todo.actions if not isinstance(action, Apply)]
+    assert deleted == ["old"]
+
+
+def test_the_digest_is_the_same_everywhere() -> None:
+    assert digest({"b": [1, "ü"], "a": None}) == digest({"a": None, "b": [1, "ü"]}) == "6bafd57c7869b3ac"
+
+
+@pytest.mark.parametrize(
+    ("desired", "live", "where"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, None),
+        ({"a": 1}, {"a": 2}, "/a"),
+        ({"a": {}}, {}, None),
+        ({"a": 0, "b": "", "c": False}, {}, None),
+        ({"a": ["x"]}, {"a": ["x", "y"]}, "/a"),
+        ({"limits": {"memory": "1024Mi"}}, {"limits": {"memory": "1Gi"}}, None),
+        ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "500m"}}, None),
+        ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "501m"}}, "/limits/cpu"),
+        ({"emptyDir": {"sizeLimit": "1Ei"}}, {"emptyDir": {"sizeLimit": "1Ei"}}, None),
+        ({"args": ["1Gi"]}, {"args": ["1024Mi"]}, "/args"),
+        ({"c": [{"name": "a", "x": 1}]}, {"c": [{"name": "b"}, {"name": "a", "x": 1, "y": 2}]}, None),
+        ({"c": [{"name": "a", "x": 1}]}, {"c": [{"name": "a", "x": 2}]}, "/c/a/x"),
+        ({"c": [{"name": "a"}]}, {"c": []}, "/c/a"),
+        ({"c": []}, {"c": None}, None),
+        ({"c": {"d": 1}}, {"c": "text"}, "/c"),
+    ],
+)  # fmt: skip
+def test_first_difference(desired: Any, live: Any, where: str | None) -> None:
+    assert (first_difference(desired, live) or "").rstrip("/0") == (where or "")
+
+
+@given(specs)
+def test_the_engine_understands_its_arguments(spec: dict[str, Any]) -> None:
+    """Rendered for the very parser that reads them: no flag of the CRD is made up."""
+    from octavo.cli import fetch, serve
+
+    deployment = parsed(**spec)
+    pod = deployment_of(render(deployment, CONFIG))["spec"]["template"]["spec"]
+    for container, command in ((pod["containers"][0], serve), *((one, fetch) for one in pod.get("initContainers", []))):
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        command.add_arguments(parser)
+        read = parser.parse_args(container["args"])
+        if command is serve:
+            assert read.model_tag == container["args"][0]
+            assert read.served_model_name == deployment.served_names
+            assert (read.port, read.management_port) == (8000, 8001)
+            assert getattr(read, "enable_prefix_caching", True) is deployment.spec.engine.prefix_caching

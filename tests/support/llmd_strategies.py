@@ -1,0 +1,97 @@
+"""Random specs that the CRD accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+Json = dict[str, Any]
+
+_quantity = st.sampled_from(["1", "500m", "1Gi", "1024Mi", "1.5Gi", "2e3", 3])
+_seconds = st.integers(1, 300)
+
+
+def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+_fetched = st.fixed_dictionaries(
+    {"uri": st.sampled_from(["smollm2-135m-instruct", "hf://org/name", "org/name", "hf://org/name/f.gguf"])},
+    optional={
+        "name": st.sampled_from(["gpt", "m/x"]),
+        "aliases": st.lists(st.sampled_from(["a", "b", "c"]), unique=True),
+        "revision": st.just("main"),
+        "credentialsSecretRef": st.just({"name": "hub"}),
+        "chatTemplate": st.sampled_from([{"inline": "{{ $(x) }}"}, {"configMapRef": {"name": "t"}}]),
+        "cache": st.sampled_from(
+            [
+                {"mode": "emptyDir", "sizeLimit": "5Gi"},
+                {"mode": "pvc", "pvc": {"size": "5Gi", "accessModes": ["ReadWriteMany"], "retain": True}},
+                {"mode": "pvc", "pvc": {"existingClaim": "theirs", "accessModes": ["ReadWriteMany"]}},
+            ]
+        ),
+    },
+)
+_placed = st.fixed_dictionaries({"uri": st.sampled_from(["pvc://claim", "pvc://claim/a/b", "file:///models/x"])})
+
+specs = st.fixed_dictionaries(
+    {"model": st.one_of(_fetched, _placed)},
+    optional={
+        "engine": _some(
+            image=st.sampled_from(["a/b:1", "a@sha256:" + "0" * 64]),
+            imagePullSecrets=st.just(["s"]),
+            dtype=st.sampled_from(["auto", "float32"]),
+            quantization=st.just("int8"),
+            maxModelLen=st.sampled_from([1, 4096, "auto"]),
+            maxNumSeqs=st.integers(1, 512),
+            gpuMemoryUtilization=st.integers(1, 100),
+            prefixCaching=st.booleans(),
+            args=st.just(["--seed", "1"]),
+            env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HOME", "value": "/x"}]]),
+        ),
+        "accelerator": st.sampled_from([{}, {"count": 2}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
+        "resources": _some(
+            requests=st.dictionaries(st.sampled_from(["cpu", "memory"]), _quantity), limits=st.just({"memory": "9Gi"})
+        ),
+        "shm": _some(size=_quantity),
+        "scheduling": _some(
+            nodeSelector=st.just({"a": "b"}),
+            tolerations=st.just([{"key": "k", "operator": "Exists"}]),
+            topologySpreadConstraints=st.just(
+                [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
+            ),
+            priorityClassName=st.just("high"),
+            runtimeClassName=st.just("nvidia"),
+        ),
+        "replicas": st.integers(0, 5),
+        "rollout": st.one_of(
+            _some(surgePatienceSeconds=_seconds, minReadySeconds=st.integers(0, 60)),
+            st.fixed_dictionaries(
+                {"type": st.just("RollingUpdate")},
+                optional={"maxSurge": st.sampled_from([1, "25%"]), "maxUnavailable": st.sampled_from([0, "10%"])},
+            ),
+            st.just({"type": "Recreate"}),
+        ),
+        "lifecycle": _some(preStopSeconds=st.integers(0, 60), drainSeconds=st.integers(0, 600)),
+        "probes": _some(startup=_some(budgetSeconds=st.integers(10, 7200), periodSeconds=st.integers(1, 60))),
+        "routing": st.sampled_from(
+            [{}, {"strategy": "clientIP"}, {"strategy": "clientIP", "clientIP": {"timeoutSeconds": 9}}]
+        ),
+        "service": _some(port=st.integers(1, 65535), type=st.sampled_from(["ClusterIP", "NodePort"])),
+        "auth": st.just({"apiKeySecretRef": {"name": "keys"}}),
+        "monitoring": _some(enabled=st.booleans(), kind=st.sampled_from(["PodMonitor", "ServiceMonitor"])),
+        "networkPolicy": _some(
+            enabled=st.booleans(),
+            egress=st.just([]),
+            ingressFrom=st.just([{"podSelector": {"matchLabels": {"a": "b"}}}]),
+        ),
+        "podDisruptionBudget": st.sampled_from(
+            [{}, {"enabled": False}, {"minAvailable": 1}, {"maxUnavailable": "50%"}]
+        ),
+        "podPatches": st.just(
+            [{"op": "add", "path": "/spec/containers/0/env/-", "value": {"name": "P", "value": "1"}}]
+        ),
+        "suspend": st.booleans(),
+    },
+)
