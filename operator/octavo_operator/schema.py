@@ -110,7 +110,7 @@ def _field_schema(field: dataclasses.Field[Any], kind: Any) -> dict[str, Json]:
     if rules := field.metadata["rules"]:
         schema["x-kubernetes-validations"] = [*schema.get("x-kubernetes-validations", []), *(r.schema() for r in rules)]
     if field.default not in (dataclasses.MISSING, None, ()):
-        schema["default"] = field.default
+        schema["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
     elif field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(kind):
         # The API server judges a default by the class's rules before it fills in what is inside, so say what they read.
         schema["default"] = _scalar_defaults(schema) if hasattr(kind, "RULES") else {}

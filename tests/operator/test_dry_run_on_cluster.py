@@ -18,7 +18,7 @@ from octavo_operator.render import render
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(spec=specs)
 def test_specs_and_what_they_are_rendered_to_are_taken(
     cluster: Cluster, namespace: str, operator_kubeconfig: Any, spec: dict[str, Any]
@@ -32,8 +32,6 @@ def test_specs_and_what_they_are_rendered_to_are_taken(
     listed = {"apiVersion": "v1", "kind": "List", "items": objects}
     arguments = (
         "apply",
-        "--server-side",
-        "--force-conflicts",
         "--dry-run=server",
         "--validate=strict",
         "-n",

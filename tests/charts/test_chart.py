@@ -1,0 +1,140 @@
+"""The chart: clean for Helm's linter, complete for every mode, strict about values, and without a right too many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
+
+from clusterrig import binaries
+
+from octavo_operator import crd
+from octavo_operator.config import OperatorConfig
+
+CHART = Path(__file__).parents[2] / "charts/octavo"
+
+MATRIX: dict[str, list[str]] = {
+    "defaults": [],
+    "namespaced": ["watchNamespaces={a,b}"],
+    "no-crd": ["crd.install=false"],
+    "crd-goes": ["crd.keep=false"],
+    "own-account": ["serviceAccount.create=false", "serviceAccount.name=mine"],
+    "no-rbac": ["rbac.create=false"],
+    "digest": ["image.digest=sha256:" + "a" * 64],
+    "spread": ["replicas=3", "priorityClassName=high", "nodeSelector.a=b"],
+    "secrets": ["imagePullSecrets={x}", "engine.imagePullSecrets={y,z}"],
+}
+
+pytestmark = pytest.mark.skipif(
+    not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster` builds them"
+)
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(binaries.programs()["helm"]), *arguments], capture_output=True, text=True)
+
+
+def rendered(*settings: str) -> list[dict[str, Any]]:
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    done = helm("template", "release", str(CHART), "-n", "system", *flags)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one for one in objects if one["kind"] == kind]
+
+
+def container(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return dict(of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]["containers"][0])
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_lint_is_clean(name: str) -> None:
+    flags = [flag for setting in MATRIX[name] for flag in ("--set", setting)]
+    done = helm("lint", "--strict", str(CHART), *flags)
+    assert done.returncode == 0, done.stdout
+    assert "[WARNING]" not in done.stdout
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_operator_understands_what_it_is_told(name: str) -> None:
+    objects = rendered(*MATRIX[name])
+    env = {variable["name"]: variable.get("value", "x") for variable in container(objects)["env"]}
+    config = OperatorConfig.from_environment(env)
+    assert config.watch_namespaces == (("a", "b") if name == "namespaced" else ())
+    assert config.image_pull_secrets == (("y", "z") if name == "secrets" else ())
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_no_right_too_many(name: str) -> None:
+    objects = rendered(*MATRIX[name])
+    roles = of_kind(objects, "Role") + of_kind(objects, "ClusterRole")
+    for role in roles:
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert "secrets" not in rule["resources"]
+            if "rbac.authorization.k8s.io" in rule["apiGroups"]:
+                assert set(rule["verbs"]) <= {"get", "list", "watch"}
+    if name == "namespaced":
+        own = [
+            role
+            for role in of_kind(objects, "ClusterRole")
+            if not role["metadata"]["name"].endswith(("-view", "-edit"))
+        ]
+        assert not own
+        assert not of_kind(objects, "ClusterRoleBinding")
+        assert {role["metadata"]["namespace"] for role in of_kind(objects, "Role")} == {"a", "b", "system"}
+    if name == "no-rbac":
+        assert not roles
+
+
+def test_the_crd_comes_along_and_stays() -> None:
+    (installed,) = of_kind(rendered(), "CustomResourceDefinition")
+    assert installed["spec"] == crd.manifest()["spec"]
+    assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not of_kind(rendered("crd.install=false"), "CustomResourceDefinition")
+    (goes,) = of_kind(rendered("crd.keep=false"), "CustomResourceDefinition")
+    assert "annotations" not in goes["metadata"]
+
+
+def test_the_operator_is_hardened() -> None:
+    pod = of_kind(rendered(), "Deployment")[0]["spec"]["template"]["spec"]
+    context = pod["containers"][0]["securityContext"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert context == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"livenessProbe", "readinessProbe", "startupProbe", "resources"} <= set(pod["containers"][0])
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("replicas=9", "replicas"),
+        ("replica=1", "replica"),
+        ("log.level=loud", "level"),
+        ("watchNamespaces={A}", "watchNamespaces"),
+        ("image.digest=abc", "digest"),
+        ("crd.keep=perhaps", "keep"),
+        ("serviceAccount.create=false", "serviceAccount.name"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(setting: str, field: str) -> None:
+    done = helm("template", "release", str(CHART), "--set", setting)
+    assert done.returncode != 0
+    assert field in done.stderr
+
+
+def test_every_value_is_in_the_schema() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}
