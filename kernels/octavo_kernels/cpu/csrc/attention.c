@@ -30,11 +30,26 @@ struct item {
     char *out;
 };
 
+// The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
+// where they are, and asked for all at once they would stall the core for as long as the memory takes.
+struct ahead {
+    const void *const *rows;  // keys, then values
+    int64_t row, line, end, row_bytes;
+};
+INLINE void fetch(struct ahead *a, int64_t lines) {
+    while (lines-- > 0 && a->row < a->end) {
+        __builtin_prefetch((const char *)a->rows[a->row] + a->line, 0, 2);
+        a->line += 64;
+        if (a->line >= a->row_bytes) a->line = 0, a->row++;
+    }
+}
+
 // Scratch of one thread.
 struct work {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
     const void *rows[2][2][TILE];  // where this tile's and the next one's keys and values lie
+    struct ahead ahead;
 };
 
 static struct work get_work(int64_t rows, int64_t depth) {
@@ -53,8 +68,7 @@ static struct work get_work(int64_t rows, int64_t depth) {
 }
 
 // Where the rows of positions start .. start + TILE lie; rows past the sequence are zeros (never what the page holds).
-// With `prefetch` they are fetched into the cache: pages lie anywhere, so the hardware cannot guess where the next one is.
-INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values, int prefetch) {
+INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
     for (int64_t j = 0; j < count;) {
         int64_t position = start + j, offset = position % block_size;
@@ -62,10 +76,6 @@ INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys
         for (int64_t end = MIN(count, j + block_size - offset); j < end; j++, key += it->row_stride) {
             keys[j] = key;
             values[j] = key + it->value_offset;
-            for (int64_t at = 0; prefetch && at < it->row_stride; at += 64) {
-                __builtin_prefetch(key + at, 0, 2);
-                __builtin_prefetch(key + it->value_offset + at, 0, 2);
-            }
         }
     }
     for (int64_t j = MAX(0, count); j < TILE; j++) keys[j] = values[j] = ZEROS;
@@ -88,35 +98,56 @@ INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
 #endif
 #define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 
-// Keys [TILE, head_size] -> kt [depth, TILE], square by square: interleaving rows i and i + VW / 2 log2(VW) times over
-// transposes a VW x VW square.
-INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int dtype) {
+// Transpose a VW x VW square in registers: interleaving rows i and i + VW / 2 log2(VW) times.
+INLINE void transpose_square(vf *r) {
+    vf t[VW];
+#pragma GCC unroll 4
+    for (int round = 1; round < VW; round *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VW / 2; i++) {
+            t[2 * i] = INTERLEAVE(r[i], r[i + VW / 2], LOW);
+            t[2 * i + 1] = INTERLEAVE(r[i], r[i + VW / 2], HIGH);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < VW; i++) r[i] = t[i];
+    }
+}
+
+// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work.
+INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int dtype,
+                           struct ahead *ahead) {
+    int64_t paired = dtype == BFLOAT16 ? head_size / (2 * VW) * (2 * VW) : 0;
     for (int64_t j = 0; j < count; j += VW) {
-        for (int64_t d = 0; d < head_size; d += VW) {
-            vf r[VW], t[VW];
+        vf r[VW];
+        for (int64_t d = 0; d < paired; d += 2 * VW) {
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) r[i] = vload((const float *)((const uint16_t *)keys[j + i] + d));
+            transpose_square(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) {
+                vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
+                vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
+            }
+            fetch(ahead, VW * VW / 16);
+        }
+        for (int64_t d = paired; d < head_size; d += VW) {
 #pragma GCC unroll 16
             for (int i = 0; i < VW; i++) r[i] = load_row(keys[j + i], d, head_size, dtype);
-#pragma GCC unroll 4
-            for (int round = 1; round < VW; round *= 2) {
-#pragma GCC unroll 8
-                for (int i = 0; i < VW / 2; i++) {
-                    t[2 * i] = INTERLEAVE(r[i], r[i + VW / 2], LOW);
-                    t[2 * i + 1] = INTERLEAVE(r[i], r[i + VW / 2], HIGH);
-                }
-#pragma GCC unroll 16
-                for (int i = 0; i < VW; i++) r[i] = t[i];
-            }
+            transpose_square(r);
 #pragma GCC unroll 16
             for (int i = 0; i < VW; i++) vstore(kt + (d + i) * TILE + j, r[i]);
+            fetch(ahead, VW * VW / 32);
         }
     }
 }
 
 // s[mr][TILE] = q[mr][head_size] . kt, one accumulator a score, terms in order of the head's elements
-INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, const int mr) {
+INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
+                   const int mr) {
     for (int c = 0; c < TILE; c += NV * VW) {
         vf sum[MR][NV] = {0};
         for (int64_t d = 0; d < head_size; d++) {
+            if (mr < MR) fetch(ahead, 1);
             vf k[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < NV; n++) k[n] = vload(kt + d * TILE + c + n * VW);
@@ -136,13 +167,14 @@ INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float
 
 // acc[mr][nv vectors] += p[mr][from .. to] . values, terms in order of position
 INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
-                  int64_t to, int dtype, const int mr, const int nv) {
+                  int64_t to, int dtype, struct ahead *ahead, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
         for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
     for (int64_t j = from; j < to; j++) {
+        if (mr < MR) fetch(ahead, 2);
         vf v[NV];
 #pragma GCC unroll 4
         for (int n = 0; n < nv; n++) v[n] = load_as(values[j], d + n * VW, dtype);
@@ -160,11 +192,11 @@ INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *
 }
 
 INLINE void weigh_all(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
-                      int dtype, const int mr) {
+                      int dtype, struct ahead *ahead, const int mr) {
     int64_t d = 0;
-    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 4);
-    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 2);
-    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, mr, 1);
+    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 4);
+    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 2);
+    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 1);
 }
 
 // Online softmax of one row: scores s[TILE] -> weights, with the row's maximum m, sum l and acc brought up to date.
@@ -210,13 +242,13 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
     int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
     if (from >= TILE || to <= 0) return;
-    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, mr);
+    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
         int64_t position = it->first_position + (r + i) / it->group - start;
         soften(it->a, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i, w->l + r + i,
                w->acc + (r + i) * depth, depth);
     }
-    weigh_all(w->acc + r * depth, depth, s, values, from, to, dtype, mr);
+    weigh_all(w->acc + r * depth, depth, s, values, from, to, dtype, &w->ahead, mr);
 }
 
 static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
@@ -246,13 +278,17 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
     const int pack = depth != head_size || (kv_dtype == BFLOAT16 && rows > MR);
     int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
-    int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1], 0);
+    int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
         int64_t next_count = 0;
-        if (start + TILE < end) next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1], few);
+        w->ahead = (struct ahead){.rows = w->rows[!now][0], .row_bytes = it->row_stride};
+        if (start + TILE < end) {
+            next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1]);
+            w->ahead.end = few ? 2 * TILE : 0;
+        }
         const void *const *values = w->rows[now][1];
-        if (kv_dtype == BFLOAT16) transpose_keys(w->rows[now][0], w->kt, count, head_size, BFLOAT16);
-        else transpose_keys(w->rows[now][0], w->kt, count, head_size, FLOAT32);
+        if (kv_dtype == BFLOAT16) transpose_keys(w->rows[now][0], w->kt, count, head_size, BFLOAT16, &w->ahead);
+        else transpose_keys(w->rows[now][0], w->kt, count, head_size, FLOAT32, &w->ahead);
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
