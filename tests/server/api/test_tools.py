@@ -7,6 +7,8 @@ import json
 import openai
 import pytest
 
+from octavo.loader.sources import DEFAULT_MODEL
+
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER = {
     "type": "function",
@@ -34,6 +36,13 @@ WEATHER = {
     },
 }
 NOW = {"type": "function", "function": {"name": "now"}}
+NESTED: dict = {"type": "object"}
+for _ in range(80):
+    NESTED = {"type": "object", "properties": {"a": NESTED}}
+TEMPLATE = (
+    "{% if tools %}{{ tools | length }} tools{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+)
 CALLS = [("get_weather", {"city": '}"{ 日本', "unit": "celsius"}), ("now", {})]
 
 
@@ -47,6 +56,7 @@ def hermes(calls=CALLS, before="") -> str:
 @pytest.fixture(scope="module")
 def server(start):
     flags = ["--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--served-model-name", "tiny"]
+    flags += ["--chat-template", TEMPLATE]
     return start("--kv-cache-memory-bytes", str(64 << 20), *flags)
 
 
@@ -218,6 +228,17 @@ def function(**fields) -> dict:
             },
             ["tools.0.function.parameters"],
         ),
+        (
+            {
+                **function(name="f", parameters={"type": "object", "properties": {}, "required": 5}),
+                "tool_choice": "required",
+            },
+            ["tools", "required"],
+        ),
+        (
+            {**function(name="f", parameters=NESTED), "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            ["tools.0.function.parameters"],
+        ),
         ({"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}}, ["response_format"]),
     ],
 )
@@ -228,9 +249,42 @@ def test_bad_tools_are_refused_by_name(server, fields, says):
     assert all(word in message for word in says), message
 
 
-def test_auto_without_a_known_format_says_what_to_do(shared_server):
+def test_auto_without_a_known_format_says_what_to_do(start):
+    template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    client = start("--chat-template", template, "--served-model-name", "tiny").client()
     with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
-        shared_server.client().chat.completions.create(model="tiny", messages=USER, tools=[NOW])
+        client.chat.completions.create(model="tiny", messages=USER, tools=[NOW])
+
+
+def test_a_template_without_tools_gets_them_told(shared_server):
+    """Every model is told of its tools, of earlier calls and of their results."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]  # fmt: skip
+    ids = shared_server.post("/tokenize", {"messages": messages, "tools": [WEATHER, NOW]}).json()["tokens"]
+    text = shared_server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert text.startswith("<|system|>Be brief.") and '"get_weather"' in text and '"now"' in text
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>' in text
+    assert "<|user|><tool_response>\nsunny\n</tool_response>" in text
+    choice = chat(shared_server.client(), tools=[NOW], says=hermes([("now", {})]), max_tokens=100).choices[0]
+    assert [call.function.name for call in choice.message.tool_calls] == ["now"]
+
+
+@pytest.mark.slow
+def test_the_embedded_model_fills_in_arguments(start):
+    flags = ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "tiny"]
+    client = start(*flags, model=DEFAULT_MODEL).client()
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": city}}
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        answer = chat(client, tools=[weather], tool_choice=choice, max_tokens=60).choices[0]
+        assert json.loads(answer.message.tool_calls[0].function.arguments).keys() == {"city"}
+        assert "Paris" in answer.message.tool_calls[0].function.arguments
+    assert chat(client, tools=[weather], max_tokens=60).choices[0].finish_reason in ("stop", "tool_calls", "length")
 
 
 def test_auto_can_be_turned_off(start):

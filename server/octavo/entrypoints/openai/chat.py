@@ -31,6 +31,7 @@ from octavo.entrypoints.openai.responses import (
     usage,
 )
 from octavo.entrypoints.openai.structured import Constraint, after_thoughts, constraint_of
+from octavo.entrypoints.openai.tool_lessons import knows_tools, teach
 from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -143,6 +144,8 @@ def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     tokenizer = state.engine.tokenizer
     assert tokenizer is not None
+    if body.tools and body.tool_choice != "none" and not knows_tools(template):
+        messages = teach(messages, body.tools)
     text = tokenizer.apply_chat_template(
         for_template(messages, template),
         tools=body.tools,

@@ -12,6 +12,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.structured import Constraint
+from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
 from octavo.structured_output import StructuredOutputsParams
@@ -55,7 +56,7 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
     if not names:
         raise bad_request("tool_choice needs tools: send them, or drop it", "tool_choice")
     max_calls = 1 if body.parallel_tool_calls is False else None
-    known = args.tool_call_parser or detect(template)
+    known = args.tool_call_parser or (detect(template) if knows_tools(template) else "hermes")
     short_ids = known is not None and TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
         if not args.enable_auto_tool_choice:
@@ -149,7 +150,46 @@ def _parameters(function: dict[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters")
     if not schema:
         return {"type": "object", "additionalProperties": False}
-    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
+    return _closed(schema if "type" in schema or "$ref" in schema else {"type": "object", **schema})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without arguments that it does not name, where it does not say whether there may be others: a model
+    that has to write JSON otherwise goes on inventing some."""
+    return schema if _adds_up(schema) else _close(schema)
+
+
+def _adds_up(schema: Any) -> bool:
+    """Whether an object's properties may come from several places: then none of these says what all of them are."""
+    if isinstance(schema, list):
+        return any(map(_adds_up, schema))
+    if not isinstance(schema, dict):
+        return False
+    together = "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf", "$ref", "if"})
+    return bool(together) or any(map(_adds_up, schema.values()))
+
+
+def _close(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: value if key in _DATA else _close(value) for key, value in schema.items()}
+    properties, required = schema.get("properties"), schema.get("required") or []
+    if (
+        isinstance(properties, dict)
+        and not schema.keys() & _MORE_PROPERTIES
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    ):
+        closed["additionalProperties"] = False
+    return closed
+
+
+_DATA = frozenset({"const", "enum", "default", "examples", "required"})
+_MORE_PROPERTIES = frozenset({
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties",
+})  # fmt: skip
 
 
 def _any_call(functions: list[dict[str, Any]], max_calls: int | None) -> dict[str, Any]:

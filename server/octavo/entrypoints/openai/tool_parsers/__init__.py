@@ -32,8 +32,6 @@ _SIGNS = (
 
 def detect(template: str) -> str | None:
     """The format that a chat template teaches the model, if it is a known one."""
-    if "tools" not in template:
-        return None
     return next((name for sign, name in _SIGNS if sign in template), None)
 
 
