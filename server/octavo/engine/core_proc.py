@@ -38,6 +38,8 @@ ADD, ABORT, FINISH_SAMPLES = b"add", b"abort", b"finish_samples"
 READY, FAILED, OUTPUTS = b"ready", b"failed", b"outputs"
 
 BEAT_SECONDS = 1.0
+IDLE_SECONDS = 1  # without work, after which the engine checks its books,
+CHECK_SECONDS = 30  # at most this often
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,6 +60,8 @@ class CoreProc:
         self._decode_samples = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
         self._encode = msgspec.msgpack.Encoder().encode
         self.busy = False
+        self._checked = True  # nothing has been done yet
+        self._last_check = time.monotonic()
 
     def run(self) -> None:
         import zmq
@@ -70,7 +74,7 @@ class CoreProc:
                 if self.busy:  # the last word on how many requests there are
                     self._send(OUTPUTS, EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
-                self._requests.poll()
+                self._wait_for_work()
                 self._heartbeat.progress(core.num_steps)
                 self.busy = True
             while self._requests.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
@@ -80,6 +84,18 @@ class CoreProc:
                 self._send(OUTPUTS, core.step())
                 if core.num_steps > num_steps:
                     self._heartbeat.progress(core.num_steps)
+
+    def _wait_for_work(self) -> None:
+        """Blocks. An idle engine looks whether its books are in order: a fault is told, it is not fatal."""
+        if not self._checked and not self._requests.poll(IDLE_SECONDS * 1000):
+            self._checked = True
+            try:
+                self._core.check_integrity()
+            except AssertionError:
+                logger.exception("integrity check failed: please report this")
+        self._requests.poll()
+        if time.monotonic() - self._last_check > CHECK_SECONDS:
+            self._checked, self._last_check = False, time.monotonic()
 
     def _send(self, kind: bytes, message: Any) -> None:
         self._outputs.send_multipart([kind, self._encode(message)])
