@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import time
+from typing import Any
 
 import kopf
 
@@ -40,7 +41,9 @@ async def run(config: OperatorConfig) -> int:
             registry=handlers.registry(cluster, controller), settings=handlers.settings(config), standalone=True,
             clusterwide=not namespaces, namespaces=namespaces,
         )  # fmt: skip
-        parts = [asyncio.create_task(part) for part in (watching, lease.run(), controller.keep_listing())]
+        parts: list[asyncio.Task[Any]] = [
+            asyncio.create_task(part) for part in (watching, lease.run(), controller.keep_listing())
+        ]
         parts += [asyncio.create_task(controller.work()) for _ in range(config.workers)]
         parts.append(asyncio.create_task(stop.wait()))
         logger.info("octavo operator %s watches %s", __version__, ", ".join(namespaces) or "all namespaces")

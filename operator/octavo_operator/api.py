@@ -21,9 +21,11 @@ PLURAL = "llmdeployments"
 
 Amount = int | str  # a Kubernetes quantity: 20Gi, 2, 500m
 
-_SECRET_NAME = {"pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
-_KEY = {"pattern": r"^[-._a-zA-Z0-9]+$", "maxLength": 253}
-_MAP = {"maxProperties": 64}
+_SECRET_NAME: dict[str, Any] = {"pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
+_KEY: dict[str, Any] = {"pattern": r"^[-._a-zA-Z0-9]+$", "maxLength": 253}
+_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+_BY_NAME: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+_MAP: dict[str, Any] = {"maxProperties": 64}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ class Model:
         default=(),
         maxItems=16,
         items_schema={"type": "string", "minLength": 1, "maxLength": 253},
-        **{"x-kubernetes-list-type": "set"},
+        **_SET,
     )
     revision: str | None = spec_field(
         "Branch, tag or commit on the hub; absent: its main branch.",
@@ -284,7 +286,7 @@ class Engine:
         default=(),
         maxItems=64,
         items_schema=k8s.ENV_VAR,
-        **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        **_BY_NAME,
     )
 
 
@@ -365,7 +367,7 @@ class Scheduling:
     )
 
 
-_INT_OR_PERCENT = {
+_INT_OR_PERCENT: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
     "pattern": r"^(100|[0-9]{1,2})%$",

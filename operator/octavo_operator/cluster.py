@@ -215,7 +215,7 @@ class Cluster:
         params = {"fieldManager": manager, "force": "true"}
         return await self.call("PATCH", path, manifest, params=params, content_type="application/apply-patch+yaml")
 
-    async def json_patch(self, kind: str, namespace: str, name: str, operations: list[Json], manager: str) -> Json:
+    async def json_patch(self, kind: str, namespace: str, name: str, operations: Json, manager: str) -> Json:
         path = RESOURCES[kind].path(namespace, name)
         params = {"fieldManager": manager}
         return await self.call("PATCH", path, operations, params=params, content_type="application/json-patch+json")

@@ -69,7 +69,7 @@ def camel(name: str) -> str:
 
 
 @functools.cache
-def _types(cls: type) -> dict[str, Any]:
+def _types(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -156,7 +156,7 @@ def from_json(cls: type[T], data: Mapping[str, Json], path: str = "") -> T:
             if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise SpecError(where, "is required")
             continue
-        kind, _ = _optional(_types(cls)[field.name])
+        kind, _ = _optional(_types(cls)[field.name])  # type: ignore[arg-type]
         values[field.name] = _read(kind, data[name], where)
     return cls(**values)
 
