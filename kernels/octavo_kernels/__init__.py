@@ -1,8 +1,8 @@
 """The kernels of the engine: one interface, several backends.
 
 Every function here takes torch tensors and hands them to a backend module that has a function of the same name:
-``reference`` (plain torch, obviously right), ``cpu`` (C made for speed) or ``triton`` (CUDA). Which one is decided by the
-device of the tensors, unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
+``reference`` (plain torch, obviously right), ``cpu`` (C made for speed) or ``triton`` (CUDA). Which one is decided by
+the device of the tensors, unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
 
 Shapes: T rows (tokens) of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size. The KV cache of one
 layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values.
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm of each row of ``x [T, H]``: computed in float32, cast to x.dtype, then times ``weight [H]``."""
+    """RMS norm of each row of ``x [T, H]``: computed in float32, cast to x.dtype, then times ``weight [H]``."""
     return backend_for(x).rms_norm(x, weight, eps)
 
 
@@ -54,7 +54,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """``silu(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``, the gate rounded to x.dtype before the product. Returns ``[T, I]``."""
+    """``silu(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``: ``[T, I]``, the gate rounded to x.dtype before the product."""
     return backend_for(x).silu_and_mul(x)
 
 
@@ -71,11 +71,11 @@ def rope_and_cache(
     k_norm_weight: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Split ``qkv [T, (Hq + 2 Hkv) D]``, norm and rotate q and k, write k and v into the cache, return ``q [T, Hq, D]``.
+    """Split ``qkv [T, (Hq + 2 Hkv) D]``, norm and rotate q and k, write k and v to the cache; returns ``q [T, Hq, D]``.
 
     ``q_norm_weight``/``k_norm_weight [D]`` ask for an RMS norm of each head (Qwen3). ``cos_sin_cache [positions,
-    rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements of
-    a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
+    rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements
+    of a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
     ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``.
     """
     return backend_for(qkv).rope_and_cache(

@@ -1,12 +1,13 @@
 """Group-quantised weights: packing, and products with activations that are quantised row by row as they come.
 
-A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF file
-(W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact integers, groups
-are added in float32 in their order, so a row's result never depends on the other rows. The layout of the packed bytes is
-described in cpu/csrc/quant.h.
+A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
+file (W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact
+integers, groups are added in float32 in their order, so a row's result never depends on the other rows. The layout of
+the packed bytes is described in cpu/csrc/quant.h.
 
-One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a second
-int8 for what the first leaves over) for twice the arithmetic, which suits the head: its errors go straight into the logits.
+One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a
+second int8 for what the first leaves over) for twice the arithmetic, which suits the head: its errors go straight into
+the logits.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Activations ``[T, width]``: ``values`` int8 [T, terms, groups * 32]; ``meta`` float32 [T, groups, 4] holds each group's
-    scale, the sum of its integers (int32 bits), their product, and nothing."""
+    """Activations ``[T, width]``: ``values`` int8 [T, terms, groups * 32]; ``meta`` float32 [T, groups, 4] holds each
+    group's scale, the sum of its integers (int32 bits), their product, and nothing."""
 
     values: Tensor
     meta: Tensor
@@ -68,7 +69,9 @@ class QuantizedRows:
 # ---------------------------------------------------------------- packing
 
 
-def pack_codes(codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1) -> PackedLinear:
+def pack_codes(
+    codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1
+) -> PackedLinear:
     """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
     channels, groups, _ = codes.shape
     pad = -channels % BLOCK
@@ -146,8 +149,8 @@ def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
     return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.terms)
 
 
-# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups] float16.
-# The formats are those of ggml (https://github.com/ggml-org/ggml, ggml-common.h).
+# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups]
+# float16. The formats are those of ggml (https://github.com/ggml-org/ggml, ggml-common.h).
 
 _Read = tuple[Tensor, Tensor, Tensor | None]
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+
 from octavo_kernels import AttentionMetadata
 from octavo_kernels.cpu import compiler, library, runtime
 
@@ -50,8 +51,8 @@ class Sequence:
 def lay_out(parts, block_size: int, seed: int = 0, kv_dtype=None, padding: int = 0, shift: int = 0):
     """A step over ``parts``, a list of (sequence, computed, new): returns q, kv_cache, metadata.
 
-    Pages come in random order; every slot that no sequence owns, the rest of a last page included, holds NaN; table entries
-    past a sequence's end point to a page full of NaN. ``shift`` unused pages come first.
+    Pages come in random order; every slot that no sequence owns, the rest of a last page included, holds NaN; table
+    entries past a sequence's end point to a page full of NaN. ``shift`` unused pages come first.
     """
     g = torch.Generator().manual_seed(seed)
     lengths = [computed + new for _, computed, new in parts]
@@ -60,10 +61,12 @@ def lay_out(parts, block_size: int, seed: int = 0, kv_dtype=None, padding: int =
     pages = (torch.randperm(num_blocks - 2 - shift, generator=g) + 1 + shift).to(torch.int32)
     first = parts[0][0]
     kv_heads, head_size = first.k.shape[1:]
-    kv_cache = torch.full((2, num_blocks, kv_heads, block_size, head_size), float("nan"), dtype=kv_dtype or first.k.dtype)
+    kv_cache = torch.full(
+        (2, num_blocks, kv_heads, block_size, head_size), float("nan"), dtype=kv_dtype or first.k.dtype
+    )
     table = torch.full((len(parts), max(counts) + 2), num_blocks - 1, dtype=torch.int32)
     slots = []
-    for r, (sequence, computed, new) in enumerate(parts):
+    for r, (sequence, computed, _new) in enumerate(parts):
         mine, pages = pages[: counts[r]], pages[counts[r] :]
         table[r, : counts[r]] = mine
         positions = torch.arange(lengths[r])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from octavo_kernels import cpu, reference
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from octavo_kernels import cpu, reference
 
 WIDTHS = [1, 7, 16, 576, 1000, 4096]
 
@@ -56,7 +57,9 @@ def test_silu_of_extreme_gates(isa):
 def test_rows_do_not_depend_on_each_other_or_on_threads(isa, threads, function):
     torch.manual_seed(0)
     x, residual, weight = torch.randn(300, 576), torch.randn(300, 576), torch.randn(576)
-    arguments = {"rms_norm": (weight, 1e-6), "fused_add_rms_norm": (residual, weight, 1e-6), "silu_and_mul": ()}[function]
+    arguments = {"rms_norm": (weight, 1e-6), "fused_add_rms_norm": (residual, weight, 1e-6), "silu_and_mul": ()}[
+        function
+    ]
     results = []
     for count in (1, 2):
         threads(count)
@@ -72,5 +75,7 @@ def test_rows_of_a_wider_tensor(isa):
     """Views that are not contiguous are taken as they are."""
     torch.manual_seed(0)
     wide, weight = torch.randn(6, 64), torch.randn(32)
-    assert torch.equal(cpu.rms_norm(wide[:, 16:48], weight, 1e-6), cpu.rms_norm(wide[:, 16:48].contiguous(), weight, 1e-6))
+    assert torch.equal(
+        cpu.rms_norm(wide[:, 16:48], weight, 1e-6), cpu.rms_norm(wide[:, 16:48].contiguous(), weight, 1e-6)
+    )
     assert torch.equal(cpu.silu_and_mul(wide[::2]), cpu.silu_and_mul(wide[::2].contiguous()))

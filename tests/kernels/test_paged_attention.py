@@ -1,20 +1,21 @@
-"""Paged attention: right against plain torch in float64 and torch's SDPA, and bit-equal however a step is put together."""
+"""Paged attention: right against plain torch in float64 and torch's SDPA, and bit-equal in any company."""
 
 from __future__ import annotations
 
 import itertools
 
-import octavo_kernels
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import octavo_kernels
 from octavo_kernels import cpu, reference
 from octavo_kernels.cpu import compiler
 
 C_ISAS = compiler.supported_isas()
-FIXTURES = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
 def attend(parts, lay_out, scale, window=None, softcap=None, backend=cpu, **layout):
@@ -76,11 +77,14 @@ def test_rows_without_work(isa, Sequence, lay_out):
     alone = cpu.paged_attention(q, kv_cache, metadata, 0.25)
     metadata.query_start_loc = torch.tensor([0, 10, 10, 10], dtype=torch.int32)
     metadata.seq_lens = torch.tensor([20, 0, 0], dtype=torch.int32)
-    metadata.block_table = torch.cat([metadata.block_table, torch.full((2, metadata.block_table.shape[1]), 99999)]).int()
+    metadata.block_table = torch.cat(
+        [metadata.block_table, torch.full((2, metadata.block_table.shape[1]), 99999)]
+    ).int()
     assert torch.equal(cpu.paged_attention(q, kv_cache, metadata, 0.25), alone)
 
 
 # ---------------------------------------------------------------- bit-equal
+
 
 @st.composite
 def steps(draw):
@@ -104,8 +108,8 @@ def steps(draw):
 @given(step=steps())
 @settings(max_examples=40, **FIXTURES)
 def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, step):
-    """The bits of a row are the same in a mixed batch, alone, in chunks, as single decode rows, for every block size, page
-    order and number of threads."""
+    """The bits of a row are the same in a mixed batch, alone, in chunks, as single decode rows, for every block size,
+    page order and number of threads."""
     parts = [
         (Sequence.random(computed + new, *step["heads"], seed=step["seed"] + i), computed, new)
         for i, (computed, new) in enumerate(step["parts"])

@@ -1,17 +1,18 @@
-"""Quantised linears: codes are the file's own, integers exact, rows independent of each other, the error where it should be."""
+"""Quantised linears: codes are the file's own, sums exact, rows independent, the error where it should be."""
 
 from __future__ import annotations
 
 import gguf
-import octavo_kernels
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import octavo_kernels
 from octavo_kernels import cpu, quant, reference
 from octavo_kernels.cpu import compiler
 
-FIXTURES = dict(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 C_ISAS = compiler.supported_isas()
 KINDS = [*quant.GGUF_TYPES, "w8"]
 
@@ -41,7 +42,9 @@ def make(kind: str, channels: int, width: int, terms: int = 1, seed: int = 0):
 @pytest.mark.parametrize("kind", quant.GGUF_TYPES)
 @pytest.mark.parametrize("channels", [1, 31, 32, 96])
 def test_packing_keeps_the_values_of_the_file(kind, channels):
-    """What is packed dequantises to exactly what the gguf package says the file holds (Q4_K: scales rounded to float16)."""
+    """What is packed dequantises to exactly what the gguf package says the file holds (Q4_K: scales rounded to
+    float16).
+    """
     packed, stored = make(kind, channels, 512)
     tolerance = {"rtol": 0, "atol": 9.5 * 2**-11} if kind == "Q4_K" else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(quant.dequantize(packed), stored, **tolerance)
@@ -63,7 +66,7 @@ def test_weights_that_cannot_be_held_are_refused():
         weight[2, 3] = bad
         with pytest.raises(ValueError, match="weight"):
             quant.pack_w8(weight)
-    with pytest.raises(ValueError, match="IQ2_XS.*Q4_0, Q4_1"):
+    with pytest.raises(ValueError, match=r"IQ2_XS.*Q4_0, Q4_1"):
         quant.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "IQ2_XS", (1, 32))
     with pytest.raises(ValueError, match="raw"):
         quant.pack_gguf(torch.zeros(1, 17, dtype=torch.uint8).numpy(), "Q4_0", (1, 32))
@@ -154,7 +157,10 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
 
 def test_merged_layers_may_mix_kinds(isa):
     """q, k and v of one product may be stored differently, as Q4_K_M files do."""
-    parts = [make(kind, n, 512, seed=i)[0] for i, (kind, n) in enumerate([("Q4_1", 64), ("Q4_1", 33), ("Q8_0", 40), ("Q4_0", 7)])]
+    parts = [
+        make(kind, n, 512, seed=i)[0]
+        for i, (kind, n) in enumerate([("Q4_1", 64), ("Q4_1", 33), ("Q8_0", 40), ("Q4_0", 7)])
+    ]
     merged = quant.concat(parts)
     assert [p.channels for p in merged.parts] == [97, 40, 7]
     x, bias = torch.randn(8, 512), torch.randn(144)

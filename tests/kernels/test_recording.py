@@ -1,4 +1,4 @@
-"""A recorded step does what the step does, on whatever its inputs hold when it is replayed, and refuses what it cannot hold."""
+"""A recorded step does what the step does, on whatever its inputs hold then, and refuses what it cannot hold."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ class Decoder:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_replaying_is_running(threads, count):
-    """Logits and the cache that replays leave are those of running the step, to the bit, with padding rows and without."""
+    """Logits and the cache that replays leave are those of running the step, to the bit, with padding rows and
+    without.
+    """
     threads(count)
     recorded, plain = Decoder(), Decoder()
     recorded.fill(0)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from octavo_kernels import cpu, reference
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from octavo_kernels import cpu, reference
 
 
 def make_table(positions: int, rot_dim: int) -> torch.Tensor:
@@ -15,14 +16,19 @@ def make_table(positions: int, rot_dim: int) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
-def run(backend, qkv, positions, table, slots, heads, kv_heads, head_size, norms=(None, None), kv_dtype=None, block_size=4):
+def run(
+    backend, qkv, positions, table, slots, heads, kv_heads, head_size, norms=(None, None), kv_dtype=None, block_size=4
+):
     kv_cache = torch.full((2, 12, kv_heads, block_size, head_size), float("nan"), dtype=kv_dtype or qkv.dtype)
     q = backend.rope_and_cache(qkv, positions, table, kv_cache, slots, heads, kv_heads, head_size, *norms, 1e-6)
     return q, kv_cache
 
 
 @pytest.mark.parametrize("head_size, rot_dim", [(64, 64), (128, 128), (80, 32), (8, 8), (24, 20), (6, 2)])
-@pytest.mark.parametrize("dtype, kv_dtype", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize(
+    "dtype, kv_dtype",
+    [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16")],
+)
 @pytest.mark.parametrize("norm", [False, True])
 def test_agrees_with_plain_torch(isa, head_size, rot_dim, dtype, kv_dtype, norm):
     dtype, kv_dtype = getattr(torch, dtype), getattr(torch, kv_dtype)
@@ -37,7 +43,9 @@ def test_agrees_with_plain_torch(isa, head_size, rot_dim, dtype, kv_dtype, norm)
     q, kv_cache = run(cpu, *args)
     expected_q, expected_cache = run(reference, *args)
     if norm or dtype == torch.bfloat16:  # sums of squares differ in their order; one step of bfloat16 at most
-        tolerance = {"atol": 3e-6, "rtol": 3e-6} if kv_dtype == dtype == torch.float32 else {"atol": 1e-2, "rtol": 1.6e-2}
+        tolerance = (
+            {"atol": 3e-6, "rtol": 3e-6} if kv_dtype == dtype == torch.float32 else {"atol": 1e-2, "rtol": 1.6e-2}
+        )
         torch.testing.assert_close(q, expected_q, **tolerance)
         torch.testing.assert_close(kv_cache, expected_cache, equal_nan=True, **tolerance)
     else:
@@ -55,7 +63,9 @@ def test_is_the_rotation_of_transformers(isa):
     table = make_table(100, size)[positions]
     cos, sin = (torch.cat([half, half], dim=-1)[None] for half in table.chunk(2, dim=-1))
     split = qkv.view(rows, -1, size).split([heads, kv_heads, kv_heads], dim=1)
-    expected_q, expected_k = apply_rotary_pos_emb(split[0].transpose(0, 1)[None], split[1].transpose(0, 1)[None], cos, sin)
+    expected_q, expected_k = apply_rotary_pos_emb(
+        split[0].transpose(0, 1)[None], split[1].transpose(0, 1)[None], cos, sin
+    )
     assert torch.equal(q, expected_q[0].transpose(0, 1))
     written = kv_cache.transpose(2, 3).reshape(2, -1, kv_heads, size)[:, :rows]
     assert torch.equal(written[0], expected_k[0].transpose(0, 1))

@@ -73,7 +73,13 @@ def paged_attention(
 ) -> Tensor:
     library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), DTYPES.get(kv_cache.dtype)
     rows, num_heads, head_size = q.shape
-    if library is None or dtype is None or kv_dtype is None or head_size > MAX_HEAD_SIZE or not kv_cache.is_contiguous():
+    if (
+        library is None
+        or dtype is None
+        or kv_dtype is None
+        or head_size > MAX_HEAD_SIZE
+        or not kv_cache.is_contiguous()
+    ):
         return reference.paged_attention(q, kv_cache, metadata, scale, window, softcap)
     q = dense(q)
     table = metadata.block_table

@@ -10,7 +10,9 @@ from octavo_kernels.cpu import compiler
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m octavo_kernels.cpu.build", description="Compile the CPU kernels.")
-    parser.add_argument("--all", action="store_true", help="every instruction set of this architecture, not only this CPU's")
+    parser.add_argument(
+        "--all", action="store_true", help="every instruction set of this architecture, not only this CPU's"
+    )
     args = parser.parse_args()
     isas = compiler.all_isas() if args.all else compiler.supported_isas()[:1]
     if not isas:

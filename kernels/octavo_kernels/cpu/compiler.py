@@ -26,7 +26,9 @@ _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "x86_64": {
         "avx512": (
             "-march=x86-64-v4 -mavx512vnni",
-            frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx2", "fma", "f16c"}),
+            frozenset(
+                {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx2", "fma", "f16c"}
+            ),
         ),
         "avx2": ("-march=x86-64-v3", frozenset({"avx2", "fma", "f16c", "bmi2"})),
         "baseline": ("-march=x86-64-v2", frozenset({"ssse3", "sse4_1"})),
@@ -90,7 +92,8 @@ def find_compiler() -> str | None:
 
 
 def build(isa: str, directory: Path = LIBRARIES) -> Path:
-    """Compile for ``isa`` into ``directory`` unless it is there; returns the library. Safe for several processes at once.
+    """Compile for ``isa`` into ``directory`` unless it is there; returns the library. Safe for several processes at
+    once.
 
     Raises BuildError when there is no compiler, it fails, or the directory cannot be written.
     """

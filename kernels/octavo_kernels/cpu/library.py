@@ -51,7 +51,8 @@ class Library:
         self._run.restype = ctypes.c_int64
         _share_openmp(library)
         self._packers = {
-            name: (struct.Struct("=qq" + layout.replace("P", "q")), code, len(layout)) for name, (code, layout) in _OPS.items()
+            name: (struct.Struct("=qq" + layout.replace("P", "q")), code, len(layout))
+            for name, (code, layout) in _OPS.items()
         }
 
     def pack(self, name: str, *args: int | float) -> bytes:

@@ -2,8 +2,8 @@
 
 A step of a small model is some 300 calls of a few microseconds of arithmetic each, and Python costs as much again. A
 recording keeps the packed operations of one run; replaying hands them to the threads as one program, without Python and
-without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written where
-they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
+without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written
+where they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
 """
 
 from __future__ import annotations
@@ -94,14 +94,17 @@ def _is_view(result: Any, arguments: tuple[Any, ...]) -> bool:
 
 
 def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple[bytes, list[Tensor]]:
-    """Move the step's intermediate tensors into one arena, where those share bytes that are not needed at the same time.
+    """Move the step's intermediate tensors into one arena, where those share bytes that are not needed at the same
+    time.
 
-    Returns the program with its addresses changed, and the memory to keep: a step touches a few hundred kilobytes that stay
-    in the cache instead of many megabytes.
+    Returns the program with its addresses changed, and the memory to keep: a step touches a few hundred kilobytes that
+    stay in the cache instead of many megabytes.
     """
     words = list(struct.unpack(f"={len(program) // 8}q", program))
     kept = {t.untyped_storage().data_ptr() for t in outputs}
-    inner = sorted((b for b in buffers if b.untyped_storage().data_ptr() not in kept and b.numel()), key=Tensor.data_ptr)
+    inner = sorted(
+        (b for b in buffers if b.untyped_storage().data_ptr() not in kept and b.numel()), key=Tensor.data_ptr
+    )
     starts = [b.data_ptr() for b in inner]
     uses: list[tuple[int, int]] = []  # (word of the program, buffer)
     first: dict[int, int] = {}

@@ -24,7 +24,9 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
         rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
         stored, sums, scale = [values, rest], values * 256.0 + rest, scale * (1.0 / 256.0)
     total = sums.sum(dim=-1)
-    meta = torch.stack([scale, total.to(torch.int32).view(torch.float32), scale * total, torch.zeros_like(scale)], dim=-1)
+    meta = torch.stack(
+        [scale, total.to(torch.int32).view(torch.float32), scale * total, torch.zeros_like(scale)], dim=-1
+    )
     return QuantizedRows(torch.stack([v.flatten(-2) for v in stored], dim=1).to(torch.int8), meta, width, x.dtype)
 
 

@@ -1,0 +1,114 @@
+"""Choosing a backend, and what happens on a machine where the C kernels cannot be had."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import octavo_kernels
+from octavo_kernels import dispatch
+from octavo_kernels.cpu import compiler, library
+
+SMALL = """
+import torch, octavo_kernels
+from octavo_kernels import quant
+x = torch.randn(4, 64)
+octavo_kernels.rms_norm(x, torch.ones(64), 1e-6)
+octavo_kernels.quantized_linear(x, quant.pack_w8(torch.randn(32, 64)))
+print("ran")
+"""
+
+
+@pytest.fixture
+def automatic(monkeypatch):
+    monkeypatch.delenv(dispatch.ENV, raising=False)
+    yield monkeypatch
+    monkeypatch.undo()
+    octavo_kernels.select_backend()
+
+
+def run_without_compiler(tmp_path, code: str) -> subprocess.CompletedProcess:
+    """Python where no library is built, none can be, and the home directory is empty."""
+    setup = "from pathlib import Path; from octavo_kernels.cpu import compiler\n"
+    setup += f"compiler.LIBRARIES = Path({str(tmp_path)!r})\n"
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    return subprocess.run([sys.executable, "-c", setup + code], env=environment, capture_output=True, text=True)
+
+
+def test_the_variable_overrides_auto_and_the_argument_overrides_both(automatic):
+    x = torch.ones(1, 4)
+    assert octavo_kernels.select_backend() == "auto"
+    assert dispatch.backend_for(x).__name__ == "octavo_kernels.cpu"
+    automatic.setenv(dispatch.ENV, "reference")
+    assert octavo_kernels.select_backend() == "reference"
+    assert dispatch.backend_for(x).__name__ == "octavo_kernels.reference"
+    assert octavo_kernels.select_backend("reference") == "reference"
+    assert "reference" in octavo_kernels.available_backends()
+
+
+def test_an_unknown_backend_is_refused_by_name(automatic):
+    with pytest.raises(ValueError, match="backend='cuda' is not a kernel backend; choose one of auto, reference, cpu"):
+        octavo_kernels.select_backend("cuda")
+    automatic.setenv(dispatch.ENV, "fast")
+    with pytest.raises(ValueError, match="OCTAVO_KERNEL_BACKEND='fast'"):
+        octavo_kernels.select_backend()
+
+
+def test_without_a_compiler_plain_torch_takes_over_and_says_so_once(tmp_path):
+    result = run_without_compiler(tmp_path, SMALL)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "ran\n"
+    assert result.stderr.count("CPU kernels are not there") == 1
+    assert "no C compiler found" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_asking_for_the_cpu_backend_by_name_fails_where_it_is_not(tmp_path):
+    code = (
+        "import octavo_kernels\ntry: octavo_kernels.select_backend('cpu')\n"
+        "except octavo_kernels.BackendUnavailableError as e: print(e)"
+    )
+    result = run_without_compiler(tmp_path, code)
+    assert "backend='cpu' cannot run here: no C compiler found" in result.stdout, result.stderr
+
+
+def test_a_failing_compiler_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", f"{sys.executable} -c 'import sys; sys.exit(\"error: out of luck\")'")
+    with pytest.raises(compiler.BuildError, match="out of luck") as info:
+        compiler.build(compiler.all_isas()[0], tmp_path)
+    assert "\n" not in str(info.value)
+    assert not list(tmp_path.iterdir()), "leftovers"
+
+
+def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):
+    monkeypatch.setenv(library.ISA_ENV, "sve2")
+    with pytest.raises(ValueError, match=r"OCTAVO_CPU_ISA='sve2' does not run on this CPU; choose one of"):
+        library.best.__wrapped__()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(compiler.find_compiler() is None or not compiler.all_isas(), reason="needs a C compiler")
+def test_several_builds_at_once_leave_one_whole_library(tmp_path):
+    isa = compiler.supported_isas()[-1]
+    old = tmp_path / f"octavo_cpu-{compiler.machine()}-{isa}-0123456789ab.so"
+    old.write_bytes(b"of other sources")
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(lambda _: compiler.build(isa, tmp_path), range(2)))
+    assert set(tmp_path.iterdir()) == set(paths) and len(set(paths)) == 1
+    loaded = library.Library(paths[0], isa)
+    x, out = torch.randn(3, 32), torch.empty(3, 16)
+    loaded.run(loaded.pack("silu_and_mul", x.data_ptr(), out.data_ptr(), 3, 16, 0), 1)
+    torch.testing.assert_close(out, torch.nn.functional.silu(x[:, :16]) * x[:, 16:])
+
+
+def test_a_library_refuses_calls_of_another_shape():
+    chosen, _ = library.best()
+    if chosen is None:
+        pytest.skip("needs the C kernels")
+    good = chosen.pack("silu_and_mul", 0, 0, 0, 16, 0)
+    for bad in (good[:-8], b"\xff" * 8 + good[8:], (99).to_bytes(8, "little") + good[8:], good + good[:8]):
+        with pytest.raises(RuntimeError, match="rebuild the kernels"):
+            chosen.run(bad, 1)
