@@ -41,7 +41,7 @@ bench: setup  ## print what the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
 
 pins:  ## resolve requirements/*.in anew
-	for name in dev server engine; do \
+	for name in dev server operator engine; do \
 	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
 	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
 	    --output-file requirements/$$name.txt || exit 1; \
