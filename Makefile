@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup serve test test-fast lint format bench pins clean
+.PHONY: setup serve test test-fast lint format bench cluster cluster-down test-cluster crd pins clean
 
 setup: $(VENV)/.installed  ## .venv with everything pinned, and the CPU kernels built
 
@@ -39,6 +39,18 @@ format: setup
 
 bench: setup  ## print what the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
+
+cluster:  ## a real Kubernetes on this machine (Linux, root); kubeconfig at .cluster/kubeconfig
+	$(PYTHON) tests/cluster/rig.py up
+
+cluster-down:
+	$(PYTHON) tests/cluster/rig.py down
+
+test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTAVO_E2E_KUBECONFIG
+	OCTAVO_CLUSTER_TESTS=require python -m pytest -m cluster $(ARGS)
+
+crd: setup  ## generate the CRD and the chart's copy
+	python -m octavo_operator.crd
 
 pins:  ## resolve requirements/*.in anew
 	for name in dev server operator engine; do \
