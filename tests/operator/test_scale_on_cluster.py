@@ -45,6 +45,7 @@ def one(name: str, namespace: str) -> dict[str, Any]:
 def test_a_crowd_is_served(cluster: Cluster, crowd: str, operator: Any) -> None:
     api = Api(settings.default_places())
     path = f"/apis/octavo.dev/v1alpha1/namespaces/{crowd}/llmdeployments"
+    operator.restart(OCTAVO_LEASE_SECONDS="15")
     names = [f"m-{number}" for number in range(COUNT)]
     start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
