@@ -50,7 +50,8 @@ test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTA
 	OCTAVO_CLUSTER_TESTS=require python -m pytest -m cluster $(ARGS)
 
 crd: setup  ## generate the CRD and the chart's copy
-	python -m octavo_operator.crd
+	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml
+	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
 
 pins:  ## resolve requirements/*.in anew
 	for name in dev server operator engine; do \
