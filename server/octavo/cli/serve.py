@@ -80,6 +80,7 @@ SERVER_HELP = {
     "log_format": "log lines for people or for collectors",
     "disable_access_log": "no line a request",
     "enable_log_requests": "log what each request asks for (not its text)",
+    "otlp_traces_endpoint": "send a span a request to this OpenTelemetry collector (OTLP over HTTP)",
     "disable_log_stats": "no line with the load every ten seconds",
 }
 ENGINE_CHOICES = {

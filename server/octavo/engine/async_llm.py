@@ -25,6 +25,7 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog
     from octavo.metrics.prometheus import EngineMetrics
+    from octavo.metrics.tracing import Tracer
     from octavo.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -108,11 +109,13 @@ class AsyncLLM:
         process: CoreProcess,
         metrics: EngineMetrics | None = None,
         load_log: LoadLog | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.metrics = metrics
         self.load_log = load_log
+        self.tracer = tracer
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
         self.client = CoreClient(process, self._take_outputs, self._core_exited)
@@ -164,6 +167,8 @@ class AsyncLLM:
         if not self.output_processor.requests:
             self._work_since = time.monotonic()
         self.output_processor.add_request(request, prompt, stream)
+        if self.tracer is not None:
+            self.tracer.begin(request.request_id)
         try:
             self.client.add_request(request)
         except Exception:
@@ -175,8 +180,8 @@ class AsyncLLM:
         """End a request, wherever it is; unknown or finished ones are ignored."""
         stats = self._new_stats()
         known = self.output_processor.abort_requests([request_id], stats=stats)
-        if stats is not None and self.metrics is not None:
-            self.metrics.record_iteration(stats)
+        if stats is not None:
+            self._record(stats)
         if known and self.dead is None:
             self.client.abort_requests([request_id])
 
@@ -210,15 +215,20 @@ class AsyncLLM:
             self._finish_times.extend([time.monotonic()] * finished)
         if outputs.stats is not None:
             self.last_stats = outputs.stats
-        if self.metrics is not None:
-            if stats is not None and outputs.outputs:
-                self.metrics.record_iteration(stats)
-            if outputs.stats is not None:
-                self.metrics.record_step(outputs.stats)
+        if stats is not None and outputs.outputs:
+            self._record(stats)
+        if self.metrics is not None and outputs.stats is not None:
+            self.metrics.record_step(outputs.stats)
         if self.load_log is not None and stats is not None and outputs.outputs:
             self.load_log.record(outputs.stats, stats)
         if stopped and self.dead is None:
             self.client.finish_samples(stopped)
+
+    def _record(self, stats: IterationStats) -> None:
+        if self.metrics is not None:
+            self.metrics.record_iteration(stats)
+        if self.tracer is not None:
+            self.tracer.record(stats)
 
     def _new_stats(self) -> IterationStats | None:
         return None if self.metrics is None else IterationStats()
@@ -258,6 +268,8 @@ class AsyncLLM:
         self._closing = True
         if self.load_log is not None:
             self.load_log.close()
+        if self.tracer is not None:
+            self.tracer.close()
         self.client.close(grace)
         if self.dead is None:
             self._core_exited(0)

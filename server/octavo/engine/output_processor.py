@@ -125,7 +125,7 @@ class OutputProcessor:
                     if stats is not None:
                         stats.finished.append(_finished(state, sample, now))
             if stats is not None:
-                stats.finished_requests.append(_finished_request(state))
+                stats.finished_requests.append(_finished_request(state, now, error))
             self.num_unfinished_samples -= state.num_unfinished
             state.num_unfinished = 0
             state.error = error
@@ -163,12 +163,13 @@ class OutputProcessor:
                 stopped.append((output.request_id, output.index))
             touched.setdefault(output.request_id, (state, {}))[1][output.index] = sample
         results: list[RequestOutput] = []
+        now = time.time() if timestamp is None else timestamp
         for request_id, (state, samples) in touched.items():
             if state.finished:
                 state.metrics.finished_time = timestamp
                 del self.requests[request_id]
                 if stats is not None:
-                    stats.finished_requests.append(_finished_request(state))
+                    stats.finished_requests.append(_finished_request(state, now, state.error))
             elif state.request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
                 continue
             result = self._make_output(state, samples.values())
@@ -287,15 +288,37 @@ def _finished(state: RequestState, sample: SampleState, now: float) -> FinishedS
         num_cached_tokens=state.num_cached_tokens,
         num_generation_tokens=len(sample.token_ids),
         e2e=now - arrival,
-        queued=None if scheduled is None else scheduled - arrival,
-        prefill=None if first is None or scheduled is None else first - scheduled,
-        decode=None if first is None or last is None else last - first,
-        inference=None if last is None or scheduled is None else last - scheduled,
+        queued=_between(arrival, scheduled),
+        prefill=_between(scheduled, first),
+        decode=_between(first, last),
+        inference=_between(scheduled, last),
     )
 
 
-def _finished_request(state: RequestState) -> FinishedRequest:
-    return FinishedRequest(len(state.samples), max(len(sample.token_ids) for sample in state.samples))
+def _finished_request(state: RequestState, now: float, error: str | None) -> FinishedRequest:
+    arrival, metrics = state.request.arrival_time, state.metrics
+    scheduled, first, last = metrics.scheduled_time, metrics.first_token_time, metrics.last_token_time
+    lengths = [len(sample.token_ids) for sample in state.samples]
+    return FinishedRequest(
+        request_id=state.request.request_id,
+        arrival_time=arrival,
+        params=state.request.sampling_params,
+        num_prompt_tokens=len(state.request.prompt_token_ids),
+        num_cached_tokens=state.num_cached_tokens,
+        num_generation_tokens=sum(lengths),
+        max_num_generation_tokens=max(lengths),
+        e2e=now - arrival,
+        queued=_between(arrival, scheduled),
+        first_token=_between(arrival, first),
+        prefill=_between(scheduled, first),
+        decode=_between(first, last),
+        inference=_between(scheduled, last),
+        error=error,
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else end - start
 
 
 def _whole(sample: SampleState) -> CompletionOutput:

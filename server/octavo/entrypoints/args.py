@@ -46,6 +46,7 @@ class ServerArgs:
     disable_access_log: bool = False
     enable_log_requests: bool = False
     disable_log_stats: bool = False
+    otlp_traces_endpoint: str | None = None  # for example http://localhost:4318/v1/traces
 
     def check(self) -> None:
         """Raises ConfigError."""

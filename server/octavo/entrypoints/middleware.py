@@ -10,11 +10,12 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.state import ServerState
+from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class Gate:
         given = headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        if self.state.engine.tracer is not None:
+            incoming_headers.set(Headers(scope=scope))
         started = time.monotonic()
         status, sent_bytes = 0, 0
 

@@ -25,6 +25,7 @@ from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
 from octavo.metrics.log_line import LoadLog
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
+from octavo.metrics.tracing import Tracer
 
 if TYPE_CHECKING:
     from octavo.tokenizer import Tokenizer
@@ -89,7 +90,9 @@ async def serve(
     """Serve until told to stop. Returns the exit code; raises OctavoError when the engine cannot start."""
     loop = asyncio.get_running_loop()
     metrics = EngineMetrics(config, served_names(config, args)[0])
-    engine = AsyncLLM(config, tokenizer, process, metrics, None if args.disable_log_stats else LoadLog())
+    load_log = None if args.disable_log_stats else LoadLog()
+    tracer = Tracer(args.otlp_traces_endpoint, metrics.model_name) if args.otlp_traces_endpoint else None
+    engine = AsyncLLM(config, tokenizer, process, metrics, load_log, tracer)
     stop = _StopSignals(loop)
     servers: list[_Uvicorn] = []
     tasks: list[asyncio.Task[Any]] = []

@@ -58,6 +58,7 @@ class EngineMetrics:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.model_name = model_name
         self._labels = {"model_name": model_name, "engine": "0"}
         lengths = buckets_1_2_5(config.scheduler.max_model_len)
 
@@ -200,7 +201,7 @@ class EngineMetrics:
         for sample in stats.finished:
             self._record_finished(sample)
         for request in stats.finished_requests:
-            self._h_n.observe(request.n)
+            self._h_n.observe(request.params.n)
             self._h_max_generation.observe(request.max_num_generation_tokens)
 
     def _record_finished(self, sample: FinishedSample) -> None:

@@ -32,10 +32,22 @@ class FinishedSample:
 
 @dataclass
 class FinishedRequest:
-    """A request all of whose ``n`` sequences have ended."""
+    """A request all of whose ``n`` sequences have ended. Times as in FinishedSample, over all of them."""
 
-    n: int
+    request_id: str
+    arrival_time: float  # seconds since the epoch
+    params: SamplingParams
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generation_tokens: int  # of all its sequences
     max_num_generation_tokens: int  # of the longest of them
+    e2e: float
+    queued: float | None = None
+    first_token: float | None = None  # from arrival
+    prefill: float | None = None
+    decode: float | None = None
+    inference: float | None = None
+    error: str | None = None
 
 
 @dataclass
