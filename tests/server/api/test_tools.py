@@ -293,6 +293,32 @@ def test_auto_can_be_turned_off(start):
     assert answer.status_code == 400 and "--no-enable-auto-tool-choice" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_answers_form_leaves_room_for_calls(client, parallel):
+    """With tools and response_format the model answers in the form or calls; the random one comes to do both."""
+    form = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    response_format = {"type": "json_schema", "json_schema": {"name": "a", "schema": form}}
+    kinds = set()
+    for seed in range(16):
+        options = {"temperature": 1.5, "seed": seed, "max_tokens": 100, "response_format": response_format}
+        choice = chat(client, tools=[NOW], parallel_tool_calls=parallel, **options).choices[0]
+        if choice.finish_reason == "tool_calls":
+            kinds.add("calls")
+            assert {(c.function.name, c.function.arguments.strip("{}\n\t ")) for c in choice.message.tool_calls} == {
+                ("now", "")
+            }
+            assert not choice.message.content
+        elif choice.finish_reason == "stop":
+            kinds.add("answer")
+            assert json.loads(choice.message.content).keys() == {"a"}
+    assert kinds == {"calls", "answer"}
+
+
 # LangChain
 
 

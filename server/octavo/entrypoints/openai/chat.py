@@ -30,7 +30,7 @@ from octavo.entrypoints.openai.responses import (
     Usage,
     usage,
 )
-from octavo.entrypoints.openai.structured import Constraint, after_thoughts, constraint_of
+from octavo.entrypoints.openai.structured import Constraint, after_thoughts, constraint_of, or_calls
 from octavo.entrypoints.openai.tool_lessons import knows_tools, teach
 from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
@@ -100,9 +100,12 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
         state, body, ids, params, max_tokens, add_special_tokens=False, constraint=constraint
     )
     inside = _ends_inside_thoughts(state, ids)
-    if request.grammar is not None and state.args.reasoning_parser is not None:
-        assert state.engine.tokenizer is not None
-        request.grammar = after_thoughts(request.grammar, inside, state.engine.tokenizer.backend.token_to_id)
+    if request.grammar is not None and state.engine.tokenizer is not None:
+        token_id = state.engine.tokenizer.backend.token_to_id
+        if plan is not None and plan.or_calls is not None:
+            request.grammar = or_calls(request.grammar, plan.or_calls, token_id)
+        if state.args.reasoning_parser is not None:
+            request.grammar = after_thoughts(request.grammar, inside, token_id)
     continued = messages[-1] if body.continue_final_message or not _generates(body) else None
     role = continued["role"] if continued is not None else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.reasoning import BEGIN, END
-from octavo.structured_output import StructuredOutputsParams
+from octavo.structured_output import StructuredOutputsParams, to_grammar
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.protocol import GenerationRequest
@@ -30,6 +31,13 @@ class Constraint:
     params: StructuredOutputsParams
     field: str
 
+    def grammar(self) -> str:
+        """Raises APIError naming the client's field."""
+        try:
+            return to_grammar(self.params)
+        except ValueError as error:
+            raise _named(error, self.field) from None
+
     async def check_within_time(self, work: Awaitable[T]) -> T:
         """Await work that compiles the grammar. Raises APIError naming the client's field."""
         try:
@@ -40,6 +48,15 @@ class Constraint:
             ) from None
         except ValueError as error:
             raise _named(error, self.field) from None
+
+
+@dataclass
+class CallGrammar:
+    """How a model writes calls of its tools."""
+
+    rule: str  # one call: Lark, with special tokens as {<token>} and the call itself as @call
+    call: str  # the grammar of @call
+    max_calls: int | None
 
 
 def _named(error: ValueError, field: str) -> Exception:
@@ -145,9 +162,21 @@ def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | N
         rule = f"thoughts[suffix={closing}]: /(.|\\n)*/"
     else:
         rule = f"thoughts: /(.|\\n)*/ {closing}"
-    lead = f"start: {thoughts} /\\n{{0,2}}/ @answer\n{rule}\n"
-    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": lead}, {**parts[0], "name": "answer"}, *parts[1:]]})
+    lead = f"start: {thoughts} /\\n{{0,2}}/ @thought_out\n{rule}\n"
+    first, *others = _parts(grammar)
+    return json.dumps({"grammars": [{"lark_grammar": lead}, {**first, "name": "thought_out"}, *others]})
+
+
+def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
+    """A grammar in whose place tool calls may stand."""
+    call = re.sub(r"\{(<[^}]*>)\}", lambda tag: _literal(tag[1], token_id), calls.rule)
+    lead = f"start: @answer | ({call}){'' if calls.max_calls == 1 else '+'}\n"
+    answer = {**_parts(grammar)[0], "name": "answer"}
+    return json.dumps({"grammars": [{"lark_grammar": lead}, answer, {**_parts(calls.call)[0], "name": "call"}]})
+
+
+def _parts(grammar: str) -> list[dict[str, Any]]:
+    return json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
 
 
 def _literal(tag: str, token_id: Callable[[str], int | None]) -> str:

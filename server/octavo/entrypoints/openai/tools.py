@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.openai.structured import Constraint
+from octavo.entrypoints.openai.structured import CallGrammar, Constraint
 from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
@@ -31,6 +31,8 @@ class ToolPlan:
     max_calls: int | None  # later ones are left out
     short_ids: bool = False  # Mistral's templates insist on nine characters
     constraint: Constraint | None = None
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    or_calls: CallGrammar | None = None  # calls may stand where the request demands a form of the answer
 
     def new_parser(self) -> ToolParser:
         return self.parser(self.names)
@@ -68,7 +70,7 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
                 'tool_choice "required" or a named one',
                 "tool_choice",
             )
-        return ToolPlan(TOOL_PARSERS[known], names, max_calls, short_ids)
+        return ToolPlan(TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions)
     if choice == "required":
         constraint = _constraint(_any_call(functions, max_calls), "tools")
         return ToolPlan(JsonListParser, names, max_calls, short_ids, constraint)
@@ -87,10 +89,15 @@ def combined(asked: Constraint | None, plan: ToolPlan) -> Constraint | None:
     """What an answer with tools must be like. Raises APIError when the request wants two things at once."""
     if asked is None or plan.constraint is None:
         if asked is not None and asked.field.startswith("response_format"):
-            raise bad_request(
-                f'{asked.field} leaves no room for tool calls; send tool_choice "none" with it, or drop one of them',
-                asked.field,
-            )
+            if plan.parser.call_grammar is None:
+                raise bad_request(
+                    f"{asked.field} leaves no room for calls in this model's format; "
+                    'send tool_choice "none" with it, or drop one of them',
+                    asked.field,
+                )
+            call = _one_call(plan.functions, plan.parser.arguments_key)
+            grammar = _constraint(call, "tools").grammar()
+            plan.or_calls = CallGrammar(plan.parser.call_grammar, grammar, plan.max_calls)
         return asked or plan.constraint  # a grammar of the client's own may spell calls out
     raise bad_request(
         f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
@@ -194,19 +201,24 @@ _MORE_PROPERTIES = frozenset({
 
 def _any_call(functions: list[dict[str, Any]], max_calls: int | None) -> dict[str, Any]:
     """The schema of a list of at least one call."""
+    call = _one_call(functions, "parameters")
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call, "$defs": call.pop("$defs")}
+    if max_calls is not None:
+        schema["maxItems"] = max_calls
+    return schema
+
+
+def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
     calls, definitions = [], {}
     for i, function in enumerate(functions):
         definitions[f"tool{i}"] = _moved(_parameters(function), f"#/$defs/tool{i}")
         calls.append({
             "type": "object",
-            "properties": {"name": {"const": function["name"]}, "parameters": {"$ref": f"#/$defs/tool{i}"}},
-            "required": ["name", "parameters"],
+            "properties": {"name": {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
+            "required": ["name", key],
             "additionalProperties": False,
         })  # fmt: skip
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
-    if max_calls is not None:
-        schema["maxItems"] = max_calls
-    return schema
+    return {"anyOf": calls, "$defs": definitions}
 
 
 def _moved(schema: Any, where: str) -> Any:
