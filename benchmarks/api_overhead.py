@@ -126,8 +126,8 @@ def compare(model: str, options: argparse.Namespace) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
     alone = subprocess.Popen(
-        [sys.executable, __file__, "--core-alone", model, *size], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
-        text=True,
+        [sys.executable, __file__, "--core-alone", model, *size],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
     )  # fmt: skip
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (as long as the server)
     server = subprocess.Popen(
@@ -167,7 +167,8 @@ def compare(model: str, options: argparse.Namespace) -> None:
     extra = statistics.median(h / c for c, h in zip(rounds["core alone"], rounds["over HTTP"], strict=True)) - 1
     api, core, chunks = (statistics.median(column) for column in zip(*shares, strict=True))
     print(
-        f"HTTP adds {extra:.1%}; CPU while streaming: API {api:.0%}, core {core:.0%} of a core each; {chunks:.2f} chunks a token"
+        f"HTTP adds {extra:.1%}; CPU while streaming: API {api:.0%}, core {core:.0%} of a core each; "
+        f"{chunks:.2f} chunks a token"
     )
 
 
