@@ -59,7 +59,7 @@ def test_a_crowd_is_served(cluster: Cluster, crowd: str, operator: Any) -> None:
         ]
         return ready.count("True") == COUNT
 
-    eventually(all_ready, 60 + COUNT / 5, every=2)
+    eventually(all_ready, 60 + COUNT / 2, every=2)
     served = time.monotonic() - start
 
     # From a change of a spec to its children, one after the other.
