@@ -212,7 +212,11 @@ def steps(rows_of: list[int], repeats: int, length: int = 192) -> list[dict[str,
                 f"{replayed * 1e3:7.2f} ms   {rows / replayed:6.0f} tokens/s",
                 flush=True,
             )
+            parts = {kind: best(part.replay, repeats) * 1e3 for kind, part in program.by_kind().items()}
+            shares = sorted(parts.items(), key=lambda item: -item[1])
+            print("    " + ", ".join(f"{kind} {ms:.2f} ms" for kind, ms in shares), flush=True)
             results.append({"step_terms": terms, "rows": rows, "called_ms": eager * 1e3, "replayed_ms": replayed * 1e3})
+            results[-1]["ms_by_kind"] = parts
     return results
 
 
@@ -242,7 +246,7 @@ def main() -> None:
     print("\nAttention of one layer")
     figures["attention"] = attention(repeats, limit)
     print("\nA decoding step, 192 tokens of context")
-    figures["steps"] = steps([r for r in rows_of if r <= 32], repeats)
+    figures["steps"] = steps(rows_of, repeats)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 

@@ -91,7 +91,8 @@ def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(compiler.find_compiler() is None or not compiler.all_isas(), reason="needs a C compiler")
-def test_several_builds_at_once_leave_one_whole_library(tmp_path):
+def test_several_builds_at_once_leave_one_whole_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "LIBRARIES", tmp_path)
     isa = compiler.supported_isas()[-1]
     old = tmp_path / f"octavo_cpu-{compiler.machine()}-{isa}-0123456789ab.so"
     old.write_bytes(b"of other sources")

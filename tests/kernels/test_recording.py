@@ -122,3 +122,14 @@ def test_without_the_library_nothing_is_recorded():
             cpu.record(lambda: torch.empty(1))
     finally:
         runtime.use_library(before)
+
+
+def test_a_program_can_be_taken_apart_by_kind():
+    decoder = Decoder()
+    decoder.fill(0)
+    _, program = cpu.record(decoder.step)
+    parts = program.by_kind()
+    assert {"embedding", "quantize", "quantized_linear", "rope_and_cache", "paged_attention", "rms_norm"} <= set(parts)
+    assert sum(len(part._operations) for part in parts.values()) == len(program._operations)
+    for part in parts.values():
+        part.replay()

@@ -123,7 +123,8 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    for old in directory.glob(f"octavo_cpu-{machine()}-{isa}-*.so"):
-        if old != target:
-            old.unlink(missing_ok=True)
+    if directory == LIBRARIES:  # a cache may serve several versions
+        for old in directory.glob(f"octavo_cpu-{machine()}-{isa}-*.so"):
+            if old != target:
+                old.unlink(missing_ok=True)
     return target

@@ -35,6 +35,7 @@ _OPS = {
     "read_memory": (9, "PPq"),
     "dot_products": (10, "Pq"),
 }
+NAMES = {code: name for name, (code, _) in _OPS.items()}
 # Opcode -> which of its arguments are addresses.
 ADDRESSES = {code: [i for i, kind in enumerate(layout) if kind == "P"] for code, layout in _OPS.values()}
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo_kernels.cpu.library import ADDRESSES, Library
+from octavo_kernels.cpu.library import ADDRESSES, NAMES, Library
 from octavo_kernels.cpu.runtime import get_library
 
 T = TypeVar("T")
@@ -40,6 +40,17 @@ class Program:
     def replay(self, threads: int | None = None) -> None:
         """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive."""
         self._library.run(self._operations, threads)
+
+    def by_kind(self) -> dict[str, Program]:
+        """The operations of each kind as a program of its own, to see where the time goes. Results are meaningless."""
+        kinds: dict[str, bytes] = {}
+        at = 0
+        while at < len(self._operations):
+            code, words = struct.unpack_from("=qq", self._operations, at)
+            end = at + 16 + words * 8
+            kinds[NAMES[code]] = kinds.get(NAMES[code], b"") + self._operations[at:end]
+            at = end
+        return {name: Program(self._library, part, None, self._memory) for name, part in kinds.items()}
 
 
 def record(step: Callable[[], T]) -> tuple[T, Program]:
