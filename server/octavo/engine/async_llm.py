@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
-from octavo.engine.core_client import CoreClient, CoreReady
+from octavo.engine.core_client import CoreClient, CoreReady, how_it_ended
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.launcher import CoreProcess
 from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
@@ -234,8 +234,7 @@ class AsyncLLM:
         return None if self.metrics is None else IterationStats()
 
     def _core_exited(self, code: int) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self.dead = EngineDeadError(f"the engine core {how}; see its log")
+        self.dead = EngineDeadError(f"the engine core {how_it_ended(code)}; see its log")
         if not self._closing:
             logger.error("%s", self.dead)
         for state in list(self.output_processor.requests.values()):

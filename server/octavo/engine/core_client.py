@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,13 @@ class CoreReady:
     @property
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_dict(self.config)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9 (the kernel does that when memory runs out)"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class CoreClient:
@@ -113,7 +121,7 @@ class CoreClient:
         self.exit_code = code
         if not self._ready.done():
             self._ready.set_exception(
-                EngineDeadError(f"the engine core ended with exit code {code} before it was ready; see its log above")
+                EngineDeadError(f"the engine core {how_it_ended(code)} before it was ready; see its log above")
             )
             self._ready.exception()  # seen, even if nobody waits
         self._on_exit(code)

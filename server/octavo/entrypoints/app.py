@@ -79,7 +79,9 @@ def _build(
     )
     app.state.server = state
     for operation in operations:
-        app.add_api_route(operation.path, route(operation.handler), methods=[operation.method], include_in_schema=False)
+        # Load balancers like to ask with HEAD.
+        methods = ["GET", "HEAD"] if operation.open else [operation.method]
+        app.add_api_route(operation.path, route(operation.handler), methods=methods, include_in_schema=False)
     app.openapi = lambda: document(operations, state, title, root_path)  # type: ignore[method-assign]
     return app
 

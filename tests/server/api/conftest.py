@@ -64,12 +64,12 @@ def tiny_model(tmp_path_factory) -> Path:
 class Server:
     """A running `octavo serve`."""
 
-    def __init__(self, log: Path, flags: list[str], env: dict[str, str]) -> None:
+    def __init__(self, log: Path, flags: list[str], env: dict[str, str], module: str) -> None:
         self.log_path = log
         self.started = time.monotonic()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0", *flags],
+                [sys.executable, "-m", *module.split(), "--host", "127.0.0.1", "--port", "0", *flags],
                 stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env={**os.environ, **env}, process_group=0,
             )  # fmt: skip
         self.url = ""
@@ -86,6 +86,11 @@ class Server:
             time.sleep(0.02)
         self.url = found[1]
         return self
+
+    @property
+    def temporary(self) -> Path:
+        """Its folder for temporary files."""
+        return self.log_path.parent / "tmp"
 
     @property
     def port(self) -> int:
@@ -140,10 +145,18 @@ def session_servers() -> Iterator[list[Server]]:
 def launch(tiny_model, tmp_path_factory, session_servers) -> Callable[..., Server]:
     """Start a server and do not wait for it: ``launch("--flag", "value", model=..., env={...})``."""
 
-    def launch(*flags: str, model: str | Path | None = None, env: dict[str, str] | None = None) -> Server:
-        log = tmp_path_factory.mktemp("server") / "log"
-        arguments = [str(model or tiny_model), *([] if model else ["--load-format", "dummy"]), *flags]
-        server = Server(log, arguments, {"OMP_NUM_THREADS": "1", **(env or {})})
+    def launch(
+        *flags: str,
+        model: str | Path | None = None,
+        env: dict[str, str] | None = None,
+        module: str = "octavo.cli.main serve",
+    ) -> Server:
+        folder = tmp_path_factory.mktemp("server")
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        arguments = ["--model", str(model or tiny_model), *([] if model else ["--load-format", "dummy"]), *flags]
+        settings = {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), **(env or {})}
+        server = Server(folder / "log", arguments, settings, module)
         session_servers.append(server)
         return server
 

@@ -47,6 +47,7 @@ def test_everything_but_the_probes_asks_for_the_key(guarded, path):
 @pytest.mark.parametrize("path", PROBES)
 def test_probes_need_no_key(guarded, path):
     assert guarded.get(path).status_code == 200
+    assert httpx.head(guarded.url + path).status_code == 200
 
 
 def test_work_asks_for_the_key(guarded):
@@ -113,8 +114,9 @@ def _self_signed(key, certificate) -> None:
 
 @pytest.mark.slow
 def test_a_unix_socket(launch, tmp_path):
+    """And the module that existing scripts start."""
     path = tmp_path / "octavo.sock"
-    server = launch("--uds", str(path))
+    server = launch("--uds", str(path), module="octavo.entrypoints.openai.api_server")
     client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo")
     deadline = time.monotonic() + 120
     while True:

@@ -150,7 +150,7 @@ def test_kill_9_of_either_process_leaves_none_behind(start, victim, stopped):
     if victim == "core":
         assert server.process.wait(5) == 1
         assert stream.error_code == "engine_dead"
-        assert "signal 9" in server.log
+        assert "signal 9 (the kernel does that when memory runs out)" in server.log
 
 
 @pytest.mark.slow
@@ -247,6 +247,13 @@ def test_what_cannot_work_is_one_line_and_exit_code_1(launch, flags, words):
     assert "Traceback" not in server.log
 
 
+def test_no_such_model_is_one_line(launch):
+    server = launch(model="/nowhere/model")
+    assert server.process.wait(120) == 1
+    assert server.log.count("\n") == 1 and "/nowhere/model" in server.log
+    assert list(server.temporary.iterdir()) == []
+
+
 def test_a_port_in_use_is_one_line(launch, shared_server):
     server = launch("--port", str(shared_server.port))
     assert server.process.wait(120) == 1
@@ -285,7 +292,7 @@ def test_an_idle_engine_uses_no_cpu(shared_server):
 
 def test_nothing_of_us_is_left_on_disk_or_listening(shared_server):
     """Both sockets are gone from the disk once both sides are connected, and no port but ours is open."""
-    assert not list(Path("/tmp").glob(f"octavo-*/*{shared_server.process.pid}*"))
+    assert list(shared_server.temporary.iterdir()) == []
     inodes = set()
     for pid in (shared_server.process.pid, shared_server.core_pid):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
