@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -18,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -103,6 +106,24 @@ class Client:
         return time.perf_counter() - started, chunks
 
 
+class Probe(threading.Thread):
+    """Asks /livez over and over: what holds up the API's event loop holds up the answer too."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.port, self.seconds = port, [0.0]
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        with contextlib.suppress(ConnectionError, http.client.HTTPException):  # until the server ends
+            while True:
+                started = time.perf_counter()
+                connection.request("GET", "/livez")
+                connection.getresponse().read()
+                self.seconds.append(time.perf_counter() - started)
+                time.sleep(0.005)
+
+
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -143,7 +164,8 @@ def compare(model: str, options: argparse.Namespace) -> None:
         client = Client(int(found[1]), options.tokens)
         core_pid = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
         rounds: dict[str, list[float]] = {"core alone": [], "over HTTP": []}
-        shares: list[tuple[float, float, float]] = []
+        shares: list[tuple[float, ...]] = []
+        probe = Probe(client.port)
         for number in range(options.rounds + 1):
             assert alone.stdin is not None and alone.stdout is not None
             alone.stdin.write("\n")
@@ -151,11 +173,14 @@ def compare(model: str, options: argparse.Namespace) -> None:
             seconds = float(alone.stdout.readline())
             before = cpu_seconds(server.pid), cpu_seconds(core_pid)
             http_seconds, chunks = asyncio.run(client.round(options.concurrency))
-            if number:  # the first one warms up
+            if number == 0:  # warms up
+                probe.start()
+            else:
                 rounds["core alone"].append(seconds)
                 rounds["over HTTP"].append(http_seconds)
                 api, core = cpu_seconds(server.pid) - before[0], cpu_seconds(core_pid) - before[1]
-                shares.append((api / http_seconds, core / http_seconds, chunks / options.concurrency / options.tokens))
+                total = options.concurrency * options.tokens
+                shares.append((api / http_seconds, core / http_seconds, api / total, core / total, chunks / total))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
@@ -165,11 +190,12 @@ def compare(model: str, options: argparse.Namespace) -> None:
     for name, times in rounds.items():
         print(f"{name:<11} {statistics.median(times):6.3f} s  {total / statistics.median(times):9,.0f} tokens/s")
     extra = statistics.median(h / c for c, h in zip(rounds["core alone"], rounds["over HTTP"], strict=True)) - 1
-    api, core, chunks = (statistics.median(column) for column in zip(*shares, strict=True))
-    print(
-        f"HTTP adds {extra:.1%}; CPU while streaming: API {api:.0%}, core {core:.0%} of a core each; "
-        f"{chunks:.2f} chunks a token"
-    )
+    api, core, api_cpu, core_cpu, chunks = (statistics.median(column) for column in zip(*shares, strict=True))
+    waits = sorted(probe.seconds)
+    print(f"HTTP adds {extra:.1%}; {chunks:.2f} chunks a token")
+    print(f"CPU while streaming: API {api:.0%} of one, core {core:.0%}")
+    print(f"CPU time a token: API {1e6 * api_cpu:.1f} us, core {1e6 * core_cpu:.1f} us")
+    print(f"/livez meanwhile: p99 {1e3 * waits[int(0.99 * len(waits))]:.1f} ms, longest {1e3 * waits[-1]:.1f} ms")
 
 
 if __name__ == "__main__":
