@@ -99,14 +99,13 @@ _MESSAGES_SCHEMA = {
             "role": {"enum": list(ROLES)},
             "content": {
                 "anyOf": [
-                    {"type": "string", "minLength": 1},
+                    {"type": "string"},
                     {
                         "type": "array",
-                        "minItems": 1,
                         "items": {
                             "type": "object",
                             "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string", "minLength": 1}},
+                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
                         },
                     },
                 ]
