@@ -271,8 +271,16 @@ static void __attribute__((noinline)) tile_some(const struct item *it, struct wo
 #undef CASE
 }
 
-// All rows of the item against positions [begin, end): w->m, w->l, w->acc. `begin` is a multiple of SPLIT.
-INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, int kv_dtype) {
+// Positions that some row of the item sees, the lower end rounded down to a tile.
+static void visible(const struct item *it, int64_t *begin, int64_t *end) {
+    *begin = it->a->window ? MAX(0, it->first_position - it->a->window + 1) / TILE * TILE : 0;
+    *end = it->first_position + (it->rows - 1) / it->group + 1;
+}
+
+// All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread turns to
+// afterwards, from position next_start on, if that is known.
+INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next,
+                   int64_t next_start, int kv_dtype) {
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
@@ -285,6 +293,9 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         if (start + TILE < end) {
             next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1]);
             w->ahead.end = few ? 2 * TILE : 0;
+        } else if (next && few) {
+            find_rows(next, next_start, w->rows[!now][0], w->rows[!now][1]);
+            w->ahead.end = 2 * TILE;
         }
         const void *const *values = w->rows[now][1];
         if (kv_dtype == BFLOAT16) transpose_keys(w->rows[now][0], w->kt, count, head_size, BFLOAT16, &w->ahead);
@@ -342,24 +353,21 @@ static void finish_row(const struct item *it, int64_t r, const float *total, flo
     }
 }
 
-static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end) {
-    if (it->a->kv_dtype == BFLOAT16) attend(it, w, begin, end, BFLOAT16);
-    else attend(it, w, begin, end, FLOAT32);
+static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end,
+                                                      const struct item *next, int64_t next_start) {
+    if (it->a->kv_dtype == BFLOAT16) attend(it, w, begin, end, next, next_start, BFLOAT16);
+    else attend(it, w, begin, end, next, next_start, FLOAT32);
 }
 
-// Positions that some row of the item sees, the lower end rounded down to a tile.
-static void visible(const struct item *it, int64_t *begin, int64_t *end) {
-    *begin = it->a->window ? MAX(0, it->first_position - it->a->window + 1) / TILE * TILE : 0;
-    *end = it->first_position + (it->rows - 1) / it->group + 1;
-}
-
-static void run_whole(const struct item *it, struct work *w) {
-    int64_t begin, end;
+static void run_whole(const struct item *it, struct work *w, const struct item *next) {
+    int64_t begin, end, next_start = 0, next_end;
     visible(it, &begin, &end);
+    if (next) visible(next, &next_start, &next_end);
     for (int64_t r = 0; r < it->rows; r++) w->total_m[r] = -INFINITY, w->total_l[r] = 0.0f;
     load_queries(it, w);
     for (int64_t split = begin / SPLIT * SPLIT; split < end; split += SPLIT) {
-        attend_dispatch(it, w, MAX(begin, split), MIN(end, split + SPLIT));
+        int last = split + SPLIT >= end;
+        attend_dispatch(it, w, MAX(begin, split), MIN(end, split + SPLIT), last ? next : it, last ? next_start : split + SPLIT);
         for (int64_t r = 0; r < it->rows; r++)
             merge(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
                   it->depth);
@@ -374,7 +382,7 @@ static void run_part(const struct item *it, struct work *w, int64_t split, float
     begin = MAX(begin, split * SPLIT), end = MIN(end, (split + 1) * SPLIT);
     if (begin < end) {
         load_queries(it, w);
-        attend_dispatch(it, w, begin, end);
+        attend_dispatch(it, w, begin, end, NULL, 0);
     }
     for (int64_t r = 0; r < it->rows; r++) {
         float *part = parts + r * stride;
@@ -418,17 +426,16 @@ static struct walk start_walk(const struct paged_attention_args *a, int64_t toke
     struct walk k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
     return k;
 }
-// Move on to the request that holds unit `n`: units are items, or with `split` parts. False when there are no more.
-static int find_unit(struct walk *k, int64_t n, int split) {
+// Go to the request that holds unit `n`: units are items, or with `split` parts.
+static void find_unit(struct walk *k, int64_t n, int split) {
+    if (n < k->before) *k = start_walk(k->a, k->tokens_per_item);
     while (n >= k->before + k->here) {
-        if (k->request == 0) return 0;
         k->request--;
         k->before += k->here, k->parts_before += k->parts_here;
         int64_t items = request_items(k, k->request);
         k->parts_here = items * request_splits(k->a, k->request);
         k->here = split ? k->parts_here : items;
     }
-    return 1;
 }
 
 static struct item make_item(const struct walk *k, int64_t index) {
@@ -466,9 +473,16 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
     struct walk k = start_walk(a, tokens_per_item);
     for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
     if (m->size == 1 || items >= 4 * m->size) {
-        for (int64_t n; find_unit(&k, n = team_next(m), 0);) {
-            struct item it = make_item(&k, n - k.before);
-            run_whole(&it, &w);
+        for (int64_t n; (n = team_take(m, items)) >= 0;) {
+            find_unit(&k, n, 0);
+            struct item it = make_item(&k, n - k.before), next;
+            struct walk after = k;
+            int more = n + 1 < items;
+            if (more) {
+                find_unit(&after, n + 1, 0);
+                next = make_item(&after, n + 1 - after.before);
+            }
+            run_whole(&it, &w, more ? &next : NULL);
         }
         return;
     }
@@ -476,14 +490,16 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
     int64_t parts = 0, part_size = rows * (depth + 2);
     for (int64_t r = 0; r < a->requests; r++) parts += request_items(&k, r) * request_splits(a, r);
     float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
-    for (int64_t n; find_unit(&k, n = team_next(m), 1);) {
+    for (int64_t n; (n = team_take(m, parts)) >= 0;) {
+        find_unit(&k, n, 1);
         int64_t splits = request_splits(a, k.request), unit = n - k.before;
         struct item it = make_item(&k, unit / splits);
         run_part(&it, &w, unit % splits, all + n * part_size);
     }
     team_barrier(m);
     k = start_walk(a, tokens_per_item);
-    for (int64_t n; find_unit(&k, n = team_next(m), 0);) {
+    for (int64_t n; (n = team_take(m, items)) >= 0;) {
+        find_unit(&k, n, 0);
         int64_t splits = request_splits(a, k.request), index = n - k.before;
         struct item it = make_item(&k, index);
         merge_parts(&it, &w, splits, rows, all + (k.parts_before + index * splits) * part_size);

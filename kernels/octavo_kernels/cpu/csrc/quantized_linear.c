@@ -222,12 +222,10 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct member *m
     if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
     int64_t chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
     chunks = CEIL_DIV(a->rows, MAX(1, chunk));
-    int64_t run = MAX(1, blocks / (8 * m->size)), runs = CEIL_DIV(blocks, run);
     uint8_t *unpacked = a->bits == 4 ? scratch((size_t)(a->groups * CODES8)) : NULL;
-    for (int64_t n; (n = team_next(m)) < runs * chunks;) {
-        int64_t first = n / chunks * run, begin = n % chunks * chunk;
-        for (int64_t index = first; index < MIN(first + run, blocks); index++)
-            run_block(a, index, begin, MIN(a->rows, begin + chunk), unpacked);
+    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0;) {
+        int64_t begin = n % chunks * chunk;
+        run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk), unpacked);
     }
 }
 

@@ -46,16 +46,21 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
     omp_num_threads = (int (*)(void))num_threads;
 }
 
+static void reset_shares(struct team *t, int size) {
+    for (int i = 0; i < size; i++) atomic_store_explicit(&t->shares[i].taken, 0, memory_order_relaxed);
+}
+
 void team_barrier(struct member *m) {
     struct team *t = m->team;
+    m->robbed = 0;
     if (m->size == 1) {
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        reset_shares(t, 1);
         return;
     }
     m->phase ^= 1;
     if (atomic_fetch_add_explicit(&t->arrived, 1, memory_order_acq_rel) == m->size - 1) {
         atomic_store_explicit(&t->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        reset_shares(t, m->size);
         atomic_store_explicit(&t->phase, m->phase, memory_order_release);
         return;
     }
@@ -93,7 +98,7 @@ void *scratch(size_t bytes) {
 }
 
 static void run_member(struct team *t, int rank, int size) {
-    struct member m = {t, rank, size, 0};
+    struct member m = {t, rank, size, 0, 0};
     for (int64_t at = 0; at < t->words;) {
         const int64_t *op = t->program + at;
         OPS[op[0]].run(op + 2, &m);
@@ -119,7 +124,7 @@ EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
     }
     struct team t = {.program = program, .words = words};
     if (threads <= 1 || !omp_parallel) run_member(&t, 0, 1);
-    else omp_parallel(run_team, &t, (unsigned)threads, 0);
+    else omp_parallel(run_team, &t, (unsigned)(threads < MAX_TEAM ? threads : MAX_TEAM), 0);
     free(t.shared);
     return 0;
 }
