@@ -460,20 +460,27 @@ static struct item make_item(const struct walk *k, int64_t index) {
     return it;
 }
 
+static void clear_padding(const struct paged_attention_args *a) {
+    int64_t row = a->num_heads * row_bytes(a);
+    if (a->rows > a->actual_rows) memset((char *)a->out + a->actual_rows * row, 0, (size_t)((a->rows - a->actual_rows) * row));
+}
+
 void op_paged_attention(const struct paged_attention_args *given, struct member *m) {
     // The number of rows in use is read here, not only when the call was packed: a recorded call is replayed with others.
     struct paged_attention_args mine = *given, *a = &mine;
     mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);
     int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), rows = tokens_per_item * group;
-    int64_t depth = CEIL_DIV(a->head_size, VW) * VW, begin, end, items = 0;
-    team_share(m, a->rows - a->actual_rows, &begin, &end);
-    memset((char *)a->out + (a->actual_rows + begin) * a->num_heads * row_bytes(a), 0,
-           (size_t)((end - begin) * a->num_heads * row_bytes(a)));
+    int64_t depth = CEIL_DIV(a->head_size, VW) * VW, items = 0;
     struct work w = get_work(rows, depth);
     struct walk k = start_walk(a, tokens_per_item);
     for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
     if (m->size == 1 || items >= 4 * m->size) {
-        for (int64_t n; (n = team_take(m, items)) >= 0;) {
+        // One item more than there are: the padding rows.
+        for (int64_t n; (n = team_take(m, items + 1)) >= 0; team_done(m)) {
+            if (n == items) {
+                clear_padding(a);
+                continue;
+            }
             find_unit(&k, n, 0);
             struct item it = make_item(&k, n - k.before), next;
             struct walk after = k;
@@ -484,24 +491,30 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
             }
             run_whole(&it, &w, more ? &next : NULL);
         }
+        team_wait(m, items + 1);
         return;
     }
     // Too few items for the threads: share out the splits of each, then merge.
     int64_t parts = 0, part_size = rows * (depth + 2);
     for (int64_t r = 0; r < a->requests; r++) parts += request_items(&k, r) * request_splits(a, r);
     float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
-    for (int64_t n; (n = team_take(m, parts)) >= 0;) {
+    for (int64_t n; (n = team_take(m, parts)) >= 0; team_done(m)) {
         find_unit(&k, n, 1);
         int64_t splits = request_splits(a, k.request), unit = n - k.before;
         struct item it = make_item(&k, unit / splits);
         run_part(&it, &w, unit % splits, all + n * part_size);
     }
-    team_barrier(m);
+    team_wait(m, parts);
     k = start_walk(a, tokens_per_item);
-    for (int64_t n; (n = team_take(m, items)) >= 0;) {
+    for (int64_t n; (n = team_take(m, items + 1)) >= 0; team_done(m)) {
+        if (n == items) {
+            clear_padding(a);
+            continue;
+        }
         find_unit(&k, n, 0);
         int64_t splits = request_splits(a, k.request), index = n - k.before;
         struct item it = make_item(&k, index);
         merge_parts(&it, &w, splits, rows, all + (k.parts_before + index * splits) * part_size);
     }
+    team_wait(m, items + 1);
 }

@@ -83,26 +83,26 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
 
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m) {
     float *head = scratch((size_t)(a->head_size + VW) * 4);
-    int64_t row, end;
-    team_share(m, a->rows, &row, &end);
-    for (; row < end; row++) {
-        if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
-        else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);
-        else if (a->kv_dtype == BFLOAT16) rope_row(a, row, head, FLOAT32, BFLOAT16);
-        else rope_row(a, row, head, FLOAT32, FLOAT32);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
+            else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);
+            else if (a->kv_dtype == BFLOAT16) rope_row(a, row, head, FLOAT32, BFLOAT16);
+            else rope_row(a, row, head, FLOAT32, FLOAT32);
+        }
     }
+    team_wait(m, team_row_items(m, a->rows));
 }
 
 // Halves (keys, values) of layers are shared out; within one, all sources are read before anything is written.
 void op_copy_blocks(const struct copy_blocks_args *a, struct member *m) {
     char *held = scratch((size_t)(a->num_pairs * a->block_bytes));
-    int64_t half, end;
-    team_share(m, 2 * a->count, &half, &end);
-    for (; half < end; half++) {
+    for (int64_t half; (half = team_take(m, 2 * a->count)) >= 0; team_done(m)) {
         char *base = (char *)a->caches[half / 2] + (half % 2) * a->num_blocks * a->block_bytes;
         for (int64_t i = 0; i < a->num_pairs; i++)
             memcpy(held + i * a->block_bytes, base + a->pairs[2 * i] * a->block_bytes, (size_t)a->block_bytes);
         for (int64_t i = 0; i < a->num_pairs; i++)
             memcpy(base + a->pairs[2 * i + 1] * a->block_bytes, held + i * a->block_bytes, (size_t)a->block_bytes);
     }
+    team_wait(m, 2 * a->count);
 }

@@ -23,12 +23,13 @@ INLINE void norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
 }
 
 void op_rms_norm(const struct rms_norm_args *a, struct member *m) {
-    int64_t row, end;
-    team_share(m, a->rows, &row, &end);
-    for (; row < end; row++) {
-        if (a->dtype == BFLOAT16) norm_row(a, row, BFLOAT16);
-        else norm_row(a, row, FLOAT32);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16) norm_row(a, row, BFLOAT16);
+            else norm_row(a, row, FLOAT32);
+        }
     }
+    team_wait(m, team_row_items(m, a->rows));
 }
 
 INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) {
@@ -48,19 +49,21 @@ INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) 
 }
 
 void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m) {
-    int64_t row, end;
-    team_share(m, a->rows, &row, &end);
-    for (; row < end; row++) {
-        if (a->dtype == BFLOAT16) silu_row(a, row, BFLOAT16);
-        else silu_row(a, row, FLOAT32);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16) silu_row(a, row, BFLOAT16);
+            else silu_row(a, row, FLOAT32);
+        }
     }
+    team_wait(m, team_row_items(m, a->rows));
 }
 
 void op_embedding(const struct embedding_args *a, struct member *m) {
-    int64_t i, end;
-    team_share(m, a->count, &i, &end);
-    for (; i < end; i++) {
-        int64_t id = MAX(0, MIN(a->ids[i], a->rows - 1));
-        memcpy((char *)a->out + i * a->row_bytes, (const char *)a->table + id * a->row_bytes, (size_t)a->row_bytes);
+    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_done(m)) {
+        for (; i < end; i++) {
+            int64_t id = MAX(0, MIN(a->ids[i], a->rows - 1));
+            memcpy((char *)a->out + i * a->row_bytes, (const char *)a->table + id * a->row_bytes, (size_t)a->row_bytes);
+        }
     }
+    team_wait(m, team_row_items(m, a->count));
 }

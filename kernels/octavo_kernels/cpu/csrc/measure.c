@@ -3,30 +3,34 @@
 #include "ops.h"
 
 void op_read_memory(const struct read_memory_args *a, struct member *m) {
-    int64_t i, end;
-    team_share(m, a->bytes / 64, &i, &end);
-    const float *p = a->memory;
-    vf sums[64 / (VW * 4) * 2] = {0};
-    for (; i + 1 < end; i += 2) {
-        __builtin_prefetch(p + i * 16 + 2048);
-        __builtin_prefetch(p + i * 16 + 2064);
-        for (int n = 0; n < 128 / (VW * 4); n++) sums[n] = (vf)((vi)sums[n] ^ (vi)vload(p + i * 16 + n * VW));
+    int64_t parts = 16 * m->size;
+    for (int64_t n; (n = team_take(m, parts)) >= 0; team_done(m)) {
+        int64_t i = a->bytes / 128 * n / parts, end = a->bytes / 128 * (n + 1) / parts;
+        vi sums[128 / (VW * 4)] = {0};
+        for (const float *p = (const float *)a->memory + i * 32; i < end; i++, p += 32) {
+            __builtin_prefetch(p + 2048);
+            __builtin_prefetch(p + 2064);
+            for (int v = 0; v < 128 / (VW * 4); v++) sums[v] ^= (vi)vload(p + v * VW);
+        }
+        for (int v = 1; v < 128 / (VW * 4); v++) sums[0] ^= sums[v];
+        a->out[m->rank] = sums[0][0];
     }
-    for (int n = 1; n < 128 / (VW * 4); n++) sums[0] = (vf)((vi)sums[0] ^ (vi)sums[n]);
-    a->out[m->rank] = ((vi)sums[0])[0];
+    team_wait(m, parts);
 }
 
-// `rounds` times 12 independent dot products of VW lanes x 4 int8 on every thread
+// `rounds` times 12 independent dot products of VW lanes x 4 int8, for every thread
 void op_dot_products(const struct dot_products_args *a, struct member *m) {
-    vi acc[12];
-    for (int i = 0; i < 12; i++) acc[i] = splat_int(i);  // or one chain would do for all
-    vbytes w = (vbytes)lane_index() & 15;
-    vi x = splat_int((int32_t)a->rounds & 0x01010101);
-    for (int64_t r = 0; r < a->rounds; r++) {
+    for (int64_t n; (n = team_take(m, m->size)) >= 0; team_done(m)) {
+        vi acc[12], x = splat_int((int32_t)a->rounds & 0x01010101);
+        vbytes w = (vbytes)lane_index() & 15;
+        for (int i = 0; i < 12; i++) acc[i] = splat_int(i);  // or one chain would do for all
+        for (int64_t r = 0; r < a->rounds; r++) {
 #pragma GCC unroll 12
-        for (int i = 0; i < 12; i++) acc[i] = dot4(acc[i], w, x, 8);
-        x = (vi)((vu)x ^ (vu)w);  // so that no round can be left out
+            for (int i = 0; i < 12; i++) acc[i] = dot4(acc[i], w, x, 8);
+            x = (vi)((vu)x ^ (vu)w);  // so that no round can be left out
+        }
+        for (int i = 1; i < 12; i++) acc[0] += acc[i];
+        a->out[n] = acc[0][0];
     }
-    for (int i = 1; i < 12; i++) acc[0] += acc[i];
-    a->out[m->rank] = acc[0][0];
+    team_wait(m, m->size);
 }

@@ -75,16 +75,18 @@ INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row,
 }
 
 void op_quantize(const struct quantize_args *a, struct member *m) {
-    int64_t padded = a->groups * GROUP, r, end;
+    int64_t padded = a->groups * GROUP;
     float *row = scratch((size_t)(padded + VW) * sizeof(float));
     memset(row, 0, (size_t)(padded + VW) * sizeof(float));  // columns past the width are zeros
-    team_share(m, a->rows, &r, &end);
-    for (; r < end; r++) {
-        if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16);
-        else load_float_row(a, r, row, FLOAT32);
-        int8_t *values = a->values + r * a->terms * padded;
-        struct group_meta *meta = a->meta + r * a->groups;
-        for (int64_t g = 0; g < a->groups; g++)
-            quantize_group(row + g * GROUP, values + g * GROUP, a->terms == 2 ? values + padded + g * GROUP : NULL, meta + g);
+    for (int64_t r, end; team_take_rows(m, a->rows, &r, &end); team_done(m)) {
+        for (; r < end; r++) {
+            if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16);
+            else load_float_row(a, r, row, FLOAT32);
+            int8_t *q1 = a->values + r * a->terms * padded, *q2 = a->terms == 2 ? q1 + padded : NULL;
+            struct group_meta *meta = a->meta + r * a->groups;
+            for (int64_t g = 0; g < a->groups; g++)
+                quantize_group(row + g * GROUP, q1 + g * GROUP, q2 ? q2 + g * GROUP : NULL, meta + g);
+        }
     }
+    team_wait(m, team_row_items(m, a->rows));
 }

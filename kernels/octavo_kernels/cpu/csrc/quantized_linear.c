@@ -223,10 +223,11 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct member *m
     int64_t chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
     chunks = CEIL_DIV(a->rows, MAX(1, chunk));
     uint8_t *unpacked = a->bits == 4 ? scratch((size_t)(a->groups * CODES8)) : NULL;
-    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0;) {
+    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
         int64_t begin = n % chunks * chunk;
         run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk), unpacked);
     }
+    team_wait(m, blocks * chunks);
 }
 
 // Code of one channel and column of a block.
@@ -237,25 +238,28 @@ static int code_at(const struct block *b, int64_t g, int64_t channel, int64_t co
     return codes[(half * 4 + step % 4) * 64 + byte] >> (step / 4 * 4) & 15;
 }
 
-void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m) {
+static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     float row[GROUP];
-    int64_t i, end, zero = a->affine ? 0 : a->bits == 8 ? 128 : 8;
-    team_share(m, a->count, &i, &end);
-    for (; i < end; i++) {
-        int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1)), channel = id % BLOCK;
-        struct block b = find_block(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
-        for (int64_t g = 0; g < a->groups; g++) {
-            const uint8_t *scales = b.scales + g * b.scale_stride;
-            float scale = half_to_float(scales + channel * 2);
-            float least = a->affine ? half_to_float(scales + (BLOCK + channel) * 2) : 0.0f;
-            for (int64_t k = 0; k < GROUP; k++)
-                row[k] = scale * (float)(code_at(&b, g, channel, k, a->bits) - zero) + least;
-            int64_t first = g * GROUP, at = i * a->width + first;
-            for (int64_t k = 0; k < GROUP && first + k < a->width; k += VW) {
-                int64_t count = MIN(VW, a->width - first - k);
-                if (count == VW) store_as(a->out, at + k, vload(row + k), (int)a->dtype);
-                else store_part(a->out, at + k, count, vload(row + k), (int)a->dtype);
-            }
+    int64_t zero = a->affine ? 0 : a->bits == 8 ? 128 : 8;
+    int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1)), channel = id % BLOCK;
+    struct block b = find_block(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
+    for (int64_t g = 0; g < a->groups; g++) {
+        const uint8_t *scales = b.scales + g * b.scale_stride;
+        float scale = half_to_float(scales + channel * 2);
+        float least = a->affine ? half_to_float(scales + (BLOCK + channel) * 2) : 0.0f;
+        for (int64_t k = 0; k < GROUP; k++)
+            row[k] = scale * (float)(code_at(&b, g, channel, k, a->bits) - zero) + least;
+        int64_t first = g * GROUP, at = i * a->width + first;
+        for (int64_t k = 0; k < GROUP && first + k < a->width; k += VW) {
+            int64_t count = MIN(VW, a->width - first - k);
+            if (count == VW) store_as(a->out, at + k, vload(row + k), (int)a->dtype);
+            else store_part(a->out, at + k, count, vload(row + k), (int)a->dtype);
         }
     }
+}
+
+void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m) {
+    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_done(m))
+        for (; i < end; i++) embed_row(a, i);
+    team_wait(m, team_row_items(m, a->count));
 }

@@ -46,40 +46,28 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
     omp_num_threads = (int (*)(void))num_threads;
 }
 
-static void reset_shares(struct team *t, int size) {
-    for (int i = 0; i < size; i++) atomic_store_explicit(&t->shares[i].taken, 0, memory_order_relaxed);
-}
-
-void team_barrier(struct member *m) {
-    struct team *t = m->team;
-    m->robbed = 0;
-    if (m->size == 1) {
-        reset_shares(t, 1);
-        return;
-    }
-    m->phase ^= 1;
-    if (atomic_fetch_add_explicit(&t->arrived, 1, memory_order_acq_rel) == m->size - 1) {
-        atomic_store_explicit(&t->arrived, 0, memory_order_relaxed);
-        reset_shares(t, m->size);
-        atomic_store_explicit(&t->phase, m->phase, memory_order_release);
-        return;
-    }
-    for (int spins = 0; atomic_load_explicit(&t->phase, memory_order_acquire) != m->phase;) {
+void team_wait(struct member *m, int64_t count) {
+    atomic_long *done = &m->phase[m->size].value;
+    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) < count;) {
         if (++spins < SPINS) RELAX();
         else sched_yield();
     }
+    m->phase += m->size + 1;
+    m->robbed = 0;
 }
 
 void *team_workspace(struct member *m, size_t bytes) {
     struct team *t = m->team;
-    team_barrier(m);
-    if (m->rank == 0 && t->shared_bytes < bytes) {
-        free(t->shared);
-        t->shared_bytes = (bytes + 4095) / 4096 * 4096;
-        t->shared = aligned_alloc(64, t->shared_bytes);
-        if (!t->shared) abort();
+    if (team_take(m, 1) == 0) {
+        if (t->shared_bytes < bytes) {
+            free(t->shared);
+            t->shared_bytes = (bytes + 4095) / 4096 * 4096;
+            t->shared = aligned_alloc(64, t->shared_bytes);
+            if (!t->shared) abort();
+        }
+        team_done(m);
     }
-    team_barrier(m);
+    team_wait(m, 1);
     return t->shared;
 }
 
@@ -98,12 +86,13 @@ void *scratch(size_t bytes) {
 }
 
 static void run_member(struct team *t, int rank, int size) {
-    struct member m = {t, rank, size, 0, 0};
-    for (int64_t at = 0; at < t->words;) {
-        const int64_t *op = t->program + at;
-        OPS[op[0]].run(op + 2, &m);
-        at += 2 + op[1];
-        if (at < t->words) team_barrier(&m);
+    struct member m = {.team = t, .rank = rank, .size = size};
+    struct counter *counters = t->counters;
+    for (int64_t at = 0; at < t->words; at += 2 + t->program[at + 1]) {
+        m.phase = counters;
+        m.robbed = 0;
+        OPS[t->program[at]].run(t->program + at + 2, &m);
+        counters += MAX_PHASES * (size + 1);
     }
 }
 
@@ -116,16 +105,24 @@ static void run_team(void *data) {
 // Run a program: operations one after the other, each as opcode, number of argument words, arguments.
 // Returns 0, or 1 + the offset of the first operation that is malformed (nothing has run then).
 EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
-    for (int64_t at = 0; at < words;) {
+    int64_t operations = 0;
+    for (int64_t at = 0; at < words; operations++) {
         int64_t code = program[at];
         if (at + 2 > words || code < 0 || code >= NUM_OPS || program[at + 1] * 8 != (int64_t)OPS[code].bytes) return at + 1;
         at += 2 + program[at + 1];
         if (at > words) return at + 1;
     }
-    struct team t = {.program = program, .words = words};
-    if (threads <= 1 || !omp_parallel) run_member(&t, 0, 1);
-    else omp_parallel(run_team, &t, (unsigned)(threads < MAX_TEAM ? threads : MAX_TEAM), 0);
+    if (threads > MAX_TEAM) threads = MAX_TEAM;
+    if (threads < 1 || !omp_parallel) threads = 1;
+    struct counter few[MAX_PHASES * 16] = {0};  // one operation on a few threads needs no allocation
+    size_t bytes = (size_t)operations * MAX_PHASES * (size_t)(threads + 1) * sizeof(struct counter);
+    struct counter *counters = bytes <= sizeof(few) ? few : aligned_alloc(64, bytes);
+    if (!counters) abort();
+    if (counters != few) memset(counters, 0, bytes);
+    struct team t = {.counters = counters, .program = program, .words = words};
+    if (threads == 1) run_member(&t, 0, 1);
+    else omp_parallel(run_team, &t, (unsigned)threads, 0);
     free(t.shared);
+    if (counters != few) free(counters);
     return 0;
 }
-
