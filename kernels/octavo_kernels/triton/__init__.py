@@ -1,0 +1,53 @@
+"""Triton kernels, made for NVIDIA Hopper; without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1).
+
+One file a kernel; launch shapes with their reasons are in ``configs.py``. What has no kernel of its own here is the
+plain torch version, which runs on any device.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from octavo_kernels.reference import (
+    copy_blocks,
+    embedding,
+    fused_add_rms_norm,
+    linear,
+    paged_attention,
+    quantize_rows,
+    quantized_embedding,
+    quantized_linear,
+    rms_norm,
+    rms_norm_quantize,
+    rope_and_cache,
+    silu_and_mul,
+    silu_and_mul_quantize,
+)
+
+__all__ = [
+    "INTERPRETED",
+    "copy_blocks",
+    "embedding",
+    "fused_add_rms_norm",
+    "linear",
+    "paged_attention",
+    "quantize_rows",
+    "quantized_embedding",
+    "quantized_linear",
+    "rms_norm",
+    "rms_norm_quantize",
+    "rope_and_cache",
+    "silu_and_mul",
+    "silu_and_mul_quantize",
+    "unavailable_reason",
+]
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton decides when a kernel is defined: when this is imported
+
+
+def unavailable_reason() -> str | None:
+    """Why these kernels cannot run here, None when they can."""
+    if INTERPRETED or torch.cuda.is_available():
+        return None
+    return "there is no CUDA device; TRITON_INTERPRET=1 runs the kernels in Triton's interpreter (slow, for tests)"
