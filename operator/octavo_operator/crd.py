@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, made from api.py.
+"""The CustomResourceDefinition, made from api/.
 
 `python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml`
 """

@@ -1,4 +1,4 @@
-"""The CRD: generated from api.py, current, small, documented."""
+"""The CRD: generated from api, current, small, documented."""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+"""One LLMDeployment as the API server has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.api.common import API_VERSION, KIND
+from octavo_operator.api.spec import LLMDeploymentSpec
+from octavo_operator.schema import from_json
+
+
+@dataclass(frozen=True)
+class LLMDeployment:
+    """One object as the API server has it."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: LLMDeploymentSpec
+    deleting: bool = False
+    status: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LLMDeployment:
+        """Raises SpecError for a spec that the CRD would refuse by its types."""
+        meta = data["metadata"]
+        return cls(
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"),
+            "deletionTimestamp" in meta,
+            data.get("status") or {},
+        )
+
+    @functools.cached_property
+    def served_names(self) -> list[str]:
+        return [self.spec.model.name or self.name, *self.spec.model.aliases]
+
+    @property
+    def replicas(self) -> int:
+        return 0 if self.spec.suspend else self.spec.replicas
+
+    def owner_reference(self) -> dict[str, Any]:
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }

@@ -1,0 +1,190 @@
+# ruff: noqa: RUF009  (spec_field makes a dataclass field)
+"""model: which one is served, and where it is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo_operator.api.common import SECRET_NAME, SET, Amount, ConfigMapKey, SecretKey
+from octavo_operator.schema import QUANTITY, Rule, spec_field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    RULES: ClassVar = (
+        Rule("has(self.inline) != has(self.configMapRef)", "chatTemplate: give exactly one of inline and configMapRef"),
+    )
+    inline: str | None = spec_field("The template itself (Jinja).", default=None, minLength=1, maxLength=32768)
+    config_map_ref: ConfigMapKey | None = spec_field("A ConfigMap that holds the template.", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePVC:
+    RULES: ClassVar = (
+        Rule(
+            "has(self.existingClaim) != has(self.size)",
+            "cache.pvc: give either size, for a claim to be made, or existingClaim",
+        ),
+        Rule(
+            "!has(self.existingClaim) || (!has(self.storageClassName) && !self.retain)",
+            "cache.pvc: storageClassName and retain are for claims that are made here; leave them out with "
+            "existingClaim",
+        ),
+        Rule(
+            "has(self.existingClaim) || has(oldSelf.existingClaim) || (has(self.storageClassName) == "
+            "has(oldSelf.storageClassName) && "
+            "(!has(self.storageClassName) || self.storageClassName == oldSelf.storageClassName))",
+            "cache.pvc.storageClassName cannot be changed, as a claim's cannot; switch cache.mode to emptyDir and "
+            "back for a new claim",
+        ),
+        Rule(
+            "has(self.existingClaim) || has(oldSelf.existingClaim) || self.accessModes == oldSelf.accessModes",
+            "cache.pvc.accessModes cannot be changed, as a claim's cannot; switch cache.mode to emptyDir and back "
+            "for a new claim",
+        ),
+        Rule(
+            "!has(self.size) || !has(oldSelf.size) || "
+            "!quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
+            "cache.pvc.size cannot shrink, as a claim's cannot; switch cache.mode to emptyDir and back for a new claim",
+        ),
+    )
+    existing_claim: str | None = spec_field("Use this claim, which somebody else made.", default=None, **SECRET_NAME)
+    size: Amount | None = spec_field(
+        "Size of the claim to be made, such as 20Gi. It may grow later where the storage class allows that.",
+        default=None,
+        override=QUANTITY,
+    )
+    storage_class_name: str | None = spec_field(
+        "Storage class of the claim; absent: the cluster's default.", default=None, maxLength=253
+    )
+    access_modes: tuple[str, ...] = spec_field(
+        "ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows one replica, which is then replaced "
+        "by stopping the old pod before starting the new one.",
+        default=("ReadWriteOnce",),
+        minItems=1,
+        maxItems=2,
+        items_schema={"type": "string", "enum": ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]},
+    )
+    retain: bool = spec_field(
+        "Keep the claim, and with it the downloaded model, when the LLMDeployment is deleted. One of the same name "
+        "finds it again.",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    RULES: ClassVar = (
+        Rule("(self.mode == 'pvc') == has(self.pvc)", "cache: mode pvc needs cache.pvc, and cache.pvc needs mode pvc"),
+        Rule(
+            "self.mode == 'emptyDir' || !has(self.sizeLimit)",
+            "cache.sizeLimit is for mode emptyDir; a claim has pvc.size",
+        ),
+    )
+    mode: str = spec_field(
+        "Where fetched models are kept: emptyDir, gone with the pod; pvc, fetched once and kept.",
+        default="emptyDir",
+        enum=["emptyDir", "pvc"],
+    )
+    size_limit: Amount | None = spec_field(
+        "Most that the emptyDir may hold; absent: what the node has.", default=None, override=QUANTITY
+    )
+    pvc: CachePVC | None = spec_field("The claim of mode pvc.", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    RULES: ClassVar = (
+        Rule(
+            "!self.uri.contains('://') || self.uri.matches('^(hf|pvc|https|file|pypi)://.')",
+            "model.uri: unknown source; use hf://org/name, pvc://claim/path, https://host/file.gguf, file:///path or "
+            "an alias "
+            "such as smollm2-135m-instruct",
+        ),
+        Rule(
+            "self.uri.contains('://') || "
+            "self.uri.matches('^[A-Za-z0-9][-A-Za-z0-9._]*(/[A-Za-z0-9][-A-Za-z0-9._]*)?$')",
+            "model.uri: neither an alias such as smollm2-135m-instruct nor org/name",
+        ),
+        Rule(
+            "!self.uri.startsWith('hf://') || "
+            "self.uri.matches('^hf://[A-Za-z0-9][-A-Za-z0-9._]*/[A-Za-z0-9][-A-Za-z0-9._]*(/[-A-Za-z0-9._/]+)?(:[-A-Za-z0-9._]+)?$')",
+            "model.uri: hf:// is followed by org/name, and for one GGUF file of several by /file.gguf or :QUANT",
+        ),
+        Rule(
+            "!self.uri.startsWith('pvc://') || (self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/].*)?$') "
+            "&& !self.uri.contains('..'))",
+            "model.uri: pvc:// is followed by the name of a claim and the path of the model in it, without '..'",
+        ),
+        Rule(
+            "!self.uri.startsWith('https://') || "
+            "self.uri.matches('^https://[-A-Za-z0-9.]+(:[0-9]+)?/.+[.]gguf([?#].*)?$')",
+            "model.uri: https:// must lead to one .gguf file",
+        ),
+        Rule(
+            "!self.uri.startsWith('file://') || (self.uri.matches('^file:///.+') && !self.uri.contains('..'))",
+            "model.uri: file:// is followed by an absolute path in the image, without '..'",
+        ),
+        Rule(
+            "!has(self.revision) || self.uri.startsWith('hf://') || !self.uri.contains('://')",
+            "model.revision is for models of a hub (hf://); other sources have none",
+        ),
+        Rule(
+            "!has(self.credentialsSecretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('https://') || "
+            "!self.uri.contains('://')",
+            "model.credentialsSecretRef is for sources that are fetched (hf://, https://)",
+        ),
+        Rule(
+            "self.cache.mode == 'emptyDir' || !(self.uri.startsWith('pvc://') || self.uri.startsWith('file://'))",
+            "model.cache.mode pvc is for models that are fetched; one from pvc:// or file:// is read where it is",
+        ),
+        Rule(
+            "!has(self.name) || !has(self.aliases) || !self.aliases.exists(a, a == self.name)",
+            "model.aliases must not repeat model.name",
+        ),
+    )
+    uri: str = spec_field(
+        "Where the model comes from: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
+        "claim that "
+        "holds it, https://host/file.gguf, file:///path in the image, or an alias that the engine knows "
+        "(smollm2-135m-instruct).",
+        minLength=1,
+        maxLength=512,
+    )
+    name: str | None = spec_field(
+        "Name under which clients ask for it; absent: the name of the LLMDeployment.",
+        default=None,
+        minLength=1,
+        maxLength=253,
+    )
+    aliases: tuple[str, ...] = spec_field(
+        "Further names under which clients may ask for it.",
+        default=(),
+        maxItems=16,
+        items_schema={"type": "string", "minLength": 1, "maxLength": 253},
+        **SET,
+    )
+    revision: str | None = spec_field(
+        "Branch, tag or commit on the hub; absent: its main branch.",
+        default=None,
+        maxLength=128,
+        pattern=r"^[-A-Za-z0-9._/]+$",
+    )
+    chat_template: ChatTemplate | None = spec_field("Chat template to use instead of the model's own.", default=None)
+    credentials_secret_ref: SecretKey | None = spec_field(
+        "Secret with the access token for gated or private models (HF_TOKEN of the engine).", default=None
+    )
+    cache: Cache = spec_field("Where fetched models are kept.", default=Cache)
+
+    @property
+    def source(self) -> str:
+        """hf | pvc | https | file | pypi | alias."""
+        scheme, mark, _ = self.uri.partition("://")
+        if mark:
+            return scheme
+        return "hf" if "/" in self.uri else "alias"
+
+    @property
+    def is_fetched(self) -> bool:
+        return self.source not in ("pvc", "file")
