@@ -54,11 +54,13 @@ crd: setup  ## generate the CRD and the chart's copy
 	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
 
 pins:  ## resolve requirements/*.in anew
-	for name in dev server operator engine; do \
+	for name in dev server operator engine build; do \
 	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
 	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
 	    --output-file requirements/$$name.txt || exit 1; \
 	done
+	uv pip compile requirements/model.in --generate-hashes --no-deps --no-emit-index-url --no-header --quiet \
+	  --output-file requirements/model.txt
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
