@@ -104,6 +104,21 @@ def test_intermediate_results_share_memory():
     assert arena < 2 * ROWS * row_bytes
 
 
+def test_programs_share_an_arena(threads):
+    """Two programs in one arena, replayed in turn, each give what they give alone; their outputs lie in it."""
+    threads(2)
+    decoders, arena = [Decoder(0), Decoder(1)], cpu.Arena()
+    for decoder in decoders:
+        decoder.fill(0)
+    programs = [cpu.record(decoder.step, arena)[1] for decoder in decoders]
+    assert all(p.outputs.untyped_storage().data_ptr() == arena.take(0).data_ptr() for p in programs)
+    for seed in range(1, 7):
+        decoder, program = decoders[seed % 2], programs[seed % 2]
+        decoder.fill(seed)
+        program.replay()
+        assert torch.equal(program.outputs, decoder.step())
+
+
 def test_foreign_operations_are_refused_by_name():
     decoder = Decoder()
     decoder.fill(0)

@@ -11,10 +11,11 @@ from octavo_kernels.cpu.quant import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
-from octavo_kernels.cpu.recording import Program, RecordingError, record
+from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
 
 __all__ = [
+    "Arena",
     "Program",
     "RecordingError",
     "copy_blocks",

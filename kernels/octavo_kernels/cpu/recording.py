@@ -53,10 +53,26 @@ class Program:
         return {name: Program(self._library, part, None, self._memory) for name, part in kinds.items()}
 
 
-def record(step: Callable[[], T]) -> tuple[T, Program]:
+class Arena:
+    """Memory that several programs use in turn, for intermediate tensors and outputs alike: what one returned is
+    overwritten when another one is replayed.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """uint8, at least ``size`` long. Programs that were given a smaller one keep it: doubling bounds their sum."""
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(max(size, 2 * self._buffer.numel()), dtype=torch.uint8)
+        return self._buffer
+
+
+def record(step: Callable[[], T], arena: Arena | None = None) -> tuple[T, Program]:
     """Run ``step`` and record it: returns its result (a tensor, or a tuple or list of tensors) and the program.
 
     Tensors that ``step`` reads must stay where they are; padding is told by the metadata's tensors, not by its numbers.
+    Without an ``arena``, replaying fills the very tensors that were returned; with one, ``Program.outputs`` lie in it.
     Raises RecordingError when the step uses operations that are not this package's, or the C kernels are not there.
     """
     library = get_library()
@@ -75,8 +91,8 @@ def record(step: Callable[[], T]) -> tuple[T, Program]:
     if watch.foreign:
         raise RecordingError(f"the step uses torch's own {', '.join(sorted(watch.foreign))}: it cannot be recorded")
     outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
-    program, memory = _plan(b"".join(operations), watch.buffers, [t for t in outputs if isinstance(t, Tensor)])
-    return result, Program(library, program, result, (*memory, *outputs))
+    packed, memory, moved = _plan(b"".join(operations), watch.buffers, outputs, arena)
+    return result, Program(library, packed, moved[0] if isinstance(result, Tensor) else moved, (*memory, *moved))
 
 
 class _Watch(TorchDispatchMode):
@@ -104,17 +120,20 @@ def _is_view(result: Any, arguments: tuple[Any, ...]) -> bool:
     return all(isinstance(t, Tensor) and t.untyped_storage().data_ptr() in known for t in results)
 
 
-def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple[bytes, list[Tensor]]:
-    """Move the step's intermediate tensors into one arena, where those share bytes that are not needed at the same
-    time.
+def _plan(
+    program: bytes, buffers: list[Tensor], outputs: list[Tensor], arena: Arena | None
+) -> tuple[bytes, list[Tensor], list[Tensor]]:
+    """Move the step's intermediate tensors into one piece of memory, where those share bytes that are not needed at the
+    same time; into a given ``arena`` move the outputs too.
 
-    Returns the program with its addresses changed, and the memory to keep: a step touches a few hundred kilobytes that
-    stay in the cache instead of many megabytes.
+    Returns the program with its addresses changed, the memory to keep, and where the outputs are then: a step touches a
+    few hundred kilobytes that stay in the cache instead of many megabytes.
     """
     words = list(struct.unpack(f"={len(program) // 8}q", program))
-    kept = {t.untyped_storage().data_ptr() for t in outputs}
+    results = {t.untyped_storage().data_ptr() for t in outputs}
     inner = sorted(
-        (b for b in buffers if b.untyped_storage().data_ptr() not in kept and b.numel()), key=Tensor.data_ptr
+        (b for b in buffers if b.numel() and (arena or b.untyped_storage().data_ptr() not in results)),
+        key=Tensor.data_ptr,
     )
     starts = [b.data_ptr() for b in inner]
     uses: list[tuple[int, int]] = []  # (word of the program, buffer)
@@ -131,6 +150,9 @@ def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple
                 last[index] = operation
         at += 2 + words[at + 1]
         operation += 1
+    for index, buffer in enumerate(inner):
+        if buffer.untyped_storage().data_ptr() in results:
+            last[index] = operation  # read after the program's end
     offsets: dict[int, int] = {}
     living: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
     size = 0
@@ -145,8 +167,17 @@ def _plan(program: bytes, buffers: list[Tensor], outputs: list[Tensor]) -> tuple
         offsets[index] = offset
         living = sorted([*living, (offset, offset + need, last[index])])
         size = max(size, offset + need)
-    arena = torch.empty(size + 64, dtype=torch.uint8)
-    base = -(-arena.data_ptr() // 64) * 64
+    memory = (arena or Arena()).take(size + 64)
+    base = -(-memory.data_ptr() // 64) * 64
     for word, index in uses:
         words[word] += base + offsets[index] - starts[index]
-    return struct.pack(f"={len(words)}q", *words), [arena]
+    moved = []
+    for output in outputs:
+        index = bisect_right(starts, output.data_ptr()) - 1
+        if index in offsets and output.untyped_storage().data_ptr() == starts[index]:
+            at = base + offsets[index] - memory.data_ptr()
+            whole = memory[at : at + inner[index].untyped_storage().nbytes()].view(output.dtype)
+            first_element = whole.storage_offset() + output.storage_offset()
+            output = whole.as_strided(output.shape, output.stride(), first_element)
+        moved.append(output)
+    return struct.pack(f"={len(words)}q", *words), [memory], moved

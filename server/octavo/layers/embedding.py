@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
@@ -32,10 +32,10 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return F.embedding(input_ids, self.weight)
+            return octavo_kernels.embedding(input_ids, self.weight)
         local = input_ids - self.shard.rows.start
         elsewhere = (local < 0) | (local >= self.shard.num_rows)
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        rows = octavo_kernels.embedding(local.masked_fill(elsewhere, 0), self.weight)
         return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
     def weight_slots(self) -> Iterator[WeightSlot]:

@@ -19,6 +19,7 @@ from octavo.sample.states import SamplingStates
 from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
+from octavo.worker.recorded_steps import RecordedSteps
 
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
@@ -30,9 +31,11 @@ NOTHING_TO_SAMPLE = (
 
 
 class ModelRunner:
-    """Runs steps of one model on one device. ``kv_caches`` come from the worker, one tensor a layer."""
+    """Runs steps of one model on one device. ``kv_caches``: one tensor a layer."""
 
-    def __init__(self, config: EngineConfig, model: CausalLM, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, model: CausalLM, device: torch.device, kv_caches: list[torch.Tensor]
+    ) -> None:
         self.config = config
         self.model = model
         self.row_multiple = model.row_multiple
@@ -41,7 +44,8 @@ class ModelRunner:
         self.batch = InputBatch(max_num_seqs, config.scheduler.max_model_len, config.cache.block_size)
         self.states = SamplingStates(max_num_seqs, vocab_size, device)
         self.sampler = Sampler()
-        self.kv_caches: list[torch.Tensor] = []
+        self.kv_caches = kv_caches
+        self._recorded_steps = RecordedSteps(model, self.batch, kv_caches) if device.type == "cpu" else None
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
         self.pooler = Pooler()
@@ -56,9 +60,15 @@ class ModelRunner:
         rows = np.array([self.batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
         num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
         bitmask = self.grammars.start_fill(step.sampled_req_ids)
+        output = ModelRunnerOutput()
+        if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(self.pooler):
+            logits = self._recorded_steps.run(rows) if self._recorded_steps else None
+            if logits is not None:
+                self.batch.num_computed[rows] += 1
+                self._sample(output, logits, req_ids, rows, bitmask)
+                return output
         inputs = StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
         hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
-        output = ModelRunnerOutput()
         if self._prompt_logprobs:
             self._add_prompt_logprobs(output, inputs, hidden, req_ids)
         self.batch.num_computed[rows] += num_scheduled
@@ -67,7 +77,8 @@ class ModelRunner:
             self._pool(output, sampled, inputs, hidden, req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
         if len(indices):
-            self._sample(output, inputs, hidden, req_ids, rows, indices, bitmask)
+            logits = self._logits(hidden, inputs.starts[indices + 1] - 1)
+            self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
         return output
 
     def _update_rows(self, step: SchedulerOutput) -> None:
@@ -133,24 +144,20 @@ class ModelRunner:
     def _sample(
         self,
         output: ModelRunnerOutput,
-        inputs: StepInputs,
-        hidden: torch.Tensor,
-        req_ids: list[str],
+        logits: torch.Tensor,
+        ids: list[str],
         rows: np.ndarray,
-        sampled: np.ndarray,
         bitmask: Callable[[], torch.Tensor | None],
     ) -> None:
-        """``sampled``: which of the step's sequences get a token, as indices into ``req_ids``."""
-        sampled_rows, positions = rows[sampled], inputs.seq_lens[sampled]
-        logits = self._logits(hidden, inputs.starts[sampled + 1] - 1)
-        metadata = self.states.make_metadata(sampled_rows.tolist(), positions.tolist())
+        """A token for each of the sequences ``ids``, which have just computed all that they have."""
+        positions = self.batch.num_computed[rows]
+        metadata = self.states.make_metadata(rows.tolist(), positions.tolist())
         if len(self.grammars):
             metadata.grammar_bitmask = bitmask()
         result = self.sampler(logits, metadata)
         tokens = result.sampled_token_ids.tolist()
         # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
-        self.batch.token_ids[sampled_rows, positions] = tokens
-        ids = [req_ids[i] for i in sampled]
+        self.batch.token_ids[rows, positions] = tokens
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
         if len(self.grammars):
             for req_id, token in zip(ids, tokens, strict=True):

@@ -51,8 +51,8 @@ class Worker:
         for line in self.ledger.lines():
             logger.info(line)
         self.config = replace(config, scheduler=self._scheduler_config(config.scheduler))
-        self.runner = ModelRunner(self.config, self.model, self.device)
-        self.runner.kv_caches = [self._allocate_kv(spec) for spec in specs]
+        kv_caches = [self._allocate_kv(spec) for spec in specs]
+        self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
 
     def _scheduler_config(self, asked: SchedulerConfig) -> SchedulerConfig:
         budget = asked.max_num_batched_tokens
