@@ -100,6 +100,7 @@ async def serve(
         metrics.watch_device_memory(engine.client.heartbeat.read_device_memory)
         metrics.watch_core_process(process.pid)
         state = ServerState(engine, args, metrics, HttpMetrics(metrics.registry))
+        metrics.watch_progress(state.progress)
         apps = [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
         servers = [_Uvicorn(_uvicorn_config(app, args, main=i == 0)) for i, app in enumerate(apps)]
         tasks = [

@@ -13,6 +13,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
+from octavo.metrics.stats import Progress
 
 
 class Phase(enum.Enum):
@@ -104,6 +105,17 @@ class ServerState:
         if stalled > self.args.health_stall_seconds:
             return f"the engine core has had work for {stalled:.0f} s without finishing a step: it is stalled"
         return None
+
+    def progress(self) -> Progress:
+        """The same as numbers, for the metrics; nothing counts as silence or a stall while the model is loading."""
+        loading = self.phase is Phase.LOADING
+        return Progress(
+            alive=self.why_not_alive() is None,
+            ready=self.why_not_ready() is None,
+            heartbeat_age=0.0 if loading else self.engine.seconds_since_beat(),
+            stalled=0.0 if loading else self.engine.seconds_stalled(),
+            num_steps=self.engine.client.heartbeat.num_steps,
+        )
 
     def why_not_ready(self) -> str | None:
         return None if self.phase is Phase.SERVING else f"the server is {self.phase.value}"

@@ -16,12 +16,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from octavo.config import EngineConfig
 from octavo.engine.messages import SchedulerStats
-from octavo.metrics.stats import FinishedSample, IterationStats
+from octavo.metrics.stats import FinishedSample, IterationStats, Progress
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
@@ -227,6 +227,10 @@ class EngineMetrics:
         """``read()`` gives the bytes in use on the engine's device and all there are; asked at every scrape."""
         self.registry.register(_DeviceMemory(read, self._labels))
 
+    def watch_progress(self, read: Any) -> None:
+        """``read()`` gives a `Progress`; asked at every scrape."""
+        self.registry.register(_Progress(read, self._labels))
+
     def watch_core_process(self, pid: int) -> None:
         """CPU and memory of the core process beside those of this one."""
         ProcessCollector(namespace="octavo_core", pid=lambda: pid, registry=self.registry)
@@ -252,6 +256,32 @@ class _DeviceMemory(Collector):
             )
             metric.add_metric(list(self._labels.values()), value)
             yield metric
+
+
+class _Progress(Collector):
+    """What the health routes judge by, as numbers: a stall is seen by whoever scrapes, whatever the probes do."""
+
+    def __init__(self, read: Any, labels: dict[str, str]) -> None:
+        self._read, self._labels = read, labels
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        now: Progress = self._read()
+        labels, values = list(self._labels), list(self._labels.values())
+        for name, text, value in (
+            ("alive", "1 while the engine makes progress, loads, or has nothing to do: /livez", now.alive),
+            ("ready", "1 while new requests are taken: /readyz", now.ready),
+            ("heartbeat_age_seconds", "How long the core has shown no sign of life", now.heartbeat_age),
+            ("stalled_seconds", "How long the core has had work without finishing a step", now.stalled),
+        ):
+            gauge = GaugeMetricFamily(f"octavo:engine_{name}", text, labels=labels)
+            gauge.add_metric(values, value)
+            yield gauge
+        steps = CounterMetricFamily("octavo:engine_steps", "Steps that the core has finished", labels=labels)
+        steps.add_metric(values, now.num_steps)
+        yield steps
 
 
 class _Aliases(Collector):

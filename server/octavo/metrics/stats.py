@@ -61,3 +61,14 @@ class IterationStats:
     inter_token_seconds: list[float] = field(default_factory=list)  # since the last one, one a further token
     finished: list[FinishedSample] = field(default_factory=list)
     finished_requests: list[FinishedRequest] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Whether the engine gets on, at one moment. Times are seconds."""
+
+    alive: bool
+    ready: bool
+    heartbeat_age: float
+    stalled: float
+    num_steps: int

@@ -36,6 +36,11 @@ def is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+def engine_metric(server, name: str) -> float:
+    text = server.get("/metrics").text
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"octavo:engine_{name}{{"))
+
+
 def wait_until(condition, seconds: float) -> float:
     start = time.monotonic()
     while not condition():
@@ -163,8 +168,11 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert seconds < 10
     answer = server.get("/health")
     assert answer.status_code == 503 and "frozen" in answer.json()["error"]["message"]
+    assert engine_metric(server, "alive") == 0 and engine_metric(server, "heartbeat_age_seconds") > 5
     os.kill(server.core_pid, signal.SIGCONT)
     wait_until(lambda: server.get("/health").status_code == 200, 5)
+    assert engine_metric(server, "alive") == 1 and engine_metric(server, "heartbeat_age_seconds") < 5
+    assert engine_metric(server, "stalled_seconds") == 0  # frozen, but without work
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     assert server.stop() == 0
 
@@ -184,6 +192,7 @@ def test_a_stalled_core_is_noticed_dumps_its_stacks_and_ends(start, tmp_path):
     os.kill(server.core_pid, signal.SIGUSR1)
     wait_until(lambda: server.get("/livez").status_code == 503, 5)
     assert "stalled" in server.get("/health").json()["error"]["message"]
+    assert engine_metric(server, "stalled_seconds") > 1 and engine_metric(server, "heartbeat_age_seconds") < 5
     assert server.process.wait(20) == 1
     assert "Timeout (0:00:04)!" in server.log and "core_proc.py" in server.log
     stream.join(10)

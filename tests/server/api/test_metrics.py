@@ -78,6 +78,7 @@ def test_counts_after_sequential_requests(server):
     assert change["vllm:inter_token_latency_seconds_count"] == n * (m - 1)
     assert change["vllm:iteration_tokens_total_sum"] == n * (p + m)
     assert change["vllm:iteration_tokens_total_count"] == n * m
+    assert change["octavo:engine_steps_total"] >= n * m
     assert (
         change["vllm:request_success_total"] == change.of("vllm:request_success_total", finished_reason="length") == n
     )

@@ -1,0 +1,198 @@
+"""What the operator says of itself and of its LLMDeployments to Prometheus, at /metrics.
+
+Labels are bounded: an LLMDeployment's name, its pods, and words of our own. Only the operator that leads speaks of
+LLMDeployments, so nothing is counted twice where several run. Scrape it with honorLabels: `namespace` is the
+LLMDeployment's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo_operator import __version__
+from octavo_operator.api import LLMDeployment
+from octavo_operator.rollout import parse_time
+from octavo_operator.store import Key
+
+RESULTS = ("done", "retried", "failed")  # carried out; to be tried again; a defect of the operator
+COUNTS = {
+    "current": "replicas",
+    "ready": "readyReplicas",
+    "available": "availableReplicas",
+    "updated": "updatedReplicas",
+}
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+Json = dict[str, Any]
+
+
+class Operator(Protocol):
+    """What is asked at every scrape."""
+
+    def queue_depth(self) -> int: ...
+    def queue_retrying(self) -> int: ...
+    def listing_age(self) -> float: ...
+    def is_leading(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One LLMDeployment as it was when it was last looked at."""
+
+    desired: int
+    status: Json
+    limits: tuple[int, int] | None  # of its autoscaling, least and most replicas
+    restarts: tuple[tuple[str, int], ...]  # of its pods, by name
+
+    @classmethod
+    def of(cls, deployment: LLMDeployment, status: Json, pods: list[Json]) -> Snapshot:
+        autoscaling = getattr(deployment.spec, "autoscaling", None)
+        limits = (autoscaling.min_replicas, autoscaling.max_replicas) if autoscaling else None
+        return cls(
+            deployment.replicas, status, limits, tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
+        )
+
+
+def _restarts(pod: Json) -> int:
+    status = pod.get("status") or {}
+    kinds = ("initContainerStatuses", "containerStatuses")
+    return sum(one.get("restartCount", 0) for kind in kinds for one in status.get(kind) or [])
+
+
+class Metrics:
+    """The instruments. `expose` may be called by any thread, all else belongs to the event loop."""
+
+    def __init__(self, operator: Operator, resync_seconds: float) -> None:
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self.deployments: dict[Key, Snapshot] = {}
+        ProcessCollector(registry=self.registry)
+        count = self._counter
+        self._reconciles = count("octavo_operator_reconciles", "Looks at an LLMDeployment, by how they ended", "result")
+        for result in RESULTS:
+            self._reconciles.labels(result)
+        self._seconds = Histogram(
+            "octavo_operator_reconcile_seconds", "Duration of a look", buckets=_SECONDS, registry=self.registry
+        )
+        self._calls = count("octavo_operator_api_requests", "Requests to the API server", "method", "code")
+        self._events = count("octavo_operator_watch_events", "What watches told of", "kind")
+        self._missed = count(
+            "octavo_operator_missed_changes", "Changes that a listing found and no watch had told of", "kind"
+        )
+        self._listings = count("octavo_operator_listings", "Complete listings, by how they ended", "result")
+        for result in ("done", "failed"):
+            self._listings.labels(result)
+        self.registry.register(_OperatorState(operator, resync_seconds))
+        self.registry.register(_Deployments(self.deployments))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    # What happened.
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def looked(self, key: Key, snapshot: Snapshot | None) -> None:
+        """None: the LLMDeployment is gone."""
+        if snapshot is None:
+            self.deployments.pop(key, None)
+        else:
+            self.deployments[key] = snapshot
+
+    def answered(self, method: str, code: int) -> None:
+        """The API server did; 0: it did not."""
+        self._calls.labels(method, str(code) if code else "none").inc()
+
+    def watched(self, kind: str) -> None:
+        self._events.labels(kind).inc()
+
+    def missed(self, kind: str, count: int) -> None:
+        self._missed.labels(kind).inc(count)
+
+    def listed(self, succeeded: bool) -> None:
+        self._listings.labels("done" if succeeded else "failed").inc()
+
+    def expose(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _Asked(Collector):
+    """Says nothing of itself beforehand, so that registering asks nobody."""
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+
+class _OperatorState(_Asked):
+    def __init__(self, operator: Operator, resync_seconds: float) -> None:
+        self._operator, self._resync_seconds = operator, resync_seconds
+
+    def collect(self) -> Iterator[Metric]:
+        ask = self._operator
+        for name, text, value in (
+            ("leading", "1 for the operator that works, 0 for those that wait", float(ask.is_leading())),
+            ("queue_depth", "LLMDeployments that wait to be looked at, or are being", float(ask.queue_depth())),
+            ("queue_retrying", "LLMDeployments whose last look failed", float(ask.queue_retrying())),
+            ("listing_age_seconds", "Time since everything was last listed", ask.listing_age()),
+            ("resync_seconds", "Time between two listings", self._resync_seconds),
+        ):
+            yield GaugeMetricFamily(f"octavo_operator_{name}", text, value=value)
+        info = GaugeMetricFamily("octavo_operator_info", "The operator's version", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+
+
+class _Deployments(_Asked):
+    def __init__(self, deployments: dict[Key, Snapshot], clock: Callable[[], float] = time.time) -> None:
+        self._deployments, self._clock = deployments, clock
+
+    def collect(self) -> Iterator[Metric]:
+        own = ["namespace", "llmdeployment"]
+        prefix = "octavo_llmdeployment_"
+        condition = GaugeMetricFamily(
+            f"{prefix}condition", "1 while the condition is True, 0 False, -1 Unknown", labels=[*own, "type"]
+        )
+        reason = GaugeMetricFamily(
+            f"{prefix}condition_reason", "1 for each condition's present reason", labels=[*own, "type", "reason"]
+        )
+        replicas = GaugeMetricFamily(f"{prefix}replicas", "Replicas, by what they are", labels=[*own, "state"])
+        limits = GaugeMetricFamily(f"{prefix}replicas_limit", "Of its autoscaling", labels=[*own, "limit"])
+        rollout = GaugeMetricFamily(
+            f"{prefix}rollout_seconds", "How long pods have not all been of the latest spec; 0: they are", labels=own
+        )
+        restarts = CounterMetricFamily(f"{prefix}pod_restarts", "Restarts of a pod's containers", labels=[*own, "pod"])
+        now = self._clock()
+        for key, one in list(self._deployments.items()):
+            for entry in one.status.get("conditions") or []:
+                value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
+                condition.add_metric([*key, entry["type"]], value)
+                reason.add_metric([*key, entry["type"], entry["reason"]], 1)
+                if entry["type"] == "Progressing":
+                    under_way = entry["reason"] != "Complete"
+                    seconds = max(0.0, now - parse_time(entry["lastTransitionTime"])) if under_way else 0.0
+                    rollout.add_metric([*key], seconds)
+            replicas.add_metric([*key, "desired"], one.desired)
+            for state, field in COUNTS.items():
+                replicas.add_metric([*key, state], one.status.get(field, 0))
+            for limit, count in zip(("min", "max"), one.limits or (), strict=False):
+                limits.add_metric([*key, limit], count)
+            for pod, count in one.restarts:
+                restarts.add_metric([*key, pod], count)
+        yield from (condition, reason, replicas, limits, rollout, restarts)
