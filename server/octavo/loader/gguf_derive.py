@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
-from octavo.loader.cache import cache_dir, locked, publish, scratch, write_json, write_json_atomically
+from octavo.loader.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
 from octavo.loader.files import NO_TOKENIZER
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
 
     file = GGUFFile(path)
     key = f"{file.header_sha256()}-v{_VERSION}"
+    if seed := seeded(f"gguf/{key}"):
+        return seed
     folder = root / key
     if not folder.exists():
         with locked(root / "tmp" / key), scratch(root / "tmp" / f"{key}.d") as made:

