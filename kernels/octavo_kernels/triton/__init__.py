@@ -14,7 +14,6 @@ from octavo_kernels.reference import (
     embedding,
     fused_add_rms_norm,
     linear,
-    paged_attention,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
@@ -24,6 +23,7 @@ from octavo_kernels.reference import (
     silu_and_mul,
     silu_and_mul_quantize,
 )
+from octavo_kernels.triton.attention import paged_attention
 
 __all__ = [
     "INTERPRETED",

@@ -1,0 +1,132 @@
+"""Paged attention: which kernels a step needs, and their launches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.triton import configs
+from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
+from octavo_kernels.triton.attention_prefill import prefill_attention
+
+_LOG2_E = math.log2(math.e)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> Tensor:
+    """See `octavo_kernels.paged_attention`. Reads no tensor on the host, so it can be captured in a graph.
+
+    Sequences of at most `configs.MAX_DECODE_QUERIES` new tokens go to the decode kernel, which splits their keys, the
+    others to the prompts' kernel; each program sees from the lengths which sequences are its own. A step may hold both.
+    """
+    num_rows, num_heads, head_size = q.shape
+    num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
+    _check(q, kv_cache, scale)
+    if q.stride(-1) != 1:
+        q = q.contiguous()
+    out = q.new_empty((num_rows, num_heads, head_size))
+    num_seqs = metadata.seq_lens.shape[0]
+    if not num_rows:
+        return out
+    if not num_seqs:
+        return out.zero_()
+    group = num_heads // num_kv_heads
+    head_pad = max(16, configs.next_power_of_2(head_size))
+    exact = q.dtype == torch.float32
+    kinds = (max(64, head_pad), q.dtype, kv_cache.dtype, group)
+    max_queries = configs.MAX_DECODE_QUERIES
+    longest = metadata.max_query_len
+    decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)
+    splits = configs.splits(q.device)
+
+    starts, seq_lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
+    rows = min(metadata.num_actual_tokens, num_rows)
+    factor, log2_scale = (scale * k_scale, scale * k_scale * _LOG2_E)
+    if softcap:
+        factor, log2_scale = factor / softcap, softcap * _LOG2_E
+    shape = {
+        "GROUP": group,
+        "HEAD_SIZE": head_size,
+        "HEAD_PAD": head_pad,
+        "FIXED_CHUNK": configs.EXACT_CHUNK if exact else 0,
+        "HAS_WINDOW": window is not None,
+        "SEQS": _lanes(num_seqs),
+        # Contracting a product and a sum into one rounding is up to the compiler; where bits are promised it may not.
+        "enable_fp_fusion": not exact,
+    }
+    tile = {
+        "BLOCK_SIZE": block_size,
+        "HAS_SOFTCAP": bool(softcap),
+        "PRECISION": "ieee" if exact else "tf32",
+    }
+    strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
+    if longest > max_queries:
+        prefill = configs.prefill_config(*kinds)
+        tiles = rows // prefill.block_m + min(num_seqs, rows // (max_queries + 1))
+        prefill_attention[(num_heads, tiles)](
+            q, kv_cache, out, starts, seq_lens, table,
+            num_seqs, rows, max_queries, window or 0, factor, log2_scale, v_scale, *strides,
+            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
+            num_warps=prefill.num_warps, num_stages=prefill.num_stages, **shape, **tile,
+        )  # fmt: skip
+    most = min(longest, max_queries)
+    tiles = min(num_seqs * -(-most // (decode.block_m // group)), rows)
+    if exact:
+        items = tiles * -(-metadata.max_seq_len // configs.EXACT_CHUNK)
+    else:
+        items = tiles + splits.programs // num_kv_heads
+    if longest > max_queries and num_seqs == 1:
+        items = 0  # one prompt alone: only padding is left to do
+    sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
+    maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
+    split = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "BLOCK_M": decode.block_m,
+        "BLOCK_N": decode.block_n,
+        "MIN_CHUNK": splits.min_chunk,
+    }
+    if items:
+        decode_attention[(num_kv_heads, items)](
+            q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
+            num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
+            num_warps=decode.num_warps, num_stages=decode.num_stages, **split, **shape, **tile,
+        )  # fmt: skip
+    reduce_chunks[(num_rows, num_kv_heads)](
+        out, sums, maxima, weights, starts, seq_lens,
+        num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
+        GROUP_PAD=configs.next_power_of_2(group), BLOCK_C=16, num_warps=4, **split, **shape,
+    )  # fmt: skip
+    return out
+
+
+def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
+    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(f"attention in {q.dtype} is not supported; use float16, bfloat16 or float32")
+    if kv_cache.dtype not in (q.dtype, configs.FLOAT8):
+        raise ValueError(f"a KV cache in {kv_cache.dtype} does not go with queries in {q.dtype}")
+    if kv_cache.shape[3] % 16:
+        raise ValueError(f"block_size={kv_cache.shape[3]} is not a multiple of 16")
+    if q.shape[1] % kv_cache.shape[2]:
+        raise ValueError(f"{q.shape[1]} query heads do not divide into {kv_cache.shape[2]} key/value heads")
+    if q.shape[2] > 256:
+        raise ValueError(f"head_size={q.shape[2]} exceeds 256")
+    if kv_cache.stride(4) != 1:
+        raise ValueError("the elements of a head must lie side by side in the KV cache")
+    if not scale > 0:
+        raise ValueError(f"scale={scale} must be greater than 0")
+
+
+def _lanes(num_seqs: int) -> int:
+    """Lanes for the sequences of a step: few sizes, so that few kernels are compiled."""
+    return max(256, configs.next_power_of_2(num_seqs))

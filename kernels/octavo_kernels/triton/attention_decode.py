@@ -1,0 +1,224 @@
+"""Decode attention: the rows of a group of heads in one tile, the keys of a sequence split over programs.
+
+The way of FlashDecoding (Dao et al. 2023), with the work list made on the device: the grid is an upper bound that
+depends on shapes alone, so a captured graph serves any lengths.
+"""
+
+# Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
+
+import triton
+import triton.language as tl
+
+from octavo_kernels.triton.attention_tiles import attend, first_seen, merge, share_out
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs"])
+def decode_attention(
+    q_ptr,
+    kv_ptr,
+    out_ptr,
+    sums_ptr,
+    maxima_ptr,
+    weights_ptr,
+    starts_ptr,
+    seq_lens_ptr,
+    table_ptr,
+    num_seqs,
+    num_rows,
+    max_queries,
+    window,
+    programs,
+    scale,
+    log2_scale,
+    out_scale,
+    stride_q_row,
+    stride_q_head,
+    stride_half,
+    stride_block,
+    stride_head,
+    stride_slot,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    MIN_CHUNK: tl.constexpr,
+    FIXED_CHUNK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SEQS: tl.constexpr,
+):
+    """Grid (kv heads, items): one chunk of keys for one tile of rows.
+
+    A sequence of one chunk is written to ``out``; else the tile's sums go to ``sums [item, kv head, M, D]``, its row
+    maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
+    """
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
+    head = tl.program_id(0)
+    item = tl.program_id(1)
+    chunk, _, items = share_out(
+        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
+        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
+    )  # fmt: skip
+    ends = tl.cumsum(items, 0)
+    before = ends <= item
+    r = tl.sum(before.to(tl.int32))
+    if r >= num_seqs:
+        return
+    local = item - tl.sum(tl.where(before, items, 0))
+
+    begin = tl.load(starts_ptr + r)
+    queries = tl.load(starts_ptr + r + 1) - begin
+    length = tl.load(seq_lens_ptr + r)
+    first = first_seen(length, queries, window, ALIGN, HAS_WINDOW)
+    chunks = (length - first + chunk - 1) // chunk
+    token = local // chunks * TOKENS
+    low = first + local % chunks * chunk
+
+    rows = tl.arange(0, BLOCK_M)
+    tokens = token + rows // GROUP
+    t = begin + tokens
+    live = (rows < TOKENS * GROUP) & (tokens < queries) & (t < num_rows)
+    heads = head * GROUP + rows % GROUP
+    positions = length - queries + tokens
+    d = tl.arange(0, HEAD_PAD)
+    inside = live[:, None] & (d < HEAD_SIZE)[None, :]
+    q_offset = t.to(tl.int64) * stride_q_row + heads * stride_q_head
+    q = tl.load(q_ptr + q_offset[:, None] + d[None, :], mask=inside, other=0.0)
+
+    # What this tile of the chunk sees: up to its last query, from its first one's window.
+    high = tl.minimum(low + chunk, length - queries + tl.minimum(token + TOKENS, queries))
+    first_key = low
+    if HAS_WINDOW:
+        first_key = tl.maximum(low, length - queries + token - window + 1)
+        if FIXED_CHUNK == 0:
+            low = tl.maximum(low, first_key // BLOCK_N * BLOCK_N)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
+    acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    m, l, acc = attend(  # noqa: E741
+        m, l, acc, q, positions,
+        kv_ptr + head.to(tl.int64) * stride_head, table_ptr + r.to(tl.int64) * stride_table,
+        low, high, first_key, high, window, scale, log2_scale,
+        stride_half, stride_block, stride_slot,
+        BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+    )  # fmt: skip
+    if chunks == 1:
+        out = acc / l[:, None] * out_scale
+        out_offset = (t.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_SIZE
+        tl.store(out_ptr + out_offset[:, None] + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        place = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + rows
+        tl.store(maxima_ptr + place, m)
+        tl.store(weights_ptr + place, l)
+        tl.store(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], acc)
+
+
+@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs"])
+def reduce_chunks(
+    out_ptr,
+    sums_ptr,
+    maxima_ptr,
+    weights_ptr,
+    starts_ptr,
+    seq_lens_ptr,
+    num_seqs,
+    num_rows,
+    max_queries,
+    window,
+    programs,
+    out_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    MIN_CHUNK: tl.constexpr,
+    FIXED_CHUNK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SEQS: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Grid (rows, kv heads): the chunks of a row as one, and zeros for rows that belong to no sequence.
+
+    With a fixed chunk they are added in order, as a prompt's kernel does; else BLOCK_C of them at a time.
+    """
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
+    t = tl.program_id(0)
+    head = tl.program_id(1)
+    chunk, _, items = share_out(
+        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
+        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
+    )  # fmt: skip
+    lanes = tl.arange(0, SEQS)
+    ends = tl.load(starts_ptr + 1 + lanes, mask=lanes < num_seqs, other=2147483647)
+    r = tl.sum((ends <= t).to(tl.int32))
+    g = tl.arange(0, GROUP_PAD)
+    d = tl.arange(0, HEAD_PAD)
+    inside = (g < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
+    out_offset = (t.to(tl.int64) * NUM_KV_HEADS + head) * (GROUP * HEAD_SIZE) + g * HEAD_SIZE
+    out_ptrs = out_ptr + out_offset[:, None] + d[None, :]
+    nothing = tl.zeros([GROUP_PAD, HEAD_PAD], out_ptr.dtype.element_ty)
+    if (r >= num_seqs) | (t >= num_rows):
+        tl.store(out_ptrs, nothing, mask=inside)
+        return
+    begin = tl.load(starts_ptr + r)
+    queries = tl.load(starts_ptr + r + 1) - begin
+    length = tl.load(seq_lens_ptr + r)
+    if length == 0:
+        tl.store(out_ptrs, nothing, mask=inside)
+        return
+    first = first_seen(length, queries, window, ALIGN, HAS_WINDOW)
+    chunks = (length - first + chunk - 1) // chunk
+    if (queries > max_queries) | (chunks == 1):  # written already
+        return
+    token = t - begin
+    item = tl.sum(tl.where(lanes < r, items, 0)) + token // TOKENS * chunks
+    row = token % TOKENS * GROUP
+    base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + row
+    step = NUM_KV_HEADS * BLOCK_M
+    if FIXED_CHUNK > 0:
+        m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+        l = tl.zeros([GROUP_PAD], tl.float32)  # noqa: E741
+        acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
+        for c in tl.range(0, chunks):
+            place = base + c * step + g
+            m_next = tl.load(maxima_ptr + place, mask=g < GROUP, other=float("-inf"))
+            l_next = tl.load(weights_ptr + place, mask=g < GROUP, other=0.0)
+            acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=inside, other=0.0)
+            m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
+        out = acc / l[:, None] * out_scale
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        c = tl.arange(0, BLOCK_C)
+        for i in tl.range(0, GROUP):
+            m = float("-inf")
+            l = 0.0  # noqa: E741
+            acc = tl.zeros([HEAD_PAD], tl.float32)
+            for start in tl.range(0, chunks, BLOCK_C):
+                there = start + c < chunks
+                place = base + i + (start + c).to(tl.int64) * step
+                m_next = tl.load(maxima_ptr + place, mask=there, other=float("-inf"))
+                l_next = tl.load(weights_ptr + place, mask=there, other=0.0)
+                acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=there[:, None], other=0.0)
+                m_new = tl.maximum(m, tl.max(m_next, 0))
+                m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+                alpha = tl.exp2(m - m_safe)
+                w = tl.exp2(m_next - m_safe)
+                l = l * alpha + tl.sum(w * l_next, 0)  # noqa: E741
+                acc = acc * alpha + tl.sum(acc_next * w[:, None], 0)
+                m = m_new
+            out = acc / l * out_scale
+            tl.store(
+                out_ptr + (t.to(tl.int64) * NUM_KV_HEADS + head) * (GROUP * HEAD_SIZE) + i * HEAD_SIZE + d,
+                out.to(out_ptr.dtype.element_ty),
+                mask=d < HEAD_SIZE,
+            )

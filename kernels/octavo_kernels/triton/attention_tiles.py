@@ -1,0 +1,158 @@
+"""What the attention kernels share: one tile of keys and values, sums of chunks, and who does which part of a step."""
+
+# Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    """tanh in float32, to the last bits also near zero, where the exponential's form loses them."""
+    size = tl.abs(x)
+    e = tl.exp2(size * -2.8853900817779268)
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    near = 1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * (-0.0539682540 + square * 0.0218694885)))
+    return tl.where(size < 0.3, x * near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def merge(m, l, acc, m_next, l_next, acc_next):  # noqa: E741
+    """The sums of two sets of keys as one: row maxima (in log2), sums of weights, weighted values."""
+    m_new = tl.maximum(m, m_next)
+    m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+    a = tl.exp2(m - m_safe)
+    b = tl.exp2(m_next - m_safe)
+    return m_new, l * a + l_next * b, acc * a[:, None] + acc_next * b[:, None]
+
+
+@triton.jit
+def attend(
+    m,
+    l,  # noqa: E741
+    acc,
+    q,
+    positions,
+    kv_ptr,
+    table_ptr,
+    low,
+    high,
+    first_key,
+    last_key,
+    window,
+    scale,
+    log2_scale,
+    stride_half,
+    stride_block,
+    stride_slot,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HEAD_PAD: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Online softmax of rows ``q [M, HEAD_PAD]`` over the keys from ``low`` to ``high``, a multiple of BLOCK_N apart.
+
+    With MASKED only keys in [first_key, last_key) are read, the others' pages may hold anything, and a row sees those
+    up to its position; without, every row sees every key. Maxima are kept in units of log2, so the exponential is one
+    multiply-add and one exp2.
+    """
+    d = tl.arange(0, HEAD_PAD)
+    n = tl.arange(0, BLOCK_N)
+    inside = d < HEAD_SIZE
+    for start in tl.range(low, high, BLOCK_N):
+        keys = start + n
+        if MASKED:
+            there = (keys >= first_key) & (keys < last_key)
+            page = tl.load(table_ptr + keys // BLOCK_SIZE, mask=there, other=0)
+        else:
+            page = tl.load(table_ptr + keys // BLOCK_SIZE)
+        slot = page.to(tl.int64) * stride_block + (keys % BLOCK_SIZE) * stride_slot
+        pointers = kv_ptr + slot[:, None] + d[None, :]
+        if MASKED:
+            k = tl.load(pointers, mask=there[:, None] & inside[None, :], other=0.0)
+        elif HEAD_SIZE != HEAD_PAD:
+            k = tl.load(pointers, mask=inside[None, :], other=0.0)
+        else:
+            k = tl.load(pointers)
+        s = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION)
+        if HAS_SOFTCAP:
+            s = tanh(s * scale)
+        if MASKED:
+            visible = there[None, :] & (keys[None, :] <= positions[:, None])
+            if HAS_WINDOW:
+                visible = visible & (keys[None, :] > positions[:, None] - window)
+            s = tl.where(visible, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1) * log2_scale)
+        if MASKED:  # a row may have seen nothing yet
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        else:
+            m_safe = m_new
+        p = tl.exp2(s * log2_scale - m_safe[:, None])
+        alpha = tl.exp2(m - m_safe)
+        l = l * alpha + tl.sum(p, 1)  # noqa: E741
+        acc = acc * alpha[:, None]
+        if MASKED:
+            v = tl.load(pointers + stride_half, mask=there[:, None] & inside[None, :], other=0.0)
+        elif HEAD_SIZE != HEAD_PAD:
+            v = tl.load(pointers + stride_half, mask=inside[None, :], other=0.0)
+        else:
+            v = tl.load(pointers + stride_half)
+        v = v.to(q.dtype)
+        acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
+        m = m_new
+    return m, l, acc
+
+
+@triton.jit
+def first_seen(length, queries, window, ALIGN: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """The key, a multiple of ALIGN, from which a sequence's first query may look."""
+    if HAS_WINDOW:
+        return tl.maximum(length - queries - window + 1, 0) // ALIGN * ALIGN
+    else:
+        return length * 0
+
+
+@triton.jit
+def share_out(
+    starts_ptr,
+    seq_lens_ptr,
+    num_seqs,
+    max_queries,
+    window,
+    programs,
+    min_chunk,
+    NUM_KV_HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FIXED_CHUNK: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SEQS: tl.constexpr,
+):
+    """The work list of a decode step, made by every program for itself from the lengths: no host, no launch before.
+
+    Returns the keys of a chunk and, for each sequence, the chunks of one tile and the items (tiles times chunks) that
+    it has; a tile is TOKENS queries of a group of heads. Sequences with more than ``max_queries`` new tokens have none.
+    """
+    r = tl.arange(0, SEQS)
+    real = r < num_seqs
+    begin = tl.load(starts_ptr + r, mask=real, other=0)
+    end = tl.load(starts_ptr + r + 1, mask=real, other=0)
+    length = tl.load(seq_lens_ptr + r, mask=real, other=0)
+    queries = end - begin
+    mine = (queries > 0) & (queries <= max_queries) & (length > 0)
+    tiles = tl.where(mine, (queries + TOKENS - 1) // TOKENS, 0)
+    if FIXED_CHUNK > 0:
+        chunk = FIXED_CHUNK
+        keys = length - first_seen(length, queries, window, FIXED_CHUNK, HAS_WINDOW)
+    else:
+        keys = length - first_seen(length, queries, window, BLOCK_N, HAS_WINDOW)
+        total = tl.sum((tiles * tl.where(mine, keys, 0)).to(tl.int64)) * NUM_KV_HEADS
+        even = ((total + programs - 1) // programs).to(tl.int32)
+        chunk = tl.maximum((even + BLOCK_N - 1) // BLOCK_N * BLOCK_N, min_chunk)
+    chunks = (keys + chunk - 1) // chunk
+    return chunk, chunks, tiles * chunks
