@@ -23,6 +23,7 @@ class OperatorConfig:
     cluster_domain: str = "cluster.local"
     namespace: str = "default"  # where the operator itself lives, its Lease with it
     watch_namespaces: tuple[str, ...] = ()  # empty: all
+    selector: str = ""  # labels of the LLMDeployments to serve; empty: all. Lets several operators share a cluster
     identity: str = "octavo-operator"  # holder of the Lease
     lease_name: str = "octavo-operator"
     workers: int = 8  # LLMDeployments that are worked on at the same time
@@ -61,6 +62,7 @@ class OperatorConfig:
             cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",
             namespace=env.get("POD_NAMESPACE") or "default",
             watch_namespaces=words("OCTAVO_WATCH_NAMESPACES"),
+            selector=env.get("OCTAVO_SELECTOR", "").strip(),
             identity=env.get("POD_NAME") or f"octavo-operator-{os.getpid()}",
             lease_name=env.get("OCTAVO_LEASE_NAME") or "octavo-operator",
             workers=int(number("OCTAVO_WORKERS", 8, 1)),

@@ -12,6 +12,7 @@ from octavo_operator.apply import Applier, Leaving, NameTaken
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
+from octavo_operator.metrics import Metrics, Snapshot
 from octavo_operator.plan import CHILD_KINDS
 from octavo_operator.reconcile import Outcome, look, parse
 from octavo_operator.render import MONITORING_API
@@ -36,16 +37,20 @@ class Controller:
         self._applier = Applier(cluster, self.store)
         self._apis: frozenset[str] = frozenset()
         self._listed_at: float | None = None
+        self.metrics = Metrics(self, config.resync_seconds)
+        cluster.on_answer = self.metrics.answered
 
     # What the watches tell.
 
     def saw(self, kind: str, body: Any) -> None:
         """A watch told of an object, new or changed."""
+        self.metrics.watched(kind)
         if key := self.store.put(Observed.of(kind, RESOURCES[kind].api_version, body)):
             self.queue.add(key)
 
     def lost(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """A watch told that an object is gone, or no longer ours."""
+        self.metrics.watched(kind)
         if key := self.store.drop(kind, namespace, name, uid):
             self.queue.add(key)
 
@@ -60,15 +65,19 @@ class Controller:
         for kind in WATCHED:
             if kind in OPTIONAL and not apis:
                 continue
-            selector = None if kind == KIND else OWNER_LABEL
+            selector = self._config.selector if kind == KIND else OWNER_LABEL
             found: list[Observed] = []
             known_before = self.store.places(kind)
             for namespace in self._config.watch_namespaces or (None,):
                 for body in await self._cluster.list(kind, namespace, selector):
                     found.append(Observed.of(kind, RESOURCES[kind].api_version, body))
-            for key in self.store.replace(found, known_before):
+            changed = self.store.replace(found, known_before)
+            if changed and self._listed_at is not None:
+                self.metrics.missed(kind, len(changed))
+            for key in changed:
                 self.queue.add(key)
         self._listed_at = time.monotonic()
+        self.metrics.listed(succeeded=True)
 
     async def keep_listing(self) -> None:
         while True:
@@ -76,11 +85,16 @@ class Controller:
             try:
                 await self.list_all()
             except (*TRANSPORT_ERRORS, ApiError) as error:
+                self.metrics.listed(succeeded=False)
                 logger.warning("listing everything failed: %s", error)
 
     @property
     def listed_seconds_ago(self) -> float | None:
         return None if self._listed_at is None else time.monotonic() - self._listed_at
+
+    @property
+    def is_leading(self) -> bool:
+        return self._leading.is_set()
 
     # The work.
 
@@ -89,30 +103,38 @@ class Controller:
         await self._leading.wait()
         while True:
             key = await self.queue.get()
+            began = time.monotonic()
             try:
                 if self._leading.is_set():
-                    await self._look_at(key)
+                    succeeded = await self._look_at(key)
+                    self.metrics.reconciled("done" if succeeded else "retried", time.monotonic() - began)
             except Exception:
                 logger.exception("%s/%s: a defect of the operator", *key)
+                self.metrics.reconciled("failed", time.monotonic() - began)
                 self.queue.retry(key)
             finally:
                 self.queue.done(key)
 
-    async def _look_at(self, key: Key) -> None:
+    async def _look_at(self, key: Key) -> bool:
+        """False: it has to be tried again."""
         seen = self.store.get(KIND, *key)
         if seen is None:
             self.queue.forget(key)
-            return
+            self.metrics.looked(key, None)
+            return True
         body = seen.body
         deployment = parse(body)
         if isinstance(deployment, Problem):
             logger.error("%s/%s: %s", *key, deployment.message)
-            return
+            return True
         problem, transient = await self._do(deployment)
         # Say how it stands by what is there now, the answers to our own writes included.
         outcome = self._look(deployment, problem)
         if outcome.status is not None and not await self._say(deployment, outcome.status):
             transient = True
+        if outcome.status is not None:
+            pods = [one.body for one in self.store.children(key) if one.kind == "Pod"]
+            self.metrics.looked(key, Snapshot.of(deployment, outcome.status, pods))
         if problem or transient:
             delay = self.queue.retry(key)
             logger.debug("%s/%s: again in %.1f s", *key, delay)
@@ -120,6 +142,7 @@ class Controller:
             self.queue.succeeded(key)
         if outcome.again_after is not None:
             self.queue.add_after(key, outcome.again_after)
+        return not (problem or transient)
 
     def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
         children = self.store.children((deployment.namespace, deployment.name))

@@ -45,9 +45,9 @@ def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
 
 def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     out = kopf.OperatorSettings()
-    for kind in WATCHED:
-        if kind != KIND:  # the API server filters: a cluster's other pods cost nothing
-            out.watching.label_selectors[RESOURCES[kind].api_version, RESOURCES[kind].plural] = OWNER_LABEL
+    for kind in WATCHED:  # the API server filters: a cluster's other pods cost nothing
+        if selector := config.selector if kind == KIND else OWNER_LABEL:
+            out.watching.label_selectors[RESOURCES[kind].api_version, RESOURCES[kind].plural] = selector
     out.posting.enabled = False
     out.peering.standalone = True
     out.scanning.disabled = bool(config.watch_namespaces)  # a namespaced operator may not look at CRDs

@@ -22,7 +22,7 @@ async def check(config: OperatorConfig) -> str:
                 "GET",
                 f"/apis/octavo.dev/v1alpha1{f'/namespaces/{namespace}' if namespace else ''}/llmdeployments?limit=1",
             )
-            count += len(await cluster.list(KIND, namespace))
+            count += len(await cluster.list(KIND, namespace, config.selector))
         lease = await cluster.get("Lease", config.namespace, config.lease_name)
         spec = (lease or {}).get("spec") or {}
         if not spec.get("holderIdentity"):

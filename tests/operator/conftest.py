@@ -19,18 +19,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries
 from clusterrig.fixtures import Cluster, cluster, eventually, namespace  # noqa: F401
+from support.llmd import SESSION
 
 ROOT = Path(__file__).parents[2]
-SYSTEM = "octavo-system"
+CRD = ROOT / "crds/octavo.dev_llmdeployments.yaml"
+((LABEL, NUMBER),) = SESSION.items()
+SYSTEM = f"octavo-system-{NUMBER}"
+RELEASE = f"octavo-{NUMBER}"
 
 
 class Operator:
     """A running operator; `start`, `stop`, `kill` and `restart` as often as a test likes."""
 
+    user = f"system:serviceaccount:{SYSTEM}:{RELEASE}"  # as the audit log calls it
+
     def __init__(self, kubeconfig: Path, folder: Path, name: str = "one") -> None:
         self.environment = {
             **os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name,
-            "OCTAVO_LEASE_NAME": "octavo-operator", "OCTAVO_LEASE_SECONDS": "3", "OCTAVO_RESYNC_SECONDS": "30",
+            "OCTAVO_LEASE_NAME": RELEASE, "OCTAVO_LEASE_SECONDS": "3", "OCTAVO_RESYNC_SECONDS": "30",
+            "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}",
         }  # fmt: skip
         self.environment.pop("KUBERNETES_SERVICE_HOST", None)
         self.log_file = folder / f"{name}.log"
@@ -85,28 +92,44 @@ def helm(cluster: Cluster) -> Callable[..., str]:  # noqa: F811
 
 
 @pytest.fixture(scope="session")
+def crd(cluster: Cluster) -> Iterator[None]:  # noqa: F811
+    """The kind of this tree. It goes again only where it was not before: others may use the cluster, too."""
+    was_there = cluster.try_kubectl("get", "crd", "llmdeployments.octavo.dev").returncode == 0
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRD))
+    cluster.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.octavo.dev", "--timeout=20s")
+    yield
+    left = cluster.try_kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name").stdout
+    if not was_there and not left:  # all LLMDeployments go with it, and nothing may hang
+        cluster.kubectl("delete", "crd", "llmdeployments.octavo.dev", "--timeout=60s")
+
+
+@pytest.fixture(scope="session")
 def operator_kubeconfig(
     cluster: Cluster,  # noqa: F811
+    crd: None,
     helm: Callable[..., str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Path]:
     """Logs in as the chart's ServiceAccount."""
     helm(
-        "upgrade", "--install", "octavo", str(ROOT / "charts/octavo"), "-n", SYSTEM, "--create-namespace",
-        "--set", "replicas=0,crd.keep=false,fullnameOverride=octavo-operator",
+        "upgrade", "--install", RELEASE, str(ROOT / "charts/octavo"), "-n", SYSTEM, "--create-namespace",
+        "--set", f"replicas=0,crd.install=false,fullnameOverride={RELEASE}",
     )  # fmt: skip
-    cluster.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.octavo.dev", "--timeout=20s")
-    token = cluster.kubectl("create", "token", "-n", SYSTEM, "octavo-operator", "--duration=2h").strip()
+    token = cluster.kubectl("create", "token", "-n", SYSTEM, RELEASE, "--duration=2h").strip()
+    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
+    path.write_text(kubeconfig_with(cluster, token))
+    yield path
+    helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=60s")
+    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+
+
+def kubeconfig_with(cluster: Cluster, token: str) -> str:  # noqa: F811
+    """The cluster's, but as the account whose token it is."""
     config: dict[str, Any] = yaml.safe_load(cluster.kubeconfig.read_text())
     context = next(entry for entry in config["contexts"] if entry["name"] == config["current-context"])
     context["context"]["user"] = "operator"
     config["users"] = [{"name": "operator", "user": {"token": token}}]
-    path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    yield path
-    # The CRD goes with the release, all LLMDeployments with the CRD, and nothing may hang.
-    helm("uninstall", "octavo", "-n", SYSTEM, "--wait", "--timeout=60s")
-    cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
+    return yaml.safe_dump(config)
 
 
 @pytest.fixture(scope="session")

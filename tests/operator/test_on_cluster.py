@@ -171,14 +171,14 @@ def test_an_operator_that_was_killed_catches_up(cluster: Cluster, namespace: str
     assert cluster.get("service", "toy", namespace=namespace)
 
 
-def writes(cluster: Cluster, since: int, namespace: str) -> list[str]:
+def writes(cluster: Cluster, since: int, user: str, namespace: str) -> list[str]:
     """What the operator wrote in a namespace."""
     out = []
     with cluster.audit_log.open() as log:
         log.seek(since)
         for line in log:
             entry = json.loads(line)
-            ours = "octavo-operator" in entry["user"]["username"] and entry["objectRef"].get("namespace") == namespace
+            ours = entry["user"]["username"] == user and entry["objectRef"].get("namespace") == namespace
             if ours and entry["verb"] in ("create", "update", "patch", "delete"):
                 out.append(f"{entry['verb']} {entry['requestURI']}")
     return out
@@ -195,7 +195,7 @@ def test_nothing_is_written_when_nothing_changes_nor_by_a_restart(
     since = cluster.audit_log.stat().st_size
     operator.restart(OCTAVO_RESYNC_SECONDS="1")
     time.sleep(5)
-    assert writes(cluster, since, namespace) == []
+    assert writes(cluster, since, operator.user, namespace) == []
     operator.restart()
 
 

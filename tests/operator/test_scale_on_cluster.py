@@ -91,7 +91,7 @@ def test_a_crowd_is_served(cluster: Cluster, crowd: str, operator: Any) -> None:
     noise = [
         entry["requestURI"]
         for entry in entries
-        if "octavo-operator" in entry["user"]["username"]
+        if entry["user"]["username"] == operator.user
         and entry["verb"] in ("create", "update", "patch", "delete")
         and entry["objectRef"]["resource"] != "leases"
     ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from octavo_operator import api
 
 Json = dict[str, Any]
+# On every LLMDeployment that tests make: the operator under test serves these alone, whatever else the cluster holds.
+SESSION = {"octavo.dev/test-session": uuid.uuid4().hex[:6]}
 MODEL = {"uri": "smollm2-135m-instruct"}
 
 
@@ -15,7 +18,7 @@ def manifest(name: str = "toy", namespace: str = "default", **spec: Any) -> Json
     return {
         "apiVersion": api.API_VERSION,
         "kind": api.KIND,
-        "metadata": {"name": name, "namespace": namespace},
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(SESSION)},
         "spec": {"model": MODEL, **spec},
     }
 
