@@ -10,7 +10,7 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,7 @@ class Cluster:
         self.server, self.namespace = server, namespace
         self._tls, self._token = tls, token
         self.session = self.new_session()
+        self.on_answer: Callable[[str, int], None] = lambda method, status: None  # 0: there was none
 
     @classmethod
     def connect(cls) -> Cluster:
@@ -169,15 +170,20 @@ class Cluster:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         limits = aiohttp.ClientTimeout(total=timeout)
-        async with self.session.request(method, url, data=data, headers=headers, timeout=limits) as response:
-            text = await response.read()
-            try:
-                answer = json.loads(text)
-            except ValueError:
-                answer = text.decode(errors="replace")
-            if response.status >= 400:
-                raise ApiError(response.status, answer)
-            return answer
+        status = 0
+        try:
+            async with self.session.request(method, url, data=data, headers=headers, timeout=limits) as response:
+                text = await response.read()
+                status = response.status
+        finally:
+            self.on_answer(method, status)
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = text.decode(errors="replace")
+        if status >= 400:
+            raise ApiError(status, answer)
+        return answer
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object, or None when there is none."""

@@ -1,8 +1,12 @@
-"""What the kubelet asks the operator: alive while everything has been listed lately, ready once it has been at all."""
+"""What the kubelet asks the operator: alive while everything has been listed lately, ready once it has been at all.
+And what Prometheus asks."""
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
@@ -24,8 +28,12 @@ async def serve(controller: Controller, config: OperatorConfig, started: float, 
         known = controller.listed_seconds_ago is not None
         return web.Response(text="ok" if known else "the first listing is not finished", status=200 if known else 503)
 
+    async def metrics(_: web.Request) -> web.Response:
+        text = await asyncio.to_thread(controller.metrics.expose)  # thousands of lines where there are many pods
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, port=config.health_port).start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +28,9 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.rollout import parse_time
 from octavo_operator.store import Key
 
+if TYPE_CHECKING:
+    from octavo_operator.controller import Controller
+
 RESULTS = ("done", "retried", "failed")  # carried out; to be tried again; a defect of the operator
 COUNTS = {
     "current": "replicas",
@@ -38,15 +41,6 @@ COUNTS = {
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 Json = dict[str, Any]
-
-
-class Operator(Protocol):
-    """What is asked at every scrape."""
-
-    def queue_depth(self) -> int: ...
-    def queue_retrying(self) -> int: ...
-    def listing_age(self) -> float: ...
-    def is_leading(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ def _restarts(pod: Json) -> int:
 class Metrics:
     """The instruments. `expose` may be called by any thread, all else belongs to the event loop."""
 
-    def __init__(self, operator: Operator, resync_seconds: float) -> None:
+    def __init__(self, controller: Controller, resync_seconds: float) -> None:
         disable_created_metrics()
         self.registry = CollectorRegistry()
         self.deployments: dict[Key, Snapshot] = {}
@@ -96,7 +90,7 @@ class Metrics:
         self._listings = count("octavo_operator_listings", "Complete listings, by how they ended", "result")
         for result in ("done", "failed"):
             self._listings.labels(result)
-        self.registry.register(_OperatorState(operator, resync_seconds))
+        self.registry.register(_OperatorState(controller, resync_seconds))
         self.registry.register(_Deployments(self.deployments))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -141,16 +135,22 @@ class _Asked(Collector):
 
 
 class _OperatorState(_Asked):
-    def __init__(self, operator: Operator, resync_seconds: float) -> None:
-        self._operator, self._resync_seconds = operator, resync_seconds
+    def __init__(self, controller: Controller, resync_seconds: float) -> None:
+        self._controller, self._resync_seconds = controller, resync_seconds
+        self._started = time.monotonic()
 
     def collect(self) -> Iterator[Metric]:
-        ask = self._operator
+        of = self._controller
+        age = of.listed_seconds_ago
         for name, text, value in (
-            ("leading", "1 for the operator that works, 0 for those that wait", float(ask.is_leading())),
-            ("queue_depth", "LLMDeployments that wait to be looked at, or are being", float(ask.queue_depth())),
-            ("queue_retrying", "LLMDeployments whose last look failed", float(ask.queue_retrying())),
-            ("listing_age_seconds", "Time since everything was last listed", ask.listing_age()),
+            ("leading", "1 for the operator that works, 0 for those that wait", of.is_leading),
+            ("queue_depth", "LLMDeployments that wait to be looked at, or are being", len(of.queue)),
+            ("queue_retrying", "LLMDeployments whose last look failed", of.queue.num_failing),
+            (
+                "listing_age_seconds",
+                "Time since everything was last listed, or since the start",
+                time.monotonic() - self._started if age is None else age,
+            ),
             ("resync_seconds", "Time between two listings", self._resync_seconds),
         ):
             yield GaugeMetricFamily(f"octavo_operator_{name}", text, value=value)

@@ -77,5 +77,10 @@ class WorkQueue(Generic[K]):
         del self._timers[key]
         self.add(key)
 
+    @property
+    def num_failing(self) -> int:
+        """Keys whose last look failed."""
+        return len(self._failures)
+
     def __len__(self) -> int:
         return len(self._ready) + len(self._busy)
