@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("name")
     one.add_argument("context", type=Path)
     one.add_argument("arguments", nargs=argparse.REMAINDER)
+    command("packages", "install the Debian packages that it needs", lambda a: install_packages())
     command("base-image", "make the Debian base image, so that a later build need not", lambda a: images.debian())
     one = command("load-image", "give built images, or archives of `docker save`, to the cluster", load)
     one.add_argument("images", nargs="+", help="name of a built image, or FILE.tar")
@@ -113,6 +114,11 @@ def fake_nodes(arguments: argparse.Namespace) -> None:
     print("\n".join(names))
 
 
+def install_packages() -> None:
+    cluster.require_root()
+    binaries.require_machine_commands(images=True)
+
+
 def build(arguments: argparse.Namespace) -> None:
     images.build(arguments.name, arguments.context, arguments.arguments)
 
@@ -126,7 +132,7 @@ def load(arguments: argparse.Namespace) -> None:
             raise RigError(f"no image {image} in the build store; `rig.py build {image} CONTEXT` makes one")
         else:
             cluster.require_up()
-            images.push(image)
+            print(f"{image.partition('@')[0]}@{images.push(image)}")
 
 
 def clean(arguments: argparse.Namespace) -> None:

@@ -71,16 +71,17 @@ def build(name: str, context: Path, arguments: list[str]) -> None:
         )  # fmt: skip
 
 
-def push(name: str) -> None:
-    """Makes an image of the store available to the rig's pods under the same name."""
+def push(name: str) -> str:
+    """Makes an image of the store available to the rig's pods under the same name. Returns its digest (sha256:...)."""
     repository = name.split("/", 1)[1] if re.match(r"[^/]*[.:][^/]*/|localhost/", name) else name
-    with step(f"sending {name} to the rig"):
+    with step(f"sending {name} to the rig"), tempfile.NamedTemporaryFile("r", prefix="octavo-rig-") as digest:
         # zstd: 5 GB of torch cost 61 s of processor to send and 44 s to unpack, against 85 s and 55 s with gzip, and
         # buildah sends nothing uncompressed to a registry. It needs manifests of OCI's format.
         _buildah(
             "push", "--tls-verify=false", "--format=oci", "--compression-format=zstd", "--compression-level=1",
-            name, f"docker://{settings.REGISTRY}/{repository}",
+            f"--digestfile={digest.name}", name, f"docker://{settings.REGISTRY}/{repository}",
         )  # fmt: skip
+        return digest.read().strip()
 
 
 def debian() -> None:
@@ -125,21 +126,41 @@ def _dockerfile(context: Path, arguments: list[str]) -> str:
 def _trust(scratch: Path, dockerfile: str) -> list[str]:
     """Options that let a build step reach package servers as this machine does, without a word of it in the image.
 
-    Where the machine has certificate authorities of its own (SSL_CERT_FILE), pip gets them by a mounted pip.conf; a
-    Dockerfile that says `ARG SSL_CERT_FILE` gets the path for other tools.
+    Which servers pip and uv ask on this machine (pip.conf, PIP_INDEX_URL, ...) is mounted as their configuration. Where
+    the machine has certificate authorities of its own (SSL_CERT_FILE), pip gets them by it; a Dockerfile that says
+    `ARG SSL_CERT_FILE` gets the path for other tools.
     """
-    bundle = os.environ.get("SSL_CERT_FILE")
-    if not bundle:
-        return []
+    options: list[str] = []
     pip = configparser.ConfigParser(interpolation=None)
-    pip.read("/etc/pip.conf")
-    pip.read_dict({"global": {"cert": "/run/rig-ca.crt"}})
-    with open(scratch / "pip.conf", "w") as file:
-        pip.write(file)
-    options = ["-v", f"{bundle}:/run/rig-ca.crt:ro", "-v", f"{scratch}/pip.conf:/etc/pip.conf:ro"]
-    if re.search(r"^ARG SSL_CERT_FILE\b", dockerfile, re.MULTILINE):
-        options += ["--build-arg", "SSL_CERT_FILE=/run/rig-ca.crt"]
+    pip.read(["/etc/pip.conf", Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf"])
+    for key in ("index-url", "extra-index-url", "trusted-host"):
+        if value := os.environ.get(f"PIP_{key.upper().replace('-', '_')}"):
+            pip.read_dict({"global": {key: value}})
+    settings_of_pip = dict(pip["global"]) if pip.has_section("global") else {}
+    if bundle := os.environ.get("SSL_CERT_FILE"):
+        options += ["-v", f"{bundle}:/run/rig-ca.crt:ro"]
+        pip.read_dict({"global": {"cert": "/run/rig-ca.crt"}})
+        if re.search(r"^ARG SSL_CERT_FILE\b", dockerfile, re.MULTILINE):
+            options += ["--build-arg", "SSL_CERT_FILE=/run/rig-ca.crt"]
+    if pip.sections():
+        with open(scratch / "pip.conf", "w") as file:
+            pip.write(file)
+        options += ["-v", f"{scratch}/pip.conf:/etc/pip.conf:ro"]
+    if uv := _uv_settings(settings_of_pip):
+        (scratch / "uv.toml").write_text(uv)
+        options += ["-v", f"{scratch}/uv.toml:/etc/uv/uv.toml:ro"]
     return options
+
+
+def _uv_settings(pip: dict[str, str]) -> str:
+    """uv.toml with the indexes that uv is told of on this machine, else those of pip, which it does not read itself."""
+    default = next(filter(None, map(os.environ.get, ("UV_DEFAULT_INDEX", "UV_INDEX_URL"))), pip.get("index-url"))
+    more = next(filter(None, map(os.environ.get, ("UV_INDEX", "UV_EXTRA_INDEX_URL"))), pip.get("extra-index-url", ""))
+    urls = [re.sub(r"^[\w-]+=(?=http)", "", url) for url in more.split()]  # uv lets them have names
+    lines = [f"[[index]]\nurl = {json.dumps(url)}\n" for url in urls]
+    if default:
+        lines.append(f"[[index]]\nurl = {json.dumps(default)}\ndefault = true\n")
+    return "".join(lines)
 
 
 def _buildah(verb: str, *arguments: str, check: bool = True) -> int:
