@@ -70,13 +70,16 @@ def rope_and_cache(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Split ``qkv [T, (Hq + 2 Hkv) D]``, norm and rotate q and k, write k and v to the cache; returns ``q [T, Hq, D]``.
 
     ``q_norm_weight``/``k_norm_weight [D]`` ask for an RMS norm of each head (Qwen3). ``cos_sin_cache [positions,
     rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements
     of a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
-    ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``.
+    ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``. An
+    fp8 (e4m3) cache holds ``k / k_scale`` and ``v / v_scale``, cut to +-448.
     """
     return backend_for(qkv).rope_and_cache(
         qkv,
@@ -90,6 +93,8 @@ def rope_and_cache(
         q_norm_weight,
         k_norm_weight,
         eps,
+        k_scale,
+        v_scale,
     )
 
 

@@ -24,14 +24,17 @@ def rope_and_cache(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), DTYPES.get(kv_cache.dtype)
     usual = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
     usual = usual and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
+    usual = usual and k_scale == v_scale == 1.0
     if library is None or dtype is None or kv_dtype is None or not usual:
         return reference.rope_and_cache(
             qkv, positions, cos_sin_cache, kv_cache, slot_mapping, num_heads, num_kv_heads, head_size,
-            q_norm_weight, k_norm_weight, eps,
+            q_norm_weight, k_norm_weight, eps, k_scale, v_scale,
         )  # fmt: skip
     qkv, positions, slot_mapping = dense(qkv), dense(positions, torch.int64), dense(slot_mapping, torch.int64)
     table = None if cos_sin_cache is None else dense(cos_sin_cache)

@@ -21,6 +21,8 @@ def rope_and_cache(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     eps: float = 1e-6,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     rows = qkv.shape[0]
     q, k, v = qkv.view(rows, -1, head_size).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -32,7 +34,7 @@ def rope_and_cache(
         # Rows of padding may carry any position; theirs is looked up as 0.
         table = cos_sin_cache[positions.clamp(0, cos_sin_cache.shape[0] - 1)]
         q, k = _rotate(q, table), _rotate(k, table)
-    write_kv(k, v, kv_cache, slot_mapping)
+    write_kv(k, v, kv_cache, slot_mapping, k_scale, v_scale)
     return q.contiguous()
 
 
@@ -44,14 +46,20 @@ def _rotate(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat(((x1 * cos - x2 * sin).to(x.dtype), (x2 * cos + x1 * sin).to(x.dtype), x[..., 2 * half :]), dim=-1)
 
 
-def write_kv(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write ``k, v [T, Hkv, D]`` into the slots given, row by row; slot -1 is skipped."""
+def write_kv(
+    k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, k_scale: float = 1.0, v_scale: float = 1.0
+) -> None:
+    """Write ``k, v [T, Hkv, D]``, divided by their scales, into the slots given, row by row; slot -1 is skipped."""
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     slots = slot_mapping[rows]
     block_size = kv_cache.shape[3]
     blocks, offsets = slots // block_size, slots % block_size
-    kv_cache[0, blocks, :, offsets] = k[rows].to(kv_cache.dtype)
-    kv_cache[1, blocks, :, offsets] = v[rows].to(kv_cache.dtype)
+    for cache, values, scale in ((kv_cache[0], k[rows], k_scale), (kv_cache[1], v[rows], v_scale)):
+        if scale != 1.0:
+            values = values.float() / scale
+        if cache.dtype == torch.float8_e4m3fn:
+            values = values.clamp(-448.0, 448.0)  # its largest; a conversion beyond it gives NaN
+        cache[blocks, :, offsets] = values.to(cache.dtype)
 
 
 def paged_attention(

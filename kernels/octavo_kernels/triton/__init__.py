@@ -10,20 +10,17 @@ import torch
 import triton
 
 from octavo_kernels.reference import (
-    copy_blocks,
-    embedding,
-    fused_add_rms_norm,
-    linear,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
-    rms_norm,
     rms_norm_quantize,
-    rope_and_cache,
-    silu_and_mul,
     silu_and_mul_quantize,
 )
 from octavo_kernels.triton.attention import paged_attention
+from octavo_kernels.triton.blocks import copy_blocks
+from octavo_kernels.triton.layers import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.triton.rope import rope_and_cache
+from octavo_kernels.triton.small_linear import linear
 
 __all__ = [
     "INTERPRETED",

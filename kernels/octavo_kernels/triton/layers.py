@@ -1,0 +1,136 @@
+"""RMS norm (alone or after the residual's sum), SiLU times up, rows of a table: each reads and writes everything once.
+
+The order of roundings is that of Hugging Face transformers: the residual's sum is rounded to the model's dtype, the
+norm is computed in float32 of the rounded sum, rounded, and multiplied by the weight; the gate is rounded before the
+product.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024  # elements a program of silu_and_mul or embedding: 8 a thread, and a single row still makes many programs
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    x_stride,
+    residual_ptr,
+    residual_stride,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    dtype = x.dtype
+    if ADD:
+        residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(dtype)
+        tl.store(total_ptr + row * WIDTH + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    normed = (wide * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _launch(x, None, weight, eps)[0]
+
+
+def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _launch(x, residual, weight, eps)
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    rows = _rows_of(x)
+    added = rows if residual is None else _rows_of(residual)
+    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
+    total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        rms_norm_kernel[(len(rows),)](
+            rows,
+            rows.stride(0),
+            added,
+            added.stride(0),
+            weight,
+            out,
+            total,
+            eps,
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+            ADD=residual is not None,
+            num_warps=_warps_for(width),
+        )
+    return out, total
+
+
+@triton.jit
+def silu_and_mul_kernel(x_ptr, x_stride, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    up = tl.load(x_ptr + row * x_stride + WIDTH + columns, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    gate = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    out = gate.to(tl.float32) * up.to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + columns, out.to(up.dtype), mask=inside)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    rows = _rows_of(x)
+    width = x.shape[-1] // 2
+    out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+    if out.numel():
+        grid = (len(rows), triton.cdiv(width, BLOCK))
+        silu_and_mul_kernel[grid](rows, rows.stride(0), out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
+    return out
+
+
+@triton.jit
+def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    token = tl.load(ids_ptr + row).to(tl.int64)
+    # Rows of padding may carry any id; theirs is looked up within the table.
+    token = tl.minimum(tl.maximum(token, 0), num_rows - 1)
+    values = tl.load(weight_ptr + token * weight_stride + columns, mask=inside)
+    tl.store(out_ptr + row * WIDTH + columns, values, mask=inside)
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    width = weight.shape[1]
+    ids = ids.contiguous()
+    out = torch.empty(*ids.shape, width, dtype=weight.dtype, device=weight.device)
+    if out.numel():
+        grid = (ids.numel(), triton.cdiv(width, BLOCK))
+        embedding_kernel[grid](
+            ids, weight, weight.stride(0), out, weight.shape[0], WIDTH=width, BLOCK=BLOCK, num_warps=4
+        )
+    return out
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    """``x`` as [rows, width] whose elements lie side by side; a copy only where the strides ask for one."""
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def _warps_for(width: int) -> int:
+    """Warps for one program that reads ``width`` elements: about 16 to 32 a thread, so that a row is in flight at once
+    and its reduction crosses few warps."""
+    return 4 if width < 2048 else 8 if width < 8192 else 16

@@ -1,0 +1,147 @@
+"""Linear layers: cuBLAS, and a kernel of our own for at most 16 rows, where all that counts is reading the weight.
+
+The weight's rows are the matrix that feeds the tensor cores' long side and the activations are the short one, so that
+64 weight rows and 16 activations make one warp group's product. K is split until every multiprocessor has enough bytes
+under way; the last program of a column adds the parts up in their order, so the result does not depend on who was last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_ROWS = 16
+DTYPES = (torch.bfloat16, torch.float16)
+BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
+# Three programs an SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB under way in all.
+PROGRAMS = 396
+
+
+@dataclass(frozen=True)
+class SmallConfig:
+    block_k: int
+    splits: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+# (N, K) of a weight -> how to launch it, None for cuBLAS; measured by benchmarks/gpu/layers.py. What is not named here
+# goes by the rule of `small_config`.
+MEASURED: dict[tuple[int, int], SmallConfig | None] = {}
+
+
+def small_config(n: int, k: int) -> SmallConfig | None:
+    """How to multiply at most 16 rows with a weight [n, k]; None where cuBLAS should."""
+    if (n, k) in MEASURED:
+        return MEASURED[n, k]
+    if k % 64 or not BLOCK_N <= n <= BLOCK_N << 14:
+        return None
+    block_k = 128 if k % 128 == 0 else 64
+    blocks = k // block_k
+    splits = max(1, min(PROGRAMS // triton.cdiv(n, BLOCK_N), blocks // 2, 8))
+    # Parts of equal length, and none empty.
+    return SmallConfig(block_k, triton.cdiv(blocks, triton.cdiv(blocks, splits)))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def small_linear_kernel(
+    x_ptr,
+    x_stride,
+    weight_ptr,
+    weight_stride,
+    bias_ptr,
+    out_ptr,
+    parts_ptr,
+    arrived_ptr,
+    num_rows,
+    N,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK_K)
+    blocks: tl.constexpr = K // BLOCK_K
+    each: tl.constexpr = (blocks + SPLITS - 1) // SPLITS
+    begin = split * each
+    weights = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    rows = x_ptr + row.to(tl.int64)[None, :] * x_stride + k[:, None]
+    known = (row < num_rows)[None, :]
+    sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+    for block in range(begin, tl.minimum(begin + each, blocks)):
+        w = tl.load(weights + block * BLOCK_K, eviction_policy="evict_first")
+        x = tl.load(rows + block * BLOCK_K, mask=known, other=0.0)
+        sums = tl.dot(w, x, sums)
+    wanted = (n < N)[:, None] & known
+    place = row[None, :] * N + n[:, None]
+    if SPLITS > 1:
+        tl.store(parts_ptr + split * (num_rows * N) + place, sums, mask=wanted)
+        tl.debug_barrier()  # every thread's part is stored before one of them tells
+        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(arrived_ptr + tile, 0)  # as the next call expects it
+        sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
+        for part in range(SPLITS):
+            sums += tl.load(parts_ptr + part * (num_rows * N) + place, mask=wanted, other=0.0, cache_modifier=".cg")
+    if HAS_BIAS:
+        sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=wanted)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if x.is_cuda and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype == weight.dtype and x.dtype in DTYPES:
+        config = small_config(*weight.shape)
+        if config is not None and x.stride(1) == weight.stride(1) == 1:
+            return small_linear(x, weight, bias, config)
+    return F.linear(x, weight, bias)
+
+
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallConfig) -> Tensor:
+    """``x [T, K]`` of at most 16 rows times ``weight [N, K]^T``. Calls that may run at once must not share a device:
+    the counters of arrived parts are the device's."""
+    (rows, k), n = x.shape, len(weight)
+    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    tiles = triton.cdiv(n, BLOCK_N)
+    parts = out
+    if config.splits > 1:
+        parts = torch.empty(config.splits * rows * n, dtype=torch.float32, device=x.device)
+    small_linear_kernel[(tiles, config.splits)](
+        x,
+        x.stride(0),
+        weight,
+        weight.stride(0),
+        weight if bias is None else bias,
+        out,
+        parts,
+        _counters(x.device),
+        rows,
+        n,
+        K=k,
+        ROWS=MAX_ROWS,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=config.block_k,
+        SPLITS=config.splits,
+        HAS_BIAS=bias is not None,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out
+
+
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """Zeros, which every call leaves behind, one for each 64 rows of a weight. Made by the first call, which therefore
+    must not be one that a graph captures."""
+    return torch.zeros(1 << 14, dtype=torch.int32, device=device)
