@@ -3,79 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import signal
 import sys
-import time
 from typing import Any
 
-import kopf
-
-from octavo_operator import __version__, handlers, health
-from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster, CredentialsError
+from octavo_operator import __version__, health
+from octavo_operator.cluster import Cluster, CredentialsError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
 from octavo_operator.lease import LeaseHolder
+from octavo_operator.watching import Watching
 
 logger = logging.getLogger("octavo.operator")
 
 
 async def run(config: OperatorConfig) -> int:
     """0 after a signal, 1 when the Lease was lost or a part failed: Kubernetes starts us anew then."""
-    started = time.monotonic()
     cluster = Cluster.connect()
     lease = LeaseHolder(cluster, config)
-    controller = Controller(cluster, config, lease.leading)
+    controller = Controller(cluster, config, lease)
+    watching = Watching(cluster, config, controller)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    web = await health.serve(controller, config, started, time.monotonic)
+
+    def take_signals() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    async def lead() -> None:
+        await controller.knows_all.wait()
+        await lease.run()
+
+    take_signals()
+    web = await health.serve(controller, watching, config)
     try:
-        if not await _first_listing(controller, stop):
-            return 0
-        namespaces = list(config.watch_namespaces)
-        watching = kopf.operator(
-            registry=handlers.registry(cluster, controller), settings=handlers.settings(config), standalone=True,
-            clusterwide=not namespaces, namespaces=namespaces,
-        )  # fmt: skip
-        parts: list[asyncio.Task[Any]] = [
-            asyncio.create_task(part) for part in (watching, lease.run(), controller.keep_listing())
-        ]
-        parts += [asyncio.create_task(controller.work()) for _ in range(config.workers)]
-        parts.append(asyncio.create_task(stop.wait()))
-        logger.info("octavo operator %s watches %s", __version__, ", ".join(namespaces) or "all namespaces")
-        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        for part in parts[3:-1]:  # the workers first: nothing is written after the Lease is given back
-            part.cancel()
-        await asyncio.gather(*parts[3:-1], return_exceptions=True)
+        workers = [asyncio.create_task(controller.work()) for _ in range(config.workers)]
+        others: list[asyncio.Task[Any]] = [
+            asyncio.create_task(part)
+            for part in (
+                watching.run(take_signals), watching.keep_discovering(), watching.keep_listing(), lead(), stop.wait(),
+            )
+        ]  # fmt: skip
+        logger.info(
+            "octavo operator %s watches %s", __version__, ", ".join(config.watch_namespaces) or "all namespaces"
+        )
+        done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_COMPLETED)
+        await _end(workers)  # first: nothing is written after the Lease is given back
         await lease.release()
-        for part in parts:
-            part.cancel()
-        await asyncio.gather(*parts, return_exceptions=True)
+        await _end(others)
         for part in done:
             if not part.cancelled() and (error := part.exception()):
                 logger.error("a part of the operator failed", exc_info=error)
-        # kopf takes signals for itself once it runs, and ends without an error then.
-        return 0 if stop.is_set() or (parts[0] in done and parts[0].exception() is None) else 1
+        watches = others[0]
+        was_told = stop.is_set() or (watches in done and watches.exception() is None)
+        return 0 if was_told else 1
     finally:
         await web.cleanup()
         await cluster.close()
 
 
-async def _first_listing(controller: Controller, stop: asyncio.Event) -> bool:
-    """Nothing is done before everything is known. False when told to stop meanwhile."""
-    while not stop.is_set():
-        try:
-            await controller.list_all()
-            return True
-        except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.warning("waiting for the API server: %s", error or type(error).__name__)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 2)
-    return False
+async def _end(parts: list[asyncio.Task[Any]]) -> None:
+    for part in parts:
+        part.cancel()
+    await asyncio.gather(*parts, return_exceptions=True)
 
 
 class _JsonLines(logging.Formatter):
@@ -87,6 +78,13 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+def _shorten(record: logging.LogRecord) -> bool:
+    """kopf shows where in it a watch broke; that one did, and why, is enough: watching.py starts it anew."""
+    if record.name.startswith("kopf") and record.exc_info:
+        record.exc_info = None
+    return True
+
+
 def main() -> int:
     try:
         config = OperatorConfig.from_environment()
@@ -96,6 +94,7 @@ def main() -> int:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_JsonLines() if config.log_format == "json" else text)
+    handler.addFilter(_shorten)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     try:

@@ -6,10 +6,11 @@ import itertools
 import logging
 import os
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.api import API_VERSION, KIND, LLMDeployment
+from octavo_operator.api import API_VERSION, KIND, LLMDeployment, Unreadable
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.plan import Apply, Delete, Plan, TakeOut, standing
 from octavo_operator.render.names import FIELD_MANAGER
@@ -29,23 +30,59 @@ class Leaving(Exception):
     """An object of one of our names is on its way out: try again soon."""
 
 
+class NotLeading(Exception):
+    """Another operator may be at work: nothing is written."""
+
+
+Refusal = ApiError | NameTaken | Leaving
+
+
 class Applier:
-    def __init__(self, cluster: Cluster, store: Store) -> None:
-        self._cluster, self._store = cluster, store
+    """`may_write` is asked before each write."""
+
+    def __init__(self, cluster: Cluster, store: Store, may_write: Callable[[], bool]) -> None:
+        self._cluster, self._store, self._may_write = cluster, store, may_write
         self._numbers = itertools.count(time.time_ns())
 
-    async def execute(self, deployment: LLMDeployment, plan: Plan) -> int:
-        """Does all of it, in order; returns how many writes that took. Raises ApiError, NameTaken, Leaving."""
+    async def execute(self, deployment: LLMDeployment, plan: Plan) -> list[Refusal]:
+        """Does all of it, in order; what is refused does not keep the rest from being done. Returns the refusals.
+
+        Raises TRANSPORT_ERRORS and NotLeading, and ApiError for what may go away by itself: trying the rest then would
+        only add to the API server's burden.
+        """
+        refused: list[Refusal] = []
+        unguarded = False
         for action in plan.actions:
-            match action:
-                case TakeOut(target, pointers, manifest):
-                    await self._take_out(target, pointers, manifest)
-                case Apply(manifest, why, exists):
-                    await self._apply(deployment, manifest, why, exists)
-                case Delete(target):
-                    logger.info("%s/%s: %s %s is deleted", target.namespace, deployment.name, target.kind, target.name)
-                    await self._cluster.delete(target.kind, target.namespace, target.name, target.uid)
-        return len(plan.actions)
+            kind = action.manifest["kind"] if isinstance(action, Apply) else None
+            if unguarded and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
+                continue  # no pods before the policy that guards them
+            try:
+                await self._carry_out(deployment, action)
+            except ApiError as error:
+                if error.is_transient or error.is_namespace_leaving:
+                    raise
+                refused.append(error)
+            except (NameTaken, Leaving) as error:
+                refused.append(error)
+            else:
+                continue
+            unguarded |= kind == "NetworkPolicy"
+        return refused
+
+    async def _carry_out(self, deployment: LLMDeployment, action: Apply | TakeOut | Delete) -> None:
+        self._check_lead()
+        match action:
+            case TakeOut(target, pointers, manifest):
+                await self._take_out(target, pointers, manifest)
+            case Apply(manifest, why, exists):
+                await self._apply(deployment, manifest, why, exists)
+            case Delete(target):
+                logger.info("%s/%s: %s %s is deleted", target.namespace, deployment.name, target.kind, target.name)
+                await self._cluster.delete(target.kind, target.namespace, target.name, target.uid)
+
+    def _check_lead(self) -> None:
+        if not self._may_write():
+            raise NotLeading
 
     async def _apply(self, deployment: LLMDeployment, manifest: Json, why: str, exists: bool) -> None:
         kind, meta = manifest["kind"], manifest["metadata"]
@@ -96,7 +133,8 @@ class Applier:
             raise
         self._store.put(Observed.of(target.kind, target.api_version, answer))
 
-    async def write_status(self, deployment: LLMDeployment, status: Json) -> None:
+    async def write_status(self, deployment: LLMDeployment | Unreadable, status: Json) -> None:
+        self._check_lead()
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -106,7 +144,7 @@ class Applier:
         answer = await self._cluster.apply(manifest, FIELD_MANAGER, "status")
         self._store.put(Observed.of(KIND, API_VERSION, answer))
 
-    async def post(self, deployment: LLMDeployment, event: Event) -> None:
+    async def post(self, deployment: LLMDeployment | Unreadable, event: Event) -> None:
         """Events are for people: one that cannot be written is not worth a failure."""
         now = datetime.now(UTC)
         stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,7 +10,7 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,21 @@ RESOURCES = {
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "PodMonitor": Resource("monitoring.coreos.com/v1", "podmonitors"),
     "ServiceMonitor": Resource("monitoring.coreos.com/v1", "servicemonitors"),
+    "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
+    "ScaledObject": Resource("keda.sh/v1alpha1", "scaledobjects"),
+    "EndpointSlice": Resource("discovery.k8s.io/v1", "endpointslices"),
     "Pod": Resource("v1", "pods"),
     "Event": Resource("v1", "events"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
 }
+
+
+@dataclass(frozen=True)
+class Page:
+    """Part of a list. `is_first`: the list begins, or begins once more."""
+
+    items: list[Json]
+    is_first: bool
 
 
 class ApiError(Exception):
@@ -141,7 +152,7 @@ class Cluster:
             token = _Token(user["token"])
         return cls(cluster["server"].rstrip("/"), context.get("namespace") or "default", tls, token)
 
-    def new_session(self) -> aiohttp.ClientSession:
+    def new_session(self, response_class: type[aiohttp.ClientResponse] | None = None) -> aiohttp.ClientSession:
         """One more session with the same credentials: kopf closes the one that it is given."""
         tracing = []
         if (token := self._token) is not None:
@@ -154,7 +165,12 @@ class Cluster:
             tracing.append(trace)
         connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
         agent = {"User-Agent": "octavo-operator"}
-        return aiohttp.ClientSession(connector=connector, trace_configs=tracing, headers=agent)
+        return aiohttp.ClientSession(
+            connector=connector,
+            trace_configs=tracing,
+            headers=agent,
+            response_class=response_class or aiohttp.ClientResponse,
+        )
 
     async def call(
         self,
@@ -194,25 +210,33 @@ class Cluster:
                 return None
             raise
 
-    async def list(self, kind: str, namespace: str | None, label_selector: str | None = None) -> list[Json]:
+    async def pages(self, kind: str, namespace: str | None, label_selector: str | None = None) -> AsyncIterator[Page]:
         """All objects of a kind, page by page; none when the cluster does not know the kind."""
-        out: list[Json] = []
         params = {"limit": "500", **({"labelSelector": label_selector} if label_selector else {})}
+        first = True
         while True:
             try:
                 page = await self.call("GET", RESOURCES[kind].path(namespace), params=params, timeout=60)
             except ApiError as error:
                 if error.status == 404:
-                    return []
+                    return
                 if error.status == 410 and "continue" in params:  # the list took too long: from the start
-                    out.clear()
                     del params["continue"]
+                    first = True
                     continue
                 raise
-            out += page["items"]
+            yield Page(page["items"], first)
+            first = False
             if not (mark := page["metadata"].get("continue")):
-                return out
+                return
             params["continue"] = mark
+
+    async def list(self, kind: str, namespace: str | None, label_selector: str | None = None) -> list[Json]:
+        """All objects of a kind at once, for a few of them."""
+        out: list[Json] = []
+        async for page in self.pages(kind, namespace, label_selector):
+            out = [*([] if page.is_first else out), *page.items]
+        return out
 
     async def apply(self, manifest: Json, manager: str, subresource: str | None = None) -> Json:
         """Server-side apply; what we say wins over what others said about the same fields."""
@@ -235,14 +259,15 @@ class Cluster:
             if error.status not in (404, 409):
                 raise
 
-    async def has_api(self, api_version: str) -> bool:
+    async def kinds(self, api_version: str) -> set[str]:
+        """The kinds that an API serves now; none when there is no such API."""
         try:
-            await self.call("GET", f"/apis/{api_version}")
+            found = await self.call("GET", f"/apis/{api_version}")
         except ApiError as error:
             if error.status in (403, 404):
-                return False
+                return set()
             raise
-        return True
+        return {resource["kind"] for resource in found["resources"]}
 
     async def close(self) -> None:
         await self.session.close()

@@ -28,8 +28,15 @@ class OperatorConfig:
     lease_name: str = "octavo-operator"
     workers: int = 8  # LLMDeployments that are worked on at the same time
     resync_seconds: float = 300.0  # how often everything is listed anew, against lost events
+    watch_seconds: float = 70.0  # a watch that is silent for so long is dead: the API server speaks every 60
     lease_seconds: float = 15.0
     health_port: int = 8080
+    metrics_api: bool = False  # serve external.metrics.k8s.io where an LLMDeployment needs it
+    metrics_port: int = 8443
+    metrics_service: str = "octavo-operator-metrics"  # the Service without selector that leads to us
+    metrics_owner: str = ""  # the ClusterRole with which the APIService goes
+    metrics_certificate_seconds: float = 86400.0
+    address: str = "127.0.0.1"  # at which the API server reaches us
     log_level: str = "info"
     log_format: str = "text"
 
@@ -67,8 +74,22 @@ class OperatorConfig:
             lease_name=env.get("OCTAVO_LEASE_NAME") or "octavo-operator",
             workers=int(number("OCTAVO_WORKERS", 8, 1)),
             resync_seconds=number("OCTAVO_RESYNC_SECONDS", 300, 1),
+            watch_seconds=number("OCTAVO_WATCH_SECONDS", 70, 1),
             lease_seconds=number("OCTAVO_LEASE_SECONDS", 15, 3),
             health_port=int(number("OCTAVO_HEALTH_PORT", 8080, 1)),
+            metrics_api=_truth(env, "OCTAVO_METRICS_API"),
+            metrics_port=int(number("OCTAVO_METRICS_PORT", 8443, 1)),
+            metrics_service=env.get("OCTAVO_METRICS_SERVICE") or "octavo-operator-metrics",
+            metrics_owner=env.get("OCTAVO_METRICS_OWNER", ""),
+            metrics_certificate_seconds=number("OCTAVO_METRICS_CERTIFICATE_SECONDS", 86400, 10),
+            address=env.get("POD_IP") or "127.0.0.1",
             log_level=log_level,
             log_format=log_format,
         )
+
+
+def _truth(env: Mapping[str, str], name: str) -> bool:
+    value = (env.get(name) or "false").lower()
+    if value not in ("true", "false"):
+        raise ConfigError(f"{name} must be true or false, got {env[name]!r}")
+    return value == "true"

@@ -7,16 +7,15 @@ import logging
 import time
 from typing import Any
 
-from octavo_operator.api import KIND, LLMDeployment
-from octavo_operator.apply import Applier, Leaving, NameTaken
+from octavo_operator.api import KIND, LLMDeployment, Unreadable
+from octavo_operator.apply import Applier, Leaving, NameTaken, NotLeading
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
+from octavo_operator.lease import LeaseHolder
 from octavo_operator.metrics import Metrics, Snapshot
 from octavo_operator.plan import CHILD_KINDS
-from octavo_operator.reconcile import Outcome, look, parse
-from octavo_operator.render import MONITORING_API
-from octavo_operator.render.names import OWNER_LABEL
+from octavo_operator.reconcile import Outcome, look, look_at_unreadable, parse
 from octavo_operator.status import Event, events
 from octavo_operator.store import Key, Observed, Store
 from octavo_operator.workqueue import WorkQueue
@@ -30,13 +29,14 @@ Json = dict[str, Any]
 
 
 class Controller:
-    def __init__(self, cluster: Cluster, config: OperatorConfig, leading: asyncio.Event) -> None:
+    def __init__(self, cluster: Cluster, config: OperatorConfig, lease: LeaseHolder) -> None:
         self.store = Store()
         self.queue: WorkQueue[Key] = WorkQueue()
-        self._cluster, self._config, self._leading = cluster, config, leading
-        self._applier = Applier(cluster, self.store)
+        self._config, self._lease = config, lease
+        self._applier = Applier(cluster, self.store, lambda: lease.is_held)
         self._apis: frozenset[str] = frozenset()
-        self._listed_at: float | None = None
+        self.listed_at: float | None = None
+        self.knows_all = asyncio.Event()
         self.metrics = Metrics(self, config.resync_seconds)
         cluster.on_answer = self.metrics.answered
 
@@ -45,69 +45,60 @@ class Controller:
     def saw(self, kind: str, body: Any) -> None:
         """A watch told of an object, new or changed."""
         self.metrics.watched(kind)
+        if self.store.knows(kind, body):
+            return
         if key := self.store.put(Observed.of(kind, RESOURCES[kind].api_version, body)):
             self.queue.add(key)
 
-    def lost(self, kind: str, namespace: str, name: str, uid: str) -> None:
+    def lost(self, kind: str, namespace: str, name: str, uid: str, version: str) -> None:
         """A watch told that an object is gone, or no longer ours."""
         self.metrics.watched(kind)
-        if key := self.store.drop(kind, namespace, name, uid):
+        if key := self.store.drop(kind, namespace, name, uid, version):
             self.queue.add(key)
 
-    # What we find ourselves: watches can miss things, so now and then everything is listed.
+    # What watching.py finds besides.
 
-    async def list_all(self) -> None:
-        apis = {MONITORING_API} if await self._cluster.has_api(MONITORING_API) else set()
-        if apis != self._apis and self._listed_at is not None:
-            for key in self.store.deployments():
-                self.queue.add(key)
-        self._apis = frozenset(apis)
-        for kind in WATCHED:
-            if kind in OPTIONAL and not apis:
-                continue
-            selector = self._config.selector if kind == KIND else OWNER_LABEL
-            found: list[Observed] = []
-            known_before = self.store.places(kind)
-            for namespace in self._config.watch_namespaces or (None,):
-                for body in await self._cluster.list(kind, namespace, selector):
-                    found.append(Observed.of(kind, RESOURCES[kind].api_version, body))
-            changed = self.store.replace(found, known_before)
-            if changed and self._listed_at is not None:
-                self.metrics.missed(kind, len(changed))
-            for key in changed:
-                self.queue.add(key)
-        self._listed_at = time.monotonic()
+    def use(self, kinds: frozenset[str]) -> None:
+        """These optional kinds the cluster has."""
+        self._apis = kinds
+        for key in self.store.deployments():
+            self.queue.add(key)
+
+    def listed(self, kind: str, changed: set[Key]) -> None:
+        """All objects of a kind were listed, and that was news about these LLMDeployments."""
+        if changed and self.listed_at is not None:
+            self.metrics.missed(kind, len(changed))
+        for key in changed:
+            self.queue.add(key)
+
+    def listed_all(self) -> None:
+        self.listed_at = time.monotonic()
+        self.knows_all.set()
         self.metrics.listed(succeeded=True)
-
-    async def keep_listing(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.resync_seconds)
-            try:
-                await self.list_all()
-            except (*TRANSPORT_ERRORS, ApiError) as error:
-                self.metrics.listed(succeeded=False)
-                logger.warning("listing everything failed: %s", error)
 
     @property
     def listed_seconds_ago(self) -> float | None:
-        return None if self._listed_at is None else time.monotonic() - self._listed_at
+        return None if self.listed_at is None else time.monotonic() - self.listed_at
 
     @property
     def is_leading(self) -> bool:
-        return self._leading.is_set()
+        return self._lease.leading.is_set()
 
     # The work.
 
     async def work(self) -> None:
-        """One worker; several of them may run."""
-        await self._leading.wait()
+        """One worker; several of them may run. Nothing is done before everything is known."""
+        await self.knows_all.wait()
+        await self._lease.leading.wait()
         while True:
             key = await self.queue.get()
             began = time.monotonic()
             try:
-                if self._leading.is_set():
+                if self._lease.is_held:
                     succeeded = await self._look_at(key)
                     self.metrics.reconciled("done" if succeeded else "retried", time.monotonic() - began)
+            except NotLeading:
+                pass  # the process is about to end
             except Exception:
                 logger.exception("%s/%s: a defect of the operator", *key)
                 self.metrics.reconciled("failed", time.monotonic() - began)
@@ -124,9 +115,12 @@ class Controller:
             return True
         body = seen.body
         deployment = parse(body)
-        if isinstance(deployment, Problem):
-            logger.error("%s/%s: %s", *key, deployment.message)
-            return True
+        if isinstance(deployment, Unreadable):
+            said = look_at_unreadable(deployment, self.store.children(key), time.time()).status
+            succeeded = said is None or await self._say(deployment, said)
+            if not succeeded:
+                self.queue.retry(key)
+            return succeeded
         problem, transient = await self._do(deployment)
         # Say how it stands by what is there now, the answers to our own writes included.
         outcome = self._look(deployment, problem)
@@ -150,27 +144,20 @@ class Controller:
 
     async def _do(self, deployment: LLMDeployment) -> tuple[Problem | None, bool]:
         """Carries the plan out. What a user can mend, and whether to try again in any case."""
-        outcome = self._look(deployment)
+        where = (deployment.namespace, deployment.name)
         try:
-            await self._applier.execute(deployment, outcome.plan)
-        except NameTaken as error:
-            text = f"{error} belongs to somebody else; delete it or choose another name for the {KIND}"
-            return Problem("NameConflict", text), False
-        except Leaving:
-            return None, True
+            refused = await self._applier.execute(deployment, self._look(deployment).plan)
         except TRANSPORT_ERRORS as error:
-            logger.warning("%s/%s: the API server is out of reach: %r", deployment.namespace, deployment.name, error)
+            logger.warning("%s/%s: the API server is out of reach: %r", *where, error)
             return None, True
         except ApiError as error:
-            if error.is_namespace_leaving:
-                return None, False
-            if error.is_transient:
-                return None, True
-            logger.warning("%s/%s: refused: %s", deployment.namespace, deployment.name, error.message)
-            return refusal(error), False
-        return None, False
+            return None, not error.is_namespace_leaving
+        final = [one for one in refused if not isinstance(one, Leaving)]
+        for one in final:
+            logger.warning("%s/%s: refused: %s", *where, one)
+        return refusal(final[0]) if final else None, len(final) < len(refused)
 
-    async def _say(self, deployment: LLMDeployment, status: Json) -> bool:
+    async def _say(self, deployment: LLMDeployment | Unreadable, status: Json) -> bool:
         before = deployment.status
         if status == before:
             return True
@@ -189,8 +176,12 @@ class Controller:
         return True
 
 
-def refusal(error: ApiError) -> Problem:
-    """What a user is told when the API server refuses an object."""
+def refusal(error: ApiError | NameTaken) -> Problem:
+    """What a user is told when an object cannot be made."""
+    if isinstance(error, NameTaken):
+        return Problem(
+            "NameConflict", f"{error} belongs to somebody else; delete it or choose another name for the {KIND}"
+        )
     if "exceeded quota" in error.message:
         return Problem("QuotaExceeded", f"the namespace's quota leaves no room: {error.message}")
     if error.status == 403:

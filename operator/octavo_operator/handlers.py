@@ -12,10 +12,11 @@ from octavo_operator.api import KIND
 from octavo_operator.cluster import RESOURCES, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import WATCHED, Controller
+from octavo_operator.freshness import Freshness
 from octavo_operator.render.names import OWNER_LABEL
 
 
-def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
+def registry(cluster: Cluster, controller: Controller, freshness: Freshness) -> kopf.OperatorRegistry:
     """One event handler a watched kind."""
     out = kopf.OperatorRegistry()
     for kind in WATCHED:
@@ -25,7 +26,7 @@ def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
             raw = dict(body)
             meta = raw["metadata"]
             if type == "DELETED":
-                controller.lost(kind, meta["namespace"], meta["name"], meta["uid"])
+                controller.lost(kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"])
             else:
                 controller.saw(kind, raw)
 
@@ -37,7 +38,9 @@ def registry(cluster: Cluster, controller: Controller) -> kopf.OperatorRegistry:
     @kopf.on.login(registry=out)
     async def login(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(
-            server=cluster.server, default_namespace=cluster.namespace, aiohttp_session=cluster.new_session()
+            server=cluster.server,
+            default_namespace=cluster.namespace,
+            aiohttp_session=cluster.new_session(freshness.response_class()),
         )
 
     return out
@@ -52,6 +55,9 @@ def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     out.peering.standalone = True
     out.scanning.disabled = bool(config.watch_namespaces)  # a namespaced operator may not look at CRDs
     out.watching.server_timeout = 300
+    out.watching.inactivity_timeout = config.watch_seconds
+    out.watching.chunk_size = 500
+    out.networking.error_backoffs = (1, 1, 2, 3, 5)  # then watching.py starts over
     out.networking.connect_timeout = 5
     out.queueing.idle_timeout = 0.1  # what a worker of kopf holds in memory for an object that is quiet
     logging.getLogger("kopf").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What the kubelet asks the operator: alive while everything has been listed lately, ready once it has been at all.
+"""What the kubelet asks the operator: alive while what it knows of the cluster is fresh, ready once it knows it all.
 And what Prometheus asks."""
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
+from octavo_operator.watching import Watching
 
 
-def why_unwell(listed_seconds_ago: float | None, started_seconds_ago: float, resync_seconds: float) -> str | None:
-    """Pure. A listing that is overdue by a minute and more means: what the operator knows is old."""
-    age = started_seconds_ago if listed_seconds_ago is None else listed_seconds_ago
-    limit = resync_seconds + 60
-    return f"what is known of the cluster is {age:.0f} s old" if age > limit else None
-
-
-async def serve(controller: Controller, config: OperatorConfig, started: float, clock: object) -> web.AppRunner:
+async def serve(controller: Controller, watching: Watching, config: OperatorConfig) -> web.AppRunner:
     async def healthz(_: web.Request) -> web.Response:
-        reason = why_unwell(controller.listed_seconds_ago, clock() - started, config.resync_seconds)  # type: ignore[operator]
+        reason = watching.why_unwell()
         return web.Response(text=reason or "ok", status=503 if reason else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        known = controller.listed_seconds_ago is not None
+        known = controller.listed_at is not None
         return web.Response(text="ok" if known else "the first listing is not finished", status=200 if known else 503)
 
     async def metrics(_: web.Request) -> web.Response:

@@ -37,6 +37,11 @@ class LeaseHolder:
         self._seen: tuple[str, float] = ("", 0.0)  # resourceVersion, and since when
         self._renewed = 0.0
 
+    @property
+    def is_held(self) -> bool:
+        """Whether we may write now. A process that was frozen has lost its Lease before it learns of it."""
+        return self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds
+
     async def run(self) -> None:
         period = self._config.lease_seconds / 3
         while True:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.api import KIND, LLMDeployment
+from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
 from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
 from octavo_operator.render import BadPodPatch, expected_template, names, render
 from octavo_operator.rollout import MAKE_ROOM, make_room
 from octavo_operator.schema import SpecError
-from octavo_operator.status import Observation, expected_status
+from octavo_operator.status import Observation, expected_status, unreadable_status
 from octavo_operator.store import Observed
 
 Json = dict[str, Any]
@@ -27,12 +27,18 @@ class Outcome:
     again_after: float | None = None
 
 
-def parse(body: Json) -> LLMDeployment | Problem:
-    """The LLMDeployment, or why it cannot be read: it is older than the CRD's present rules."""
+def parse(body: Json) -> LLMDeployment | Unreadable:
+    """The LLMDeployment, or why it cannot be read."""
     try:
         return LLMDeployment.from_json(body)
     except SpecError as error:
-        return Problem("InvalidSpec", str(error))
+        return Unreadable.of(body, error)
+
+
+def look_at_unreadable(deployment: Unreadable, children: list[Observed], now: float) -> Outcome:
+    """What runs goes on running, and nothing is changed until the spec can be read."""
+    live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
+    return Outcome(status=unreadable_status(deployment, live, now))
 
 
 def look(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.api import LLMDeployment
+from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.diagnosis import Problem, diagnose, worst
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
@@ -47,19 +47,9 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
-    before = {condition["type"]: condition for condition in deployment.status.get("conditions") or []}
-    stamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for condition in conditions:
-        known = before.get(condition["type"])
-        same = known is not None and known.get("status") == condition["status"]
-        condition["lastTransitionTime"] = known["lastTransitionTime"] if same and known else stamp
-        condition["observedGeneration"] = deployment.generation
+    _stamp(conditions, deployment, now)
     out: Json = {
-        "observedGeneration": deployment.generation,
-        "replicas": counts.get("replicas", 0),
-        "readyReplicas": counts.get("readyReplicas", 0),
-        "availableReplicas": counts.get("availableReplicas", 0),
-        "updatedReplicas": counts.get("updatedReplicas", 0),
+        **_counts(deployment, counts),
         "selector": names.selector_text(deployment),
         "url": names.url(deployment, cluster_domain),
         "conditions": conditions,
@@ -67,6 +57,39 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     if image := _image(seen.live):
         out["image"] = image
     return out
+
+
+def unreadable_status(deployment: Unreadable, live: Json | None, now: float) -> Json:
+    """Of one whose spec makes no sense: pods are still counted, the rest stays as it was last."""
+    counts = (live or {}).get("status") or {}
+    problem = Problem("InvalidSpec", f"{deployment.why}; correct it. What runs goes on running, unchanged")
+    available = counts.get("availableReplicas", 0)
+    conditions = [
+        _condition("Ready", False, problem.reason, problem.message),
+        _condition("Available", True, "Serving", f"{available} replicas answer requests")
+        if available
+        else _condition("Available", False, problem.reason, problem.message),
+        _condition("Progressing", False, problem.reason, problem.message),
+        _degraded(problem),
+    ]
+    _stamp(conditions, deployment, now)
+    kept = {name: value for name, value in deployment.status.items() if name in ("selector", "url", "image")}
+    return {**_counts(deployment, counts), **kept, "conditions": conditions}
+
+
+def _counts(deployment: LLMDeployment | Unreadable, counts: Json) -> Json:
+    kinds = ("replicas", "readyReplicas", "availableReplicas", "updatedReplicas")
+    return {"observedGeneration": deployment.generation, **{name: counts.get(name, 0) for name in kinds}}
+
+
+def _stamp(conditions: list[Json], deployment: LLMDeployment | Unreadable, now: float) -> None:
+    before = {condition["type"]: condition for condition in deployment.status.get("conditions") or []}
+    stamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for condition in conditions:
+        known = before.get(condition["type"])
+        same = known is not None and known.get("status") == condition["status"]
+        condition["lastTransitionTime"] = known["lastTransitionTime"] if same and known else stamp
+        condition["observedGeneration"] = deployment.generation
 
 
 def events(before: Json, after: Json) -> list[Event]:

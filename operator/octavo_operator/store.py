@@ -7,8 +7,8 @@ dictionaries, and decoding one takes less than a request would.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,13 +70,26 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], tuple[Observed, Key | None]] = {}
         self._children: defaultdict[Key, set[tuple[str, str, str]]] = defaultdict(set)
+        self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()  # versions at which objects ended
+
+    def knows(self, kind: str, body: Mapping[str, Any]) -> bool:
+        """Whether this is old news: of the version that is here, or of one before it or before the object's end.
+
+        What happens reaches us by several ways: watches, listings, and the answers to our own writes. An answer can
+        arrive after the watch has told that the object was deleted; without a memory of that it would be here for good.
+        """
+        meta = body["metadata"]
+        return self._is_old((kind, meta["namespace"], meta["name"]), int(meta["resourceVersion"]))
+
+    def _is_old(self, place: tuple[str, str, str], version: int) -> bool:
+        known = self._objects.get(place)
+        return version <= max(int(known[0].resource_version) if known else 0, self._gone.get(place, 0))
 
     def put(self, one: Observed) -> Key | None:
         """Remembers it; the LLMDeployment to look at, or None when nothing is new."""
         place = (one.kind, one.namespace, one.name)
         known = self._objects.get(place)
-        # Our own writes are known from their answers before the watch tells of them, and of what was before.
-        if known and known[0].uid == one.uid and int(known[0].resource_version) >= int(one.resource_version):
+        if self._is_old(place, int(one.resource_version)):
             return None
         owner = one.owner
         if known and known[1] != owner and known[1]:
@@ -86,11 +99,17 @@ class Store:
             self._children[owner].add(place)
         return owner
 
-    def drop(self, kind: str, namespace: str, name: str, uid: str | None = None) -> Key | None:
-        """Forgets it (only if it is still the one of `uid`); the LLMDeployment to look at."""
+    def drop(self, kind: str, namespace: str, name: str, uid: str, version: str | None = None) -> Key | None:
+        """Forgets it, if it is still the one of `uid`; the LLMDeployment to look at. `version`: at which it ended."""
         place = (kind, namespace, name)
         known = self._objects.get(place)
-        if known is None or (uid is not None and known[0].uid != uid):
+        if known and known[0].uid != uid:
+            known = None
+        ended = int(version) if version else int(known[0].resource_version) if known else 0
+        self._gone[place] = max(ended, self._gone.pop(place, 0))
+        if len(self._gone) > 4096:
+            self._gone.popitem(last=False)
+        if known is None:
             return None
         del self._objects[place]
         owner = known[1]
@@ -100,25 +119,10 @@ class Store:
                 del self._children[owner]
         return owner
 
-    def places(self, kind: str) -> set[tuple[str, str, str]]:
-        """What is known of a kind; to be asked before a listing begins, for `replace`."""
-        return {place for place in self._objects if place[0] == kind}
-
-    def replace(self, listed: Iterable[Observed], known_before: set[tuple[str, str, str]]) -> set[Key]:
-        """Takes a complete list of one kind; the LLMDeployments to look at.
-
-        What a watch has told of while the list was made is newer than the list, and stays.
-        """
-        changed = set()
-        seen = set()
-        for one in listed:
-            seen.add((one.kind, one.namespace, one.name))
-            if owner := self.put(one):
-                changed.add(owner)
-        for place in known_before - seen:
-            if owner := self.drop(*place):
-                changed.add(owner)
-        return changed
+    def listing(self, kind: str) -> Listing:
+        """To be asked for before a complete listing of a kind begins."""
+        known = {place: one.uid for place, (one, _) in self._objects.items() if place[0] == kind}
+        return Listing(self, kind, known)
 
     def get(self, kind: str, namespace: str, name: str) -> Observed | None:
         known = self._objects.get((kind, namespace, name))
@@ -135,3 +139,26 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+
+class Listing:
+    """A complete list of one kind that is being read, page by page, while watches go on telling."""
+
+    def __init__(self, store: Store, kind: str, known_before: dict[tuple[str, str, str], str]) -> None:
+        self._store, self._kind, self._left = store, kind, known_before
+        self._changed: set[Key] = set()
+
+    def add(self, api_version: str, body: Mapping[str, Any]) -> None:
+        meta = body["metadata"]
+        self._left.pop((self._kind, meta["namespace"], meta["name"]), None)
+        if self._store.knows(self._kind, body):
+            return
+        if owner := self._store.put(Observed.of(self._kind, api_version, body)):
+            self._changed.add(owner)
+
+    def finish(self) -> set[Key]:
+        """The list was complete: what is not in it is gone. The LLMDeployments to look at."""
+        for place, uid in self._left.items():
+            if owner := self._store.drop(*place, uid):
+                self._changed.add(owner)
+        return self._changed

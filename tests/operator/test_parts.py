@@ -14,7 +14,7 @@ from octavo_operator.cluster import ApiError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import refusal
 from octavo_operator.diff import quantity
-from octavo_operator.health import why_unwell
+from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
 from octavo_operator.ownership import foreign_additions
 from octavo_operator.rollout import MAKE_ROOM, make_room
@@ -142,19 +142,47 @@ def test_old_news_changes_nothing() -> None:
     assert store.put(observed("a", 5)) == ("n", "toy")
     assert store.put(observed("a", 4)) is None
     assert store.put(observed("a", 5)) is None
-    assert store.put(observed("a", 1, uid="another")) == ("n", "toy"), "a new object of the same name"
-    assert store.drop("Pod", "n", "a", uid="u") is None, "the old one's end"
+    assert store.put(observed("a", 9, uid="another")) == ("n", "toy"), "a new object of the same name"
+    assert store.drop("Pod", "n", "a", "u", "8") is None, "the old one's end"
     assert len(store.children(("n", "toy"))) == 1
+
+
+def test_an_answer_that_arrives_after_the_objects_end_does_not_bring_it_back() -> None:
+    store = Store()
+    store.put(observed("a", 5))
+    assert store.drop("Pod", "n", "a", "u", "8") == ("n", "toy")
+    assert store.put(observed("a", 7)) is None, "the answer to a write of ours, overtaken by the watch"
+    assert store.put(observed("a", 9, uid="another")) == ("n", "toy")
+
+
+def raw(name: str, version: int, uid: str = "u") -> dict[str, Any]:
+    return observed(name, version, uid).body
 
 
 def test_a_listing_finds_what_a_watch_has_missed_but_does_not_undo_what_it_told_meanwhile() -> None:
     store = Store()
     store.put(observed("gone", 1))
     store.put(observed("kept", 2))
-    before = store.places("Pod")
+    store.put(observed("replaced", 3, "old"))
+    listing = store.listing("Pod")
     store.put(observed("new", 9))
-    assert store.replace([observed("kept", 2)], before) == {("n", "toy")}
-    assert [one.name for one in store.children(("n", "toy"))] == ["kept", "new"]
+    store.put(observed("replaced", 9, "new"))
+    listing.add("v1", raw("kept", 2))
+    listing.add("v1", raw("replaced", 3, "old") | {"spec": {}})
+    store.drop("Pod", "n", "late", "late", "5")
+    listing.add("v1", raw("late", 4, "late"))
+    assert listing.finish() == {("n", "toy")}
+    found = [(one.name, one.uid) for one in store.children(("n", "toy"))]
+    assert found == [("kept", "u"), ("new", "u"), ("replaced", "new")], "nothing comes back, nothing new is lost"
+
+
+def test_a_listing_that_breaks_off_changes_nothing_more() -> None:
+    store = Store()
+    store.put(observed("kept", 2))
+    store.listing("Pod").add("v1", raw("kept", 2))
+    assert len(store) == 1
+    assert store.listing("Pod").finish() == {("n", "toy")}
+    assert len(store) == 0
 
 
 # Rollouts.
@@ -243,10 +271,25 @@ def test_settings_that_make_no_sense_are_named(variable: str, value: str) -> Non
         OperatorConfig.from_environment({variable: value})
 
 
-def test_the_operator_is_unwell_when_what_it_knows_is_old() -> None:
-    assert why_unwell(10, 1000, 300) is None
-    assert why_unwell(361, 1000, 300) == "what is known of the cluster is 361 s old"
-    assert why_unwell(None, 361, 300) is not None
+def test_a_watch_that_is_silent_is_noticed() -> None:
+    now = 0.0
+    fresh = Freshness(lambda: now)
+    begun: list[str] = []
+    fresh.on_begin = begun.append
+    fresh.expect(["/a", "/b"])
+    assert fresh.missing() == ["/a", "/b"]
+    now = 100.0
+    fresh.began("/a")
+    assert (fresh.missing(), fresh.silent(150)) == (["/b"], None)
+    now = 160.0
+    assert fresh.silent(150) == "/b", "it has never begun"
+    fresh.expect(["/a"])
+    assert fresh.silent(150) is None, "its kind is gone"
+    now = 260.0
+    assert fresh.silent(150) == "/a"
+    fresh.heard("/a")
+    assert fresh.silent(150) is None
+    assert begun == [], "what goes on where it was interrupted has missed nothing"
 
 
 def test_refusals_have_their_reasons() -> None:

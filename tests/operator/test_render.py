@@ -18,11 +18,11 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import digest, first_difference
 from octavo_operator.plan import Apply, pinned_template, plan, pod_spec_digest, template_annotation
 from octavo_operator.reconcile import look
-from octavo_operator.render import MONITORING_API, BadPodPatch, expected_template, render
+from octavo_operator.render import BadPodPatch, expected_template, render
 from octavo_operator.store import Observed
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
-APIS = frozenset({MONITORING_API})
+APIS = frozenset({"PodMonitor", "ServiceMonitor"})
 GOLDEN = Path(__file__).parent / "golden"
 
 FULL: dict[str, Any] = {

@@ -7,7 +7,7 @@ Pure data, no Kubernetes client.
 from __future__ import annotations
 
 from octavo_operator.api.common import API_VERSION, GROUP, KIND, PLURAL, VERSION
-from octavo_operator.api.deployment import LLMDeployment
+from octavo_operator.api.deployment import LLMDeployment, Unreadable
 from octavo_operator.api.spec import LLMDeploymentSpec
 from octavo_operator.schema import SpecError, to_json
 
@@ -20,5 +20,6 @@ __all__ = [
     "LLMDeployment",
     "LLMDeploymentSpec",
     "SpecError",
+    "Unreadable",
     "to_json",
 ]

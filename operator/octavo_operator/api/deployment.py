@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo_operator.api.common import API_VERSION, KIND
 from octavo_operator.api.spec import LLMDeploymentSpec
-from octavo_operator.schema import from_json
+from octavo_operator.schema import SpecError, from_json
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,27 @@ class LLMDeployment:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An LLMDeployment whose spec is older than the CRD's present rules, and makes no sense by them."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    status: dict[str, Any]
+    why: str
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], error: SpecError) -> Unreadable:
+        meta = data["metadata"]
+        return cls(
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            data.get("status") or {},
+            str(error),
+        )

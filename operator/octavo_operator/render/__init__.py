@@ -33,12 +33,12 @@ def render(
 ) -> list[Manifest]:
     """Everything that should exist for `deployment`.
 
-    `template`: a pod template made earlier, instead of the one of today's operator. `apis`: optional APIs that the
-    cluster has (`monitoring.coreos.com/v1`). Raises BadPodPatch.
+    `template`: a pod template made earlier, instead of the one of today's operator. `apis`: optional kinds that the
+    cluster has (`PodMonitor`). Raises BadPodPatch.
     """
     if template is None:
         template = expected_template(deployment, config)
-    optional = [expected_monitor(deployment)] if MONITORING_API in apis else []
+    optional = [expected_monitor(deployment)] if deployment.spec.monitoring.kind in apis else []
     manifests = [
         expected_service_account(deployment),
         expected_cache_claim(deployment),

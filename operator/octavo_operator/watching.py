@@ -1,0 +1,155 @@
+"""Keeps what the operator knows of the cluster true.
+
+kopf's watches tell of changes. They can miss some: while a watch begins anew (the API server was restarted, or forgot
+the version at which the watch was interrupted), and when a connection dies without a sign. So whenever a watch has
+begun anew, and now and then in any case, everything is listed, and a silent watch is opened once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+import kopf
+
+from octavo_operator import handlers
+from octavo_operator.api import KIND
+from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.config import OperatorConfig
+from octavo_operator.controller import OPTIONAL, WATCHED, Controller
+from octavo_operator.freshness import Freshness
+from octavo_operator.render.names import OWNER_LABEL
+
+logger = logging.getLogger("octavo.operator.watching")
+
+_DISCOVERY_SECONDS = 10.0  # how soon a kind that somebody installs is used
+_PATIENCE_SECONDS = 10.0  # how long a listing waits for watches to begin, which must be first
+_PAUSE_SECONDS = 2.0
+
+
+class Watching:
+    def __init__(self, cluster: Cluster, config: OperatorConfig, controller: Controller) -> None:
+        self._cluster, self._config, self._controller = cluster, config, controller
+        self._served: frozenset[str] | None = None  # kinds of ours that not every cluster has
+        self._restart = asyncio.Event()
+        self._listing_wanted = asyncio.Event()
+        self._listing_wanted.set()
+        self.freshness = Freshness(time.monotonic)
+        self.freshness.on_begin = lambda path: self._listing_wanted.set()
+
+    def why_unwell(self) -> str | None:
+        """None while what is known is fresh."""
+        if self._controller.listed_at is None:
+            return None  # not ready, but nothing that a restart would mend: the API server may be away
+        age = time.monotonic() - self._controller.listed_at
+        if age > self._config.resync_seconds + 60:
+            return f"everything was last listed {age:.0f} s ago"
+        if path := self.freshness.silent(2 * self._config.watch_seconds + 10):
+            return f"the watch of {path} is silent"
+        return None
+
+    async def run(self, take_signals: Callable[[], None]) -> None:
+        """kopf's part, started anew whenever it breaks. Returns when told to stop.
+
+        `take_signals`: is called whenever kopf has taken those of the process for itself.
+        """
+        while self._served is None:
+            await self._discover()
+        while True:
+            ready = asyncio.Event()
+            watching = asyncio.create_task(self._watch(ready))
+            restart = asyncio.create_task(self._restart.wait())
+            begun = asyncio.create_task(ready.wait())
+            try:
+                await asyncio.wait({watching, begun}, return_when=asyncio.FIRST_COMPLETED)
+                take_signals()
+                await asyncio.wait({watching, restart}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (watching, restart, begun):
+                    task.cancel()
+                await asyncio.gather(watching, restart, begun, return_exceptions=True)
+                take_signals()
+            self._restart.clear()
+            self.freshness.forget()
+            self._listing_wanted.set()
+            if not watching.cancelled():
+                if (error := watching.exception()) is None:
+                    return  # kopf was told to stop, by a signal that came before we took them back
+                logger.warning("the watches broke off: %s", error or type(error).__name__)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _watch(self, ready: asyncio.Event) -> None:
+        namespaces = list(self._config.watch_namespaces)
+        await kopf.operator(
+            registry=handlers.registry(self._cluster, self._controller, self.freshness),
+            settings=handlers.settings(self._config), standalone=True, ready_flag=ready,
+            clusterwide=not namespaces, namespaces=namespaces,
+        )  # fmt: skip
+
+    # Which kinds there are.
+
+    async def keep_discovering(self) -> None:
+        while True:
+            await asyncio.sleep(_DISCOVERY_SECONDS)
+            await self._discover()
+
+    async def _discover(self) -> None:
+        """Optional kinds come and go with their CustomResourceDefinitions."""
+        wanted = (KIND, *OPTIONAL)
+        try:
+            served: set[str] = set()
+            for version in {RESOURCES[kind].api_version for kind in wanted}:
+                served |= await self._cluster.kinds(version)
+        except (*TRANSPORT_ERRORS, ApiError) as error:
+            logger.warning("the API server does not say which kinds it has: %s", error or type(error).__name__)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            return
+        found = frozenset(served & set(wanted))
+        if found == self._served:
+            return
+        logger.info("optional kinds that this cluster has: %s", ", ".join(sorted(found)) or "none")
+        first = self._served is None
+        self._served = found
+        namespaces = self._config.watch_namespaces or (None,)
+        there = [kind for kind in WATCHED if kind not in wanted or kind in found]
+        self.freshness.expect(RESOURCES[kind].path(namespace) for kind in there for namespace in namespaces)
+        self._controller.use(found)
+        if not first:
+            self._listing_wanted.set()
+            if self._config.watch_namespaces:  # with rights in namespaces only, kopf does not see kinds come and go
+                self._restart.set()
+
+    # Lists, against what watches have missed.
+
+    async def keep_listing(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._listing_wanted.wait(), self._config.resync_seconds)
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while self._served is None or (self.freshness.missing() and time.monotonic() < deadline):
+                await asyncio.sleep(0.05)
+            self._listing_wanted.clear()
+            try:
+                await self._list_all()
+            except (*TRANSPORT_ERRORS, ApiError) as error:
+                self._controller.metrics.listed(succeeded=False)
+                logger.warning("listing everything failed: %s", error or type(error).__name__)
+                self._listing_wanted.set()
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _list_all(self) -> None:
+        for kind in WATCHED:
+            selector = self._config.selector if kind == KIND else OWNER_LABEL
+            listing = self._controller.store.listing(kind)
+            if kind not in (KIND, *OPTIONAL) or kind in (self._served or ()):
+                for namespace in self._config.watch_namespaces or (None,):
+                    async for page in self._cluster.pages(kind, namespace, selector):
+                        for number, body in enumerate(page.items):
+                            listing.add(RESOURCES[kind].api_version, body)
+                            if number % 50 == 0:
+                                await asyncio.sleep(0)  # others have work, too
+            self._controller.listed(kind, listing.finish())
+        self._controller.listed_all()
