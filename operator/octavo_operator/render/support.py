@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
@@ -10,6 +11,7 @@ from octavo_operator.render import names
 Json = dict[str, Any]
 
 MONITORING_API = "monitoring.coreos.com/v1"
+_OWNER_META_LABEL = "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", names.OWNER_LABEL)
 
 
 def expected_service_account(deployment: LLMDeployment) -> Json:
@@ -49,7 +51,9 @@ def expected_monitor(deployment: LLMDeployment) -> Json | None:
     monitoring = deployment.spec.monitoring
     if not monitoring.enabled:
         return None
-    endpoint = {"port": "management", "path": "/metrics", "interval": monitoring.interval}
+    # By this label alerts and dashboards bring the engine's metrics and ours together.
+    named = {"sourceLabels": [_OWNER_META_LABEL], "targetLabel": "llmdeployment"}
+    endpoint = {"port": "management", "path": "/metrics", "interval": monitoring.interval, "relabelings": [named]}
     body: Json = {"selector": {"matchLabels": names.selector(deployment)}}
     if monitoring.kind == "PodMonitor":
         body["podMetricsEndpoints"] = [endpoint]
