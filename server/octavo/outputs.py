@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass
+@dataclass(slots=True)
 class Logprob:
     """Log-probability of one token at one position. ``rank`` counts from 1 (the most likely token)."""
 
@@ -18,7 +18,7 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
-@dataclass
+@dataclass(slots=True)
 class CompletionOutput:
     """One of the ``n`` answers to a prompt. With RequestOutputKind.DELTA text, token_ids, logprobs are the new part."""
 
@@ -35,7 +35,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestMetrics:
     """Wall-clock times (seconds since the epoch) of a request's life."""
 
@@ -47,7 +47,7 @@ class RequestMetrics:
     finished_time: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestOutput:
     """The state of a request; ``outputs`` holds ``n`` answers, ordered by index."""
 

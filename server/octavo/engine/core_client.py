@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
+
+_READ_SECONDS = 0.005  # that the event loop takes in results in one go
 
 
 @dataclass
@@ -98,9 +101,14 @@ class CoreClient:
         # The socket's descriptor tells of new events only once: sending may have swallowed one that was for reading.
         self._loop.call_soon(self._read)
 
-    def _read(self) -> None:
-        """Take in all that has arrived. The descriptor is edge-triggered, so nothing may be left behind."""
+    def _read(self, limit: float = _READ_SECONDS) -> None:
+        """Take in what has arrived. The descriptor is edge-triggered, so nothing may be left behind: what would hold up
+        the event loop for too long is read when others had their turn."""
+        until = time.monotonic() + limit
         while not self._outputs.closed and self._outputs.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
+            if time.monotonic() > until:
+                self._loop.call_soon(self._read)
+                return
             kind, payload = self._outputs.recv_multipart()
             if kind == core_proc.OUTPUTS:
                 self._on_outputs(self._decode_outputs(payload))
@@ -117,7 +125,7 @@ class CoreClient:
             pass
 
     def _exited(self, code: int) -> None:
-        self._read()  # its last words
+        self._read(limit=float("inf"))  # its last words
         self.exit_code = code
         if not self._ready.done():
             self._ready.set_exception(

@@ -51,6 +51,7 @@ class Vocabulary:
         self._alphabet = _byte_level_alphabet() if self.kind == "byte_level" else {}
         self._bytes: dict[int, bytes] = {}
         self._text: dict[int, str] = {}
+        self._whole: dict[int, str | None] = {}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to a text; empty for an id that the tokenizer does not know."""
@@ -64,6 +65,20 @@ class Vocabulary:
         text = self._text.get(token_id)
         if text is None:
             text = self._text[token_id] = self.token_bytes(token_id).decode("utf-8", "replace")
+        return text
+
+    def whole_text(self, token_id: int) -> str | None:
+        """The token's text where it stands for itself, None where it holds a part of a character."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            pass
+        text: str | None
+        try:
+            text = self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole[token_id] = text
         return text
 
     def _make_bytes(self, token_id: int) -> bytes:
@@ -115,20 +130,27 @@ class _TableDecoder:
     """Token bytes through an incremental UTF-8 decoder."""
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, prompt_token_ids: Sequence[int]) -> None:
-        self._token_bytes = vocabulary.token_bytes
+        self._vocabulary = vocabulary
         self._skipped = vocabulary.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._between = True  # no part of a character is pending
         # The dropped space is the prompt's, unless the prompt shows no text at all.
         self._strip_space = vocabulary.strips_leading_space and all(t in self._skipped for t in prompt_token_ids)
 
     def decode(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        piece = self._token_bytes(token_id)
+        if self._between and not self._strip_space:  # nearly always
+            whole = self._vocabulary.whole_text(token_id)
+            if whole is not None:
+                return whole
+        piece = self._vocabulary.token_bytes(token_id)
         if self._strip_space and piece:
             self._strip_space = False
             piece = piece.removeprefix(b" ")
-        return self._utf8.decode(piece)
+        text = self._utf8.decode(piece)
+        self._between = not self._utf8.getstate()[0]
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", True)

@@ -25,7 +25,7 @@ class OutputQueue(Protocol):
     def put_error(self, error: Exception) -> None: ...
 
 
-@dataclass
+@dataclass(slots=True)
 class SampleState:
     """One of the ``n`` answers while it grows."""
 
@@ -41,7 +41,7 @@ class SampleState:
     last_token_time: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestState:
     """A request from its arrival to its last output."""
 
@@ -56,6 +56,7 @@ class RequestState:
     num_cached_tokens: int = 0
     error: str | None = None
     embedding: list[float] | None = None
+    changed: dict[int, SampleState] = field(default_factory=dict)  # by the step that is being taken in
 
     @property
     def finished(self) -> bool:
@@ -147,7 +148,7 @@ class OutputProcessor:
         ended and that the core must be told to end too. ``timestamp``: when the tokens were known, seconds since the
         epoch. ``stats`` is filled with what they mean for the metrics.
         """
-        touched: dict[str, tuple[RequestState, dict[int, SampleState]]] = {}
+        touched: list[RequestState] = []
         stopped: list[tuple[str, int]] = []
         for output in outputs:
             state = self.requests.get(output.request_id)
@@ -161,18 +162,22 @@ class OutputProcessor:
                 continue
             if self._take(state, sample, output, timestamp, stats):
                 stopped.append((output.request_id, output.index))
-            touched.setdefault(output.request_id, (state, {}))[1][output.index] = sample
+            if not state.changed:
+                touched.append(state)
+            state.changed[output.index] = sample
         results: list[RequestOutput] = []
-        now = time.time() if timestamp is None else timestamp
-        for request_id, (state, samples) in touched.items():
-            if state.finished:
+        for state in touched:
+            changed, state.changed = state.changed, {}
+            if state.num_unfinished == 0:
+                if self.requests.pop(state.request.request_id, None) is None:  # refused as well: it has been told
+                    continue
                 state.metrics.finished_time = timestamp
-                del self.requests[request_id]
                 if stats is not None:
+                    now = time.time() if timestamp is None else timestamp
                     stats.finished_requests.append(_finished_request(state, now, state.error))
             elif state.request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
                 continue
-            result = self._make_output(state, samples.values())
+            result = self._make_output(state, changed.values())
             if state.queue is not None:
                 state.queue.put(result)
             else:

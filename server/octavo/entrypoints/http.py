@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.entrypoints.openai.errors import APIError, ErrorResponse, bad_request, from_validation
 from octavo.errors import EngineDeadError
@@ -125,15 +125,24 @@ def event(message: Any) -> bytes:
     return b"data: %b\n\n" % encode_json(message)
 
 
-class EventStream(Response):
-    """Server-sent events. ``close`` is called at the end, at once when the client leaves: it aborts the work behind.
+Item = TypeVar("Item")
 
-    An error of the generator is the last event, in OpenAI's form, for the status has been sent already.
+
+class EventStream(Response):
+    """Server-sent events, made of ``items`` by ``write``; ``end`` makes the last ones.
+
+    ``close`` is called at the end, at once when the client leaves: it aborts the work behind. An error is the last
+    event, in OpenAI's form, for the status has been sent already.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]) -> None:
-        self.events = events
-        self.close = close
+    def __init__(
+        self,
+        items: AsyncGenerator[Item, None],
+        write: Callable[[Item], bytes],
+        end: Callable[[], bytes],
+        close: Callable[[], None],
+    ) -> None:
+        self.items, self.write, self.end, self.close = items, write, end, close
         self.status_code = 200
         self.background = None
         self.raw_headers = [
@@ -143,7 +152,7 @@ class EventStream(Response):
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.ensure_future(self._write(send))
+        writer = asyncio.ensure_future(self._write(scope, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((writer, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -156,12 +165,33 @@ class EventStream(Response):
                 writer.cancel()
                 await asyncio.wait((writer,))
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        put: Send = scope["state"].get(DIRECT_SEND, send)
+        write, sent = self.write, 0
         try:
-            async for chunk in self.events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async for item in self.items:
+                if chunk := write(item):
+                    sent += len(chunk)
+                    await put({"type": "http.response.body", "body": chunk, "more_body": True})
+            last = self.end()
         except Exception as error:
             last = event(ErrorResponse(to_api_error(error).detail)) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            scope["state"]["streamed_bytes"] = sent
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+DIRECT_SEND = "direct_send"
+
+
+class DirectSend:
+    """ASGI middleware outside of all others: answers in many pieces go past those, which only look at the head."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})[DIRECT_SEND] = send
+        await self.app(scope, receive, send)

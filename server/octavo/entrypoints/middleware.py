@@ -77,7 +77,7 @@ class Gate:
                 size = headers.get(b"content-length", b"")
                 self.state.http_metrics.record(
                     handler, scope["method"], status or 499, time.monotonic() - started,
-                    int(size) if size.isdigit() else 0, sent_bytes,
+                    int(size) if size.isdigit() else 0, sent_bytes + scope["state"].get("streamed_bytes", 0),
                 )  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:

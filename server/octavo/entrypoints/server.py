@@ -20,6 +20,7 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.http import DirectSend
 from octavo.entrypoints.http_protocol import LimitedHttpProtocol
 from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
@@ -181,7 +182,7 @@ async def _drain(state: ServerState, stop: _StopSignals) -> None:
 
 def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
     config = uvicorn.Config(
-        app,
+        DirectSend(app),
         http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",

@@ -10,17 +10,18 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     ProcessCollector,
     Summary,
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client import Histogram as LabelledHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from octavo.config import EngineConfig
 from octavo.engine.messages import SchedulerStats
+from octavo.metrics.histogram import Histogram
 from octavo.metrics.stats import FinishedSample, IterationStats, Progress
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -136,7 +137,9 @@ class EngineMetrics:
         }
 
         # Ours: steps that computed prompts and steps that did not, apart.
-        steps = self._family(Histogram, "octavo:step_seconds", "Duration of a step", ("kind",), buckets=_STEP_SECONDS)
+        steps = self._family(
+            LabelledHistogram, "octavo:step_seconds", "Duration of a step", ("kind",), buckets=_STEP_SECONDS
+        )
         tokens = self._family(Counter, "octavo:step_tokens", "Tokens computed in steps", ("kind", "tokens"))
         self._steps = {kind: steps.labels(**self._labels, kind=kind) for kind in ("prefill", "decode")}
         self._step_tokens = {
@@ -160,7 +163,7 @@ class EngineMetrics:
         return self._family(Counter, name, text).labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return self._family(Histogram, name, text, buckets=buckets).labels(**self._labels)
+        return Histogram(name, text, self._labels, buckets, self.registry)
 
     def _cache_info(self, config: EngineConfig) -> None:
         values = {name: str(value) for name, value in asdict(config.cache).items()}
@@ -194,10 +197,8 @@ class EngineMetrics:
         self._generation_tokens.inc(stats.num_generation_tokens)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
             self._h_iteration.observe(stats.num_prompt_tokens + stats.num_generation_tokens)
-        for seconds in stats.first_token_seconds:
-            self._h_ttft.observe(seconds)
-        for seconds in stats.inter_token_seconds:
-            self._h_itl.observe(seconds)
+        self._h_ttft.observe_all(stats.first_token_seconds)
+        self._h_itl.observe_all(stats.inter_token_seconds)
         for sample in stats.finished:
             self._record_finished(sample)
         for request in stats.finished_requests:
@@ -312,7 +313,7 @@ class _Aliases(Collector):
         for family in metrics._h_itl.collect():
             for sample in family.samples:
                 suffix = sample.name.removeprefix("vllm:inter_token_latency_seconds")
-                old.add_sample(old.name + suffix, {**metrics._labels, **sample.labels}, sample.value)
+                old.add_sample(old.name + suffix, sample.labels, sample.value)
         yield old
 
 
@@ -328,11 +329,11 @@ class HttpMetrics:
             "http_requests", "Requests by route, method and class of status", ("handler", "method", "status"),
             registry=registry,
         )  # fmt: skip
-        self._seconds = Histogram(
+        self._seconds = LabelledHistogram(
             "http_request_duration_seconds", "Duration by route", ("handler", "method"), buckets=(0.1, 0.5, 1.0),
             registry=registry,
         )  # fmt: skip
-        self._seconds_fine = Histogram(
+        self._seconds_fine = LabelledHistogram(
             "http_request_duration_highr_seconds", "Duration of all requests, in fine buckets",
             buckets=(
                 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +79,8 @@ async def create_chat_completion(request: Request) -> Response:
     job = await _prepare(state, body, serving.external_id(request, "chatcmpl"))
     if body.stream:
         run = serving.Running(state, [job.request], [None])
-        return EventStream(_events(job, run), run.close)
+        events = _Events(job)
+        return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
     return await unless_disconnected(request, _answer(job))
 
 
@@ -216,26 +216,39 @@ def _logprobs(job: _Job, completion: CompletionOutput) -> ChatLogprobs | None:
     return formatter.chat(completion.token_ids, completion.logprobs, job.body.top_logprobs or 0)
 
 
-async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None]:
-    body = job.body
-    usages = body.include_usage or body.continuous_usage
-    parsers: dict[int, AnswerParser] = {}
-    completion_tokens = 0
-    async for _, output in serving.outputs_of(run.streams):
+class _Events:
+    """The events of a stream."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._parsers: dict[int, AnswerParser] = {}
+        self._completion_tokens = 0
+        self._last: RequestOutput | None = None
+        self._continuous_usage = job.body.continuous_usage
+        self._no_usage = None if job.body.include_usage else UNSET
+
+    def write(self, item: tuple[int, RequestOutput]) -> bytes:
+        """What one output tells; nothing when all of it is held back."""
+        _, output = item
+        self._last = output
+        job, body = self._job, self._job.body
+        events = b""
         for completion in output.outputs:
-            completion_tokens += len(completion.token_ids)
-            used: Usage | UnsetType | None = UNSET
-            if usages:
-                used = _usage(output, completion_tokens) if body.continuous_usage else None
-            if completion.index not in parsers:
-                parsers[completion.index] = job.new_parser()
+            self._completion_tokens += len(completion.token_ids)
+            used = _usage(output, self._completion_tokens) if self._continuous_usage else self._no_usage
+            if completion.index not in self._parsers:
+                self._parsers[completion.index] = job.new_parser()
                 opening = ChatChunkChoice(completion.index, ChatDelta(role=job.role, content=job.echo))
-                yield event(job.chunk([opening], used, output.prompt_token_ids if body.return_token_ids else UNSET))
-            if piece := _piece(job, completion, parsers[completion.index]):
-                yield event(job.chunk([piece], used))
-    if body.include_usage:
-        yield event(job.chunk([], _usage(output, completion_tokens)))
-    yield DONE
+                prompt_ids = output.prompt_token_ids if body.return_token_ids else UNSET
+                events += event(job.chunk([opening], used, prompt_ids))
+            if piece := _piece(job, completion, self._parsers[completion.index]):
+                events += event(job.chunk([piece], used))
+        return events
+
+    def end(self) -> bytes:
+        if self._last is None or not self._job.body.include_usage:
+            return DONE
+        return event(self._job.chunk([], _usage(self._last, self._completion_tokens))) + DONE
 
 
 def _piece(job: _Job, completion: CompletionOutput, parser: AnswerParser) -> ChatChunkChoice | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -58,7 +58,8 @@ async def create_completion(request: Request) -> Response:
     job = await _prepare(state, body, serving.external_id(request, "cmpl"))
     if body.stream:
         run = serving.Running(state, job.requests, job.texts)
-        return EventStream(_events(job, run), run.close)
+        events = _Events(job)
+        return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
     return await unless_disconnected(request, _answer(job))
 
 
@@ -97,26 +98,42 @@ def _usage(finals: Sequence[RequestOutput], job: _Job) -> Usage:
     )
 
 
-async def _events(job: _Job, run: serving.Running) -> AsyncGenerator[bytes, None]:
-    body = job.body
-    choices: dict[tuple[int, int], _Choice] = {}
-    prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
-    completion_tokens = 0
-    cached = [0] * len(run.streams)
-    async for position, output in serving.outputs_of(run.streams):
-        cached[position] = output.num_cached_tokens
+class _Events:
+    """The events of a stream."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._choices: dict[tuple[int, int], _Choice] = {}
+        self._prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
+        self._completion_tokens = 0
+        self._cached = [0] * len(job.requests)
+        self._continuous_usage = job.body.continuous_usage
+        self._no_usage = None if job.body.include_usage else UNSET
+
+    def write(self, item: tuple[int, RequestOutput]) -> bytes:
+        """What one output of one prompt tells; nothing when all of it is held back."""
+        position, output = item
+        job = self._job
+        self._cached[position] = output.num_cached_tokens
+        events = b""
         for completion in output.outputs:
-            choice = choices.get((position, completion.index))
+            choice = self._choices.get((position, completion.index))
             if choice is None:
-                choice = choices[position, completion.index] = _Choice(job, position, completion.index)
-            completion_tokens += 0 if job.prompt_only else len(completion.token_ids)
+                choice = self._choices[position, completion.index] = _Choice(job, position, completion.index)
+            self._completion_tokens += 0 if job.prompt_only else len(completion.token_ids)
             piece = choice.take(completion, output)
             if choice.worth_sending(piece):
-                used = usage(prompt_tokens, completion_tokens, sum(cached)) if body.continuous_usage else None
-                yield event(job.completion([piece], used if body.include_usage or body.continuous_usage else UNSET))
-    if body.include_usage:
-        yield event(job.completion([], usage(prompt_tokens, completion_tokens, sum(cached))))
-    yield DONE
+                used = self._usage() if self._continuous_usage else self._no_usage
+                events += event(job.completion([piece], used))
+        return events
+
+    def end(self) -> bytes:
+        if not self._job.body.include_usage:
+            return DONE
+        return event(self._job.completion([], self._usage())) + DONE
+
+    def _usage(self) -> Usage:
+        return usage(self._prompt_tokens, self._completion_tokens, sum(self._cached))
 
 
 class _Choice:
