@@ -87,7 +87,7 @@ ENV XDG_CACHE_HOME=/cache \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN install -d -o 65532 -g 65532 /cache \
-    && (test "$WITH_MODEL" != 1 || OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet)
+    && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
 USER 65532:65532
 EXPOSE 8000 8001
 ENTRYPOINT ["octavo"]
