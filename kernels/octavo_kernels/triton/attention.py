@@ -78,7 +78,7 @@ def paged_attention(
             q, kv_cache, out, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, factor, log2_scale, v_scale, *strides,
             NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
-            num_warps=prefill.num_warps, num_stages=prefill.num_stages, **shape, **tile,
+            **prefill.launch(), **shape, **tile,
         )  # fmt: skip
     most = min(longest, max_queries)
     tiles = min(num_seqs * -(-most // (decode.block_m // group)), rows)
@@ -100,7 +100,7 @@ def paged_attention(
         decode_attention[(num_kv_heads, items)](
             q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
-            num_warps=decode.num_warps, num_stages=decode.num_stages, **split, **shape, **tile,
+            **decode.launch(), **split, **shape, **tile,
         )  # fmt: skip
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
@@ -119,6 +119,8 @@ def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
         raise ValueError(f"block_size={kv_cache.shape[3]} is not a multiple of 16")
     if q.shape[1] % kv_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads do not divide into {kv_cache.shape[2]} key/value heads")
+    if q.shape[1] // kv_cache.shape[2] > 128:
+        raise ValueError(f"{q.shape[1]} query heads are more than 128 for each of {kv_cache.shape[2]} key/value heads")
     if q.shape[2] > 256:
         raise ValueError(f"head_size={q.shape[2]} exceeds 256")
     if kv_cache.stride(4) != 1:

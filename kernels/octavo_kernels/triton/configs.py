@@ -1,13 +1,14 @@
 """Launch shapes of the attention kernels, with their reasons.
 
-Chosen for Hopper (132 SMs, 227 KB of shared memory, 64 K registers each). A tile of keys takes block_n * head_size
-elements of shared memory a stage, so does one of values; the loads are indirect (page number, then page), so two of
-the stages are latency of the page numbers.
+Chosen for Hopper (132 SMs; 227 KB of shared memory and 64 K registers each) by what the kernels compile to, see
+benchmarks/kernels_sm90.py: none uses stack. The loads are indirect (page number, then page), and Triton's pipeliner
+shares out the stages between the two: of 5 stages a tile of keys gets 2 buffers, of 7 stages 3. With 3 or 4 it gets a
+single one, whose load starts only when the last tile is done: nothing would be in flight.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -27,6 +28,10 @@ class Config:
     block_n: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None  # a thread
+
+    def launch(self) -> dict[str, int | None]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
 
 
 @dataclass(frozen=True)
@@ -43,40 +48,42 @@ class Splits:
 # float32 promises that a row's bits do not depend on its company. So there both kernels use one tile shape and one
 # fixed chunk, and chunks are summed in order. No tensor cores: exactness, not speed.
 EXACT_CHUNK = 512
-EXACT = {64: Config(16, 32, 4, 2), 128: Config(16, 32, 4, 2), 256: Config(16, 32, 4, 2)}
+EXACT = Config(16, 32, 4, 3)
 
 # Tensor cores want 64 rows a warp group (wgmma). 128 rows on two warp groups halve the keys read again for each tile
-# of queries; head size 256 fills its registers with the output (64 KB of float32 a warp group), so its key tile is
-# narrower.
+# of queries: 64 rows would ask the L2 cache for 6 TB/s at 400 TFLOP/s. Head size 64 fits twice into an SM with 128
+# registers a thread, so that one program's exponentials run beside the other's products. Head size 256 fills the
+# registers with its output (128 of 255 a thread), so its tile of keys is narrow. By head size, padded to a power of 2.
 PREFILL = {
-    64: Config(128, 128, 8, 3),
-    128: Config(128, 64, 8, 3),
-    256: Config(128, 32, 8, 3),
+    64: Config(128, 64, 8, 5, max_registers=128),
+    128: Config(128, 64, 8, 5),
+    256: Config(128, 32, 8, 5),
 }
-# Bytes of fp8 must become 16-bit numbers in registers on their way to the tensor cores: narrower tiles.
+# Bytes of fp8 become 16-bit numbers in registers on their way to the tensor cores.
 PREFILL_FLOAT8 = {
-    64: Config(128, 64, 8, 3),
-    128: Config(128, 64, 8, 3),
-    256: Config(128, 32, 8, 3),
+    64: Config(128, 64, 8, 5),
+    128: Config(128, 64, 8, 5),
+    256: Config(128, 16, 8, 5),
 }
 
-# Decoding reads every key once: all that counts is bytes in flight. 64 keys of 128 x 2 bytes are 16 KB, so one stage
-# of keys and values is 32 KB; two to three programs an SM keep 64 to 96 KB under way, twice what the latency of HBM
-# needs (4.8 TB/s * 0.8 us / 132 SMs = 29 KB).
+# Decoding reads every key once: what counts is bytes in flight. HBM's latency asks for 29 KB an SM (4.8 TB/s * 0.8 us
+# / 132 SMs); 64 keys of head size 128 in 16 bits, and their values, are 32 KB, and three programs fit an SM.
+# By head size and rows: few rows leave registers for more keys; 128 rows are groups of more than 64 heads.
 DECODE = {
-    64: Config(16, 128, 4, 3),
-    128: Config(16, 64, 4, 3),
-    256: Config(16, 32, 4, 3),
+    64: {16: (64, 4, 5), 32: (64, 4, 5), 64: (64, 4, 5), 128: (64, 8, 5)},
+    128: {16: (64, 4, 5), 32: (32, 4, 5), 64: (32, 4, 5), 128: (64, 8, 5)},
+    256: {16: (32, 4, 5), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
 }
+# Half the bytes a key, so more keys or more stages.
 DECODE_FLOAT8 = {
-    64: Config(16, 128, 4, 3),
-    128: Config(16, 128, 4, 3),
-    256: Config(16, 64, 4, 3),
+    64: {16: (128, 4, 5), 32: (64, 4, 5), 64: (64, 4, 5), 128: (64, 8, 5)},
+    128: {16: (64, 4, 7), 32: (32, 4, 7), 64: (64, 4, 5), 128: (64, 8, 5)},
+    256: {16: (32, 4, 7), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
 }
 
-# Programs that an SM holds at once (shared memory and registers allow two to four), times two: a second wave evens
-# out chunks of unequal length, more would only add sums to write and read again (8 KB a chunk, against 128 KB of
-# keys and values in the smallest).
+# Programs that an SM holds at once (two to four, by shared memory and registers), times two: a second wave evens out
+# chunks of unequal length, more would only add sums to write and read again (8 KB a chunk, against 128 KB of keys and
+# values in the smallest).
 PROGRAMS_PER_SM = 6
 MIN_CHUNK = 256
 
@@ -84,7 +91,7 @@ MIN_CHUNK = 256
 def prefill_config(head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, group: int) -> Config:
     """The tile of a prompt's chunk; ``head_size`` is padded to a power of two of at least 64."""
     if dtype == torch.float32:
-        return _exact(head_size, group)
+        return _exact(group)
     return (PREFILL_FLOAT8 if kv_dtype == FLOAT8 else PREFILL)[head_size]
 
 
@@ -96,15 +103,14 @@ def decode_config(
     A mixed step has mostly single rows: two m16 fragments serve a few drafts without waste on the others.
     """
     if dtype == torch.float32:
-        return _exact(head_size, group)
-    base = (DECODE_FLOAT8 if kv_dtype == FLOAT8 else DECODE)[head_size]
+        return _exact(group)
     rows = min(32, MAX_DECODE_QUERIES * group) if tokens is None else min(64, tokens * group)
-    return Config(max(16, next_power_of_2(rows), next_power_of_2(group)), base.block_n, base.num_warps, base.num_stages)
+    block_m = max(16, next_power_of_2(rows), next_power_of_2(group))
+    return Config(block_m, *(DECODE_FLOAT8 if kv_dtype == FLOAT8 else DECODE)[head_size][block_m])
 
 
-def _exact(head_size: int, group: int) -> Config:
-    base = EXACT[head_size]
-    return Config(max(base.block_m, next_power_of_2(group)), base.block_n, base.num_warps, base.num_stages)
+def _exact(group: int) -> Config:
+    return replace(EXACT, block_m=max(EXACT.block_m, next_power_of_2(group)))
 
 
 @cache
