@@ -42,10 +42,17 @@ class Freshness:
 
     def silent(self, seconds: float) -> str | None:
         """The watch that has been silent the longest, when that is longer than `seconds`."""
-        now = self._clock()
-        ages = {path: now - max(since, self._heard.get(path, 0.0)) for path, since in self._expected.items()}
+        ages = self._ages()
         path = max(ages, key=lambda one: ages[one], default=None)
         return path if path is not None and ages[path] > seconds else None
+
+    def silence(self) -> float:
+        """For how many seconds the most silent watch has been silent."""
+        return max(self._ages().values(), default=0.0)
+
+    def _ages(self) -> dict[str, float]:
+        now = self._clock()
+        return {path: now - max(since, self._heard.get(path, 0.0)) for path, since in self._expected.items()}
 
     def began(self, path: str) -> None:
         """A response to a watch has begun."""

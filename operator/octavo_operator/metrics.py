@@ -90,11 +90,16 @@ class Metrics:
         self._listings = count("octavo_operator_listings", "Complete listings, by how they ended", "result")
         for result in ("done", "failed"):
             self._listings.labels(result)
-        self.registry.register(_OperatorState(controller, resync_seconds))
+        self._state = _OperatorState(controller, resync_seconds)
+        self.registry.register(self._state)
         self.registry.register(_Deployments(self.deployments))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+    def watch_silence(self, read: Callable[[], float], limit: float) -> None:
+        """``read()``: seconds for which the most silent watch has been silent; more than `limit` is too long."""
+        self._state.silence, self._state.silence_limit = read, limit
 
     # What happened.
 
@@ -138,6 +143,8 @@ class _OperatorState(_Asked):
     def __init__(self, controller: Controller, resync_seconds: float) -> None:
         self._controller, self._resync_seconds = controller, resync_seconds
         self._started = time.monotonic()
+        self.silence: Callable[[], float] = lambda: 0.0
+        self.silence_limit = 0.0
 
     def collect(self) -> Iterator[Metric]:
         of = self._controller
@@ -152,6 +159,8 @@ class _OperatorState(_Asked):
                 time.monotonic() - self._started if age is None else age,
             ),
             ("resync_seconds", "Time between two listings", self._resync_seconds),
+            ("watch_silence_seconds", "For how long the most silent watch has been silent", self.silence()),
+            ("watch_silence_limit_seconds", "From when on that is taken for dead", self.silence_limit),
         ):
             yield GaugeMetricFamily(f"octavo_operator_{name}", text, value=value)
         info = GaugeMetricFamily("octavo_operator_info", "The operator's version", labels=["version"])

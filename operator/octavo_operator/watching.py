@@ -39,6 +39,8 @@ class Watching:
         self._listing_wanted.set()
         self.freshness = Freshness(time.monotonic)
         self.freshness.on_begin = lambda path: self._listing_wanted.set()
+        self._longest_silence = 2 * config.watch_seconds + 10
+        controller.metrics.watch_silence(self.freshness.silence, self._longest_silence)
 
     def why_unwell(self) -> str | None:
         """None while what is known is fresh."""
@@ -47,7 +49,7 @@ class Watching:
         age = time.monotonic() - self._controller.listed_at
         if age > self._config.resync_seconds + 60:
             return f"everything was last listed {age:.0f} s ago"
-        if path := self.freshness.silent(2 * self._config.watch_seconds + 10):
+        if path := self.freshness.silent(self._longest_silence):
             return f"the watch of {path} is silent"
         return None
 
