@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from octavo_operator import __version__, health
+from octavo_operator.autoscaling.autoscaler import Autoscaler
 from octavo_operator.cluster import Cluster, CredentialsError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
@@ -25,6 +26,8 @@ async def run(config: OperatorConfig) -> int:
     lease = LeaseHolder(cluster, config)
     controller = Controller(cluster, config, lease)
     watching = Watching(cluster, config, controller)
+    autoscaler = Autoscaler(cluster, config, controller.store, lease.leading, controller.queue.add)
+    controller.scaling_problem = autoscaler.problem
     stop = asyncio.Event()
 
     def take_signals() -> None:
@@ -36,13 +39,14 @@ async def run(config: OperatorConfig) -> int:
         await lease.run()
 
     take_signals()
-    web = await health.serve(controller, watching, config)
+    web = await health.serve(controller, watching, config, *autoscaler.routes())
     try:
         workers = [asyncio.create_task(controller.work()) for _ in range(config.workers)]
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(part)
             for part in (
-                watching.run(take_signals), watching.keep_discovering(), watching.keep_listing(), lead(), stop.wait(),
+                watching.run(take_signals), watching.keep_discovering(), watching.keep_listing(), lead(),
+                autoscaler.run(), stop.wait(),
             )
         ]  # fmt: skip
         logger.info(
@@ -50,6 +54,7 @@ async def run(config: OperatorConfig) -> int:
         )
         done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_COMPLETED)
         await _end(workers)  # first: nothing is written after the Lease is given back
+        await autoscaler.withdraw()
         await lease.release()
         await _end(others)
         for part in done:
@@ -59,6 +64,7 @@ async def run(config: OperatorConfig) -> int:
         was_told = stop.is_set() or (watches in done and watches.exception() is None)
         return 0 if was_told else 1
     finally:
+        await autoscaler.close()
         await web.cleanup()
         await cluster.close()
 

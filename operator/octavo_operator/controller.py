@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
@@ -23,7 +24,7 @@ from octavo_operator.workqueue import WorkQueue
 logger = logging.getLogger("octavo.operator")
 
 WATCHED = (KIND, *CHILD_KINDS, "Pod")
-OPTIONAL = ("PodMonitor", "ServiceMonitor")
+OPTIONAL = ("PodMonitor", "ServiceMonitor", "ScaledObject")
 
 Json = dict[str, Any]
 
@@ -39,6 +40,7 @@ class Controller:
         self.knows_all = asyncio.Event()
         self.metrics = Metrics(self, config.resync_seconds)
         cluster.on_answer = self.metrics.answered
+        self.scaling_problem: Callable[[LLMDeployment], Problem | None] = lambda _: None  # set by who knows
 
     # What the watches tell.
 
@@ -140,7 +142,8 @@ class Controller:
 
     def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
         children = self.store.children((deployment.namespace, deployment.name))
-        return look(deployment, children, self._config, self._apis, time.time(), problem)
+        scaling = self.scaling_problem(deployment)
+        return look(deployment, children, self._config, self._apis, time.time(), problem, scaling)
 
     async def _do(self, deployment: LLMDeployment) -> tuple[Problem | None, bool]:
         """Carries the plan out. What a user can mend, and whether to try again in any case."""

@@ -27,7 +27,8 @@ CONDITION: dict[str, Any] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "Ready, Available (requests are answered now), Progressing, ModelCached or Degraded.",
+            "description": "Ready, Available (requests are answered now), Progressing, ModelCached, AutoscalerReady or "
+            "Degraded.",
         },
         "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
         "observedGeneration": {"type": "integer", "format": "int64", "description": "Of the spec that was looked at."},

@@ -13,7 +13,9 @@ from octavo_operator.controller import Controller
 from octavo_operator.watching import Watching
 
 
-async def serve(controller: Controller, watching: Watching, config: OperatorConfig) -> web.AppRunner:
+async def serve(
+    controller: Controller, watching: Watching, config: OperatorConfig, *more: web.RouteDef
+) -> web.AppRunner:
     async def healthz(_: web.Request) -> web.Response:
         reason = watching.why_unwell()
         return web.Response(text=reason or "ok", status=503 if reason else 200)
@@ -27,7 +29,7 @@ async def serve(controller: Controller, watching: Watching, config: OperatorConf
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics), *more])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, port=config.health_port).start()

@@ -168,3 +168,20 @@ NETWORK_PEER = obj(
     ipBlock=obj("Addresses.", ("cidr",), cidr=text("Such as 10.0.0.0/8.", limit=64), **{"except": {**_STRINGS}}),
 )
 EGRESS_RULE = obj("", to=listing("Where to; absent: anywhere.", NETWORK_PEER), ports=_PORTS)
+
+
+_SCALING_POLICY = obj(
+    "",
+    ("type", "value", "periodSeconds"),
+    type={"type": "string", "enum": ["Pods", "Percent"]},
+    value={"type": "integer", "minimum": 1},
+    periodSeconds={"type": "integer", "minimum": 1, "maximum": 1800},
+)
+_SCALING_RULES = obj(
+    "",
+    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
+    selectPolicy={"type": "string", "enum": ["Max", "Min", "Disabled"]},
+    policies={"type": "array", "maxItems": 10, "items": _SCALING_POLICY},
+    tolerance={"type": "string", "pattern": r"^(0?\.[0-9]+|[0-9]+m|0|1)$", "maxLength": 16},
+)
+SCALING_BEHAVIOR = obj("", scaleUp=_SCALING_RULES, scaleDown=_SCALING_RULES)

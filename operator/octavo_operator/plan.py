@@ -21,7 +21,7 @@ APPLIED = f"{GROUP}/applied"  # annotation: hash of what was applied last
 TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: the pod template, and the spec that it was made for
 CHILD_KINDS = (
     "ServiceAccount", "PersistentVolumeClaim", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget",
-    "PodMonitor", "ServiceMonitor",
+    "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
 )  # fmt: skip
 _POD_FIELDS = (
     "model",

@@ -10,6 +10,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
 from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
 from octavo_operator.render import BadPodPatch, expected_template, names, render
+from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.rollout import MAKE_ROOM, make_room
 from octavo_operator.schema import SpecError
 from octavo_operator.status import Observation, expected_status, unreadable_status
@@ -48,8 +49,10 @@ def look(
     apis: frozenset[str],
     now: float,
     problem: Problem | None = None,
+    scaling_problem: Problem | None = None,
 ) -> Outcome:
-    """`problem`: what went wrong when this was tried last, to be said along with the rest."""
+    """`problem`: what went wrong when this was tried last, to be said along with the rest; `scaling_problem`: what
+    keeps it from being scaled."""
     if deployment.deleting:
         return Outcome()
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
@@ -78,7 +81,10 @@ def look(
             )
     if todo.waits:
         again = 2.0
-    seen = Observation(live, pods, claim, problem, room_for is not None)
+    autoscaler = next(
+        (one.body for one in children if (one.kind, one.name) == (autoscaler_kind(deployment), deployment.name)), None
+    )
+    seen = Observation(live, pods, claim, problem, room_for is not None, autoscaler, scaling_problem, apis)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

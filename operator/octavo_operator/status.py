@@ -4,6 +4,7 @@ Available     at least one replica answers requests now
 Ready         all replicas answer, all of the latest spec, and nothing is wrong
 Progressing   a rollout is under way (False: finished, or stuck)
 ModelCached   the model has been fetched (absent where nothing is to be fetched)
+AutoscalerReady  the number of replicas follows the load (absent without spec.autoscaling)
 Degraded      something is wrong, with its cause
 """
 
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import LLMDeployment, Unreadable
+from octavo_operator.autoscaling.condition import autoscaler_ready
 from octavo_operator.diagnosis import Problem, diagnose, worst
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
@@ -37,6 +39,9 @@ class Observation:
     claim: Json | None = None
     problem: Problem | None = None
     made_room: bool = False
+    autoscaler: Json | None = None  # the HorizontalPodAutoscaler or ScaledObject
+    scaling_problem: Problem | None = None
+    apis: frozenset[str] = frozenset()  # optional kinds that the cluster has
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
@@ -46,6 +51,8 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     conditions = [_available(deployment, counts, problem), _progressing(deployment, seen, problem), _degraded(problem)]
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
+    if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling_problem, seen.apis):
+        conditions.insert(-1, _condition("AutoscalerReady", *verdict))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
     _stamp(conditions, deployment, now)
     out: Json = {
@@ -111,6 +118,10 @@ def events(before: Json, after: Json) -> list[Event]:
             out.append(Event("Warning", "Unavailable", condition["message"]))
         elif kind == "ModelCached" and status == "True":
             out.append(Event("Normal", "ModelCached", condition["message"]))
+        elif kind == "AutoscalerReady" and status == "False":
+            out.append(Event("Warning", name, condition["message"]))
+        elif kind == "AutoscalerReady" and status == "True" and old and old["status"] == "False":
+            out.append(Event("Normal", "AutoscalerReady", condition["message"]))
         elif kind == "Progressing" and name == "MakingRoom":
             out.append(Event("Warning", "MakingRoom", condition["message"]))
     return out

@@ -49,6 +49,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{- /* The Service behind which the replica that works can be asked. */ -}}
+{{- define "octavo.metricsService" -}}
+{{- printf "%s-metrics" (include "octavo.fullname" .) -}}
+{{- end -}}
+
+{{- /* "true" where the operator may serve an API of the whole cluster. */ -}}
+{{- define "octavo.metricsApi" -}}
+{{- if and .Values.metricsApi.enabled (not .Values.watchNamespaces) -}}true{{- else -}}false{{- end -}}
+{{- end -}}
+
 {{- /* What the operator may do in the namespaces that it serves. Secrets are never read: pods refer to them by name. */ -}}
 {{- define "octavo.servingRules" -}}
 - apiGroups: [octavo.dev]
@@ -68,6 +78,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors, servicemonitors]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from octavo_operator.api.autoscaling import Autoscaling
 from octavo_operator.api.engine import Engine
 from octavo_operator.api.lifecycle import Lifecycle, Probes
 from octavo_operator.api.model import Model
@@ -25,6 +26,12 @@ class LLMDeploymentSpec:
             "'ReadWriteMany')",
             "replicas: a cache that is ReadWriteOnce serves one replica; use cache.pvc.accessModes [ReadWriteMany], "
             "cache.mode emptyDir, or replicas 1",
+        ),
+        Rule(
+            "!has(self.autoscaling) || self.autoscaling.maxReplicas <= 1 || !has(self.model.cache.pvc) || "
+            "self.model.cache.pvc.accessModes.exists(m, m == 'ReadWriteMany')",
+            "autoscaling.maxReplicas: a cache that is ReadWriteOnce serves one replica; use cache.pvc.accessModes "
+            "[ReadWriteMany] or cache.mode emptyDir",
         ),
         Rule(
             "!has(self.rollout.progressDeadlineSeconds) || self.rollout.progressDeadlineSeconds > "
@@ -51,6 +58,10 @@ class LLMDeploymentSpec:
     scheduling: Scheduling = spec_field("On which nodes replicas run.", default=Scheduling)
     replicas: int = spec_field(
         "How many pods serve the model. An autoscaler writes it through /scale.", default=1, minimum=0, maximum=1000
+    )
+    autoscaling: Autoscaling | None = spec_field(
+        "Let the number of replicas follow the requests that wait; leave replicas out then, whoever scales writes it.",
+        default=None,
     )
     rollout: Rollout = spec_field("How changes reach the pods.", default=Rollout)
     lifecycle: Lifecycle = spec_field("How pods end without losing requests.", default=Lifecycle)

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
+from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.deployment import expected_deployment
 from octavo_operator.render.network import expected_network_policy, expected_service
 from octavo_operator.render.pod import BadPodPatch, expected_template
@@ -46,6 +47,7 @@ def render(
         expected_service(deployment),
         expected_deployment(deployment, template, make_room),
         expected_disruption_budget(deployment),
+        expected_autoscaler(deployment, config, apis),
         *optional,
     ]
     return [manifest for manifest in manifests if manifest is not None]

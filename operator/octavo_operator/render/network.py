@@ -48,6 +48,9 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig) -
     if policy.ingress_from:
         api["from"] = [dict(peer) for peer in policy.ingress_from]
     management_from = [dict(peer) for peer in policy.management_from] or _default_management_peers(config)
+    if deployment.spec.autoscaling:  # the operator asks how loaded the pods are
+        named = {"kubernetes.io/metadata.name": config.namespace}
+        management_from = [*management_from, {"namespaceSelector": {"matchLabels": named}}]
     body: Json = {
         "podSelector": {"matchLabels": names.selector(deployment)},
         "policyTypes": ["Ingress"],

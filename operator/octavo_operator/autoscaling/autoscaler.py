@@ -1,0 +1,65 @@
+"""The parts of autoscaling put together, for __main__.py and controller.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.autoscaling.metrics_api import MetricsApi, queue_depth_route
+from octavo_operator.autoscaling.reader import Reader
+from octavo_operator.autoscaling.registration import Registration
+from octavo_operator.cluster import Cluster
+from octavo_operator.config import OperatorConfig
+from octavo_operator.diagnosis import Problem
+from octavo_operator.store import Key, Store
+
+
+class Autoscaler:
+    """`look_at` is called with LLMDeployments of which there is something new to say."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: OperatorConfig,
+        store: Store,
+        leading: asyncio.Event,
+        look_at: Callable[[Key], None],
+    ) -> None:
+        self._leading, self._look_at = leading, look_at
+        self.reader = Reader(store, look_at)
+        self._api = MetricsApi(cluster, store, self.reader, leading)
+        self._registration = Registration(cluster, config, self._api, self._providers, self._look_at_all)
+
+    def routes(self) -> list[web.RouteDef]:
+        """For the plain HTTP port."""
+        return [queue_depth_route(self.reader, self._leading)]
+
+    def problem(self, deployment: LLMDeployment) -> Problem | None:
+        """What keeps this LLMDeployment from being scaled, as far as it is ours."""
+        autoscaling = deployment.spec.autoscaling
+        if autoscaling is None:
+            return None
+        ours = self._registration.problem if autoscaling.provider == "hpa" else None
+        return ours or self.reader.problem((deployment.namespace, deployment.name))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(self._registration.keep(self._leading), self.reader.keep_reading(self._leading))
+
+    async def withdraw(self) -> None:
+        """Before the Lease is given back."""
+        await self._registration.withdraw()
+
+    async def close(self) -> None:
+        await self._api.close()
+        await self.reader.close()
+
+    def _providers(self) -> frozenset[str]:
+        return frozenset(one.spec.autoscaling.provider for one in self.reader.scaled() if one.spec.autoscaling)
+
+    def _look_at_all(self) -> None:
+        for one in self.reader.scaled():
+            self._look_at((one.namespace, one.name))
