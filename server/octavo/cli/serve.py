@@ -56,6 +56,7 @@ SERVER_HELP = {
     "max_num_queued_reqs": "most sequences that may wait; more get 429 (default: 8 * max_num_seqs)",
     "max_request_bytes": "largest body of a request",
     "max_logprobs": "most alternatives a request may ask for",
+    "allow_duplicate_request_ids": "let a request have the id of one under way (meshes that hand X-Request-Id on)",
     "shutdown_timeout": "seconds that running requests are given to finish after SIGTERM",
     "health_stall_seconds": "/health fails after so many seconds of work without a step",
     "watchdog_seconds": "the engine ends itself, with a dump of its stacks, after so many; 0: never",

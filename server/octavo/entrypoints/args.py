@@ -21,6 +21,7 @@ class ServerArgs:
     max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
     max_request_bytes: int = 8 * 2**20
     max_logprobs: int = 20
+    allow_duplicate_request_ids: bool = False
     shutdown_timeout: float = 30.0  # seconds that running requests are given after SIGTERM
     health_stall_seconds: float = 30.0
     watchdog_seconds: float = 300.0

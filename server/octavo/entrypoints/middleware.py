@@ -14,14 +14,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.state import REQUEST_ID, ServerState
 from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # probes have no key
 UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # no work of clients
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
+_REQUEST_ID = re.compile(REQUEST_ID)
 
 
 class Gate:
@@ -37,9 +37,10 @@ class Gate:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        kept = scope.setdefault("state", {})
+        kept["request_id"], kept["client_chose_id"] = request_id, request_id == given
         if self.state.engine.tracer is not None:
             incoming_headers.set(Headers(scope=scope))
         started = time.monotonic()
@@ -49,7 +50,7 @@ class Gate:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+                MutableHeaders(scope=message).setdefault("x-request-id", kept["request_id"])
             else:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
@@ -65,19 +66,20 @@ class Gate:
                 return
             await self.app(scope, receive, send_with_id)
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("request %s failed", kept["request_id"])
             if not status:
                 await APIError(500, "The server failed to handle the request; its log says why").response()(
                     scope, receive, send_with_id
                 )
         finally:
             self.state.num_responding -= is_work
+            self.state.ids_in_use.discard(kept.get("claimed_id", ""))
             handler = getattr(scope.get("route"), "path", "none")
             if handler not in UNCOUNTED_PATHS:
                 size = headers.get(b"content-length", b"")
                 self.state.http_metrics.record(
                     handler, scope["method"], status or 499, time.monotonic() - started,
-                    int(size) if size.isdigit() else 0, sent_bytes + scope["state"].get("streamed_bytes", 0),
+                    int(size) if size.isdigit() else 0, sent_bytes + kept.get("streamed_bytes", 0),
                 )  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:

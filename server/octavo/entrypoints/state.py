@@ -15,6 +15,8 @@ from octavo.errors import ConfigError
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
 
+REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
+
 
 class Phase(enum.Enum):
     LOADING = "loading"
@@ -31,6 +33,7 @@ class ServerState:
     phase: Phase = Phase.LOADING
     created: int = field(default_factory=lambda: int(time.time()))
     num_responding: int = 0  # requests for work whose answers are not all out yet
+    ids_in_use: set[str] = field(default_factory=set)  # that clients gave to requests under way
 
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
@@ -54,6 +57,19 @@ class ServerState:
                 param="model",
                 code="model_not_found",
             )
+
+    def claim_id(self, request_id: str) -> None:
+        """Take an id that a client has chosen. Raises a 409 while an earlier request goes by it."""
+        if request_id in self.ids_in_use and not self.args.allow_duplicate_request_ids:
+            raise APIError(
+                409,
+                f"request_id {request_id!r} is in use by a request that is still under way; choose another, or none "
+                "(the server takes it from the body's request_id or the header X-Request-Id; "
+                "--allow-duplicate-request-ids lets ids repeat)",
+                param="request_id",
+                code="duplicate_request_id",
+            )
+        self.ids_in_use.add(request_id)
 
     def check_serving(self) -> None:
         """Raises a 503 while no work can be taken on."""

@@ -345,10 +345,41 @@ def test_slow_senders_keep_nobody_waiting(server):
             sock.close()
 
 
-def test_the_same_request_id_twice_at_once(server):
-    """Proxies repeat ids when they try again: both are served, each with its own answer."""
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"X-Request-Id": "twin"}, {"X-Request-Id": "twin"}),
+        ({"request_id": "twin"}, {"X-Request-Id": "twin"}),
+        ({"X-Request-Id": "other", "request_id": "twin"}, {"request_id": "twin"}),
+    ],
+    ids=["header", "body then header", "body"],
+)
+def test_a_request_id_that_is_in_use(server, first, second):
+    """Refused while the first request is under way, in whichever way the two say it; free again afterwards."""
+
+    def ask(identity: dict[str, str], **more) -> tuple[dict, dict]:
+        headers = {k: v for k, v in identity.items() if k.startswith("X-")}
+        return {"prompt": PROMPT, "max_tokens": 5, "request_id": identity.get("request_id"), **more}, headers
+
+    body, headers = ask(first, max_tokens=900, ignore_eos=True, stream=True)
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=headers, timeout=30) as under_way:
+        assert under_way.headers["x-request-id"] == "twin"
+        next(under_way.iter_lines())
+        body, headers = ask(second)
+        response, seconds = timed(server.post, "/v1/completions", body, headers=headers)
+        check(response, 409, seconds, "twin", "in use")
+        assert response.json()["error"]["code"] == "duplicate_request_id"
+        chat = {"messages": USER, "max_tokens": 5, "request_id": body["request_id"]}
+        response, seconds = timed(server.post, "/v1/chat/completions", chat, headers=headers)
+        check(response, 409, seconds, "twin")
+    wait_until(lambda: server.post("/v1/completions", body, headers=headers).status_code == 200)
+
+
+def test_request_ids_may_repeat_where_the_server_says_so(start):
+    """Behind meshes that hand X-Request-Id on: each request gets its own answer."""
+    server = start("--allow-duplicate-request-ids")
     answers: list[httpx.Response] = []
-    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True, "request_id": "twin"}
+    body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
     def send() -> None:
         answers.append(server.post("/v1/completions", body, headers={"X-Request-Id": "twin"}))
@@ -358,6 +389,7 @@ def test_the_same_request_id_twice_at_once(server):
         thread.start()
     for thread in threads:
         thread.join()
+    server.stop()
     assert [a.status_code for a in answers] == [200] * 4
     assert len({a.json()["choices"][0]["text"] for a in answers}) == 1
 

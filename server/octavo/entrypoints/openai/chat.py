@@ -76,7 +76,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest, state.args.max_request_bytes)
     body.check()
     state.check_model(body.model)
-    job = await _prepare(state, body, serving.external_id(request, "chatcmpl"))
+    job = await _prepare(state, body, serving.external_id(request, "chatcmpl", body.request_id))
     if body.stream:
         run = serving.Running(state, [job.request], [None])
         events = _Events(job)

@@ -55,7 +55,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest, state.args.max_request_bytes)
     body.check()
     state.check_model(body.model)
-    job = await _prepare(state, body, serving.external_id(request, "cmpl"))
+    job = await _prepare(state, body, serving.external_id(request, "cmpl", body.request_id))
     if body.stream:
         run = serving.Running(state, job.requests, job.texts)
         events = _Events(job)

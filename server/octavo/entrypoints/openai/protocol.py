@@ -9,13 +9,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from octavo.entrypoints.openai.chat_messages import ROLES
 from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.state import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
 # Known fields that cannot change the text.
 _HARMLESS = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "stream_interval", "request_id",
+    "stream_interval",
 })  # fmt: skip
 # Known fields that would change the answer and are not built.
 _REFUSED = frozenset({
@@ -158,6 +159,7 @@ class GenerationRequest(BaseModel):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
+    request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     length_penalty: float | None = None

@@ -194,9 +194,16 @@ def formatter(state: ServerState, body: GenerationRequest) -> LogprobsFormatter:
     )
 
 
-def external_id(request: Request, prefix: str) -> str:
-    """The id that the answer carries, made of the request's X-Request-Id, the client's or ours."""
-    return f"{prefix}-{request.scope['state']['request_id']}"
+def external_id(request: Request, prefix: str, asked: str | None = None) -> str:
+    """The id that the answer carries. It is made of the request's own: what the client says in the body (``asked``) or
+    in X-Request-Id, else one of ours. Raises a 409 while the client's is in use."""
+    state = request.scope["state"]
+    if asked is not None:
+        state["request_id"], state["client_chose_id"] = asked, True
+    if state["client_chose_id"]:
+        state_of(request).claim_id(state["request_id"])
+        state["claimed_id"] = state["request_id"]  # until it is answered, see Gate
+    return f"{prefix}-{state['request_id']}"
 
 
 def state_of(request: Request) -> Any:
