@@ -1,0 +1,127 @@
+"""`octavo serve` processes for tests that watch them from outside, and load for them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 320
+
+
+def tiny_model(folder: Path) -> Path:
+    """A llama of two layers whose tokens are bytes; its weights are made up when it is served."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "float32", "eos_token_id": VOCAB_SIZE - 1,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Engine:
+    """One `octavo serve` on a tiny model. A context manager; ready when entered."""
+
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
+        self.port, self.management_port = free_port(), free_port()
+        self._log = folder / "log"
+        self._command = [
+            sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(folder / "model")),
+            "--load-format", "dummy", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
+            "--management-port", str(self.management_port), *flags,
+        ]  # fmt: skip
+        self._open: set[http.client.HTTPConnection] = set()
+        self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+
+    def __enter__(self) -> Engine:
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
+            )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.management_port}/readyz", timeout=2)
+                return self
+            except OSError:
+                assert self.process.poll() is None, self.log
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.1)
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
+    def core_pid(self) -> int:
+        """The engine core: the API process's only child."""
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(child)
+
+    @property
+    def metrics_address(self) -> str:
+        return f"127.0.0.1:{self.management_port}"
+
+    def complete(self, prompt: str, max_tokens: int = 16, timeout: float = 60) -> int:
+        """The answer's status; 0 when there was none."""
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.connect()
+            self._open.add(connection)
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def hang_up(self) -> None:
+        """Ends all requests under way from the client's side."""
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def crowd(self, count: int, max_tokens: int) -> list[threading.Thread]:
+        """So many requests at once, in the background."""
+        threads = [
+            threading.Thread(target=self.complete, args=(f"request {number}", max_tokens, 300), daemon=True)
+            for number in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
