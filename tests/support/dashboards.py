@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "charts/octavo/files/dashboards"
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 _WORDS = frozenset(
-    [
+    (
         "by",
         "without",
         "on",
@@ -25,12 +25,9 @@ _WORDS = frozenset(
         "unless",
         "bool",
         "offset",
-        "start",
-        "end",
-        "le",
         "inf",
         "nan",
-    ]
+    )
 )
 
 
