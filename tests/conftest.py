@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
+# imported, which transformers does too.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import octavo  # noqa: F401  (sets how OpenMP waits, before torch is loaded)
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

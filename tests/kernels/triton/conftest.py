@@ -1,0 +1,28 @@
+"""The Triton kernels' tests: in Triton's interpreter (see tests/conftest.py), or on a GPU with TRITON_INTERPRET=0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo_kernels import triton as backend
+
+DEVICE = "cpu" if backend.INTERPRETED else "cuda"
+# The interpreter computes products of bfloat16 wrongly (it holds them as integers).
+DTYPES = [torch.float32, torch.float16] if backend.INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if not backend.INTERPRETED and "kernels/triton/" in item.nodeid:
+            item.add_marker(pytest.mark.gpu)
+
+
+def pytest_generate_tests(metafunc) -> None:
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return DEVICE
