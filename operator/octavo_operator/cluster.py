@@ -180,17 +180,21 @@ class Cluster:
         *,
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
-        timeout: float = 30,
+        timeout: float = 15,
     ) -> Json:
         url = f"{self.server}{path}" + (f"?{urlencode(params)}" if params else "")
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         limits = aiohttp.ClientTimeout(total=timeout)
         status = 0
+        session = self.session
         try:
-            async with self.session.request(method, url, data=data, headers=headers, timeout=limits) as response:
+            async with session.request(method, url, data=data, headers=headers, timeout=limits) as response:
                 text = await response.read()
                 status = response.status
+        except TimeoutError:
+            await self._leave(session)
+            raise
         finally:
             self.on_answer(method, status)
         try:
@@ -201,10 +205,16 @@ class Cluster:
             raise ApiError(status, answer)
         return answer
 
-    async def get(self, kind: str, namespace: str, name: str) -> Json | None:
+    async def _leave(self, session: aiohttp.ClientSession) -> None:
+        """No answer came in time: the session's other connections may be as dead, so none is used again."""
+        if session is self.session:
+            self.session = self.new_session()
+            await session.close()
+
+    async def get(self, kind: str, namespace: str, name: str, timeout: float = 15) -> Json | None:
         """The object, or None when there is none."""
         try:
-            return await self.call("GET", RESOURCES[kind].path(namespace, name))
+            return await self.call("GET", RESOURCES[kind].path(namespace, name), timeout=timeout)
         except ApiError as error:
             if error.status == 404:
                 return None

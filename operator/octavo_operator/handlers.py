@@ -61,4 +61,6 @@ def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     out.networking.connect_timeout = 5
     out.queueing.idle_timeout = 0.1  # what a worker of kopf holds in memory for an object that is quiet
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    # kopf that is ended while it waits for an answer trips over itself, harmlessly.
+    logging.getLogger("asyncio").addFilter(lambda record: "request_cancel_callback" not in record.getMessage())
     return out

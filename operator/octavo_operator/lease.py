@@ -46,8 +46,7 @@ class LeaseHolder:
         period = self._config.lease_seconds / 3
         while True:
             try:
-                async with asyncio.timeout(period):
-                    held = await self._try()
+                held = await self._try(period)
             except (*TRANSPORT_ERRORS, ApiError) as error:
                 logger.warning("the Lease cannot be renewed: %s", error or type(error).__name__)
                 held = self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds * 2 / 3
@@ -60,16 +59,16 @@ class LeaseHolder:
                 return
             await asyncio.sleep(period if held else min(period, 2.0))
 
-    async def _try(self) -> bool:
+    async def _try(self, seconds: float) -> bool:
         name = self._config.lease_name
-        lease = await self._cluster.get("Lease", self._config.namespace, name)
+        lease = await self._cluster.get("Lease", self._config.namespace, name, timeout=seconds)
         now = time.monotonic()
         if lease is None:
             body: Json = {
                 "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
                 "metadata": {"name": name, "namespace": self._config.namespace}, "spec": self._spec({}),
             }  # fmt: skip
-            await self._cluster.call("POST", self._path, body)
+            await self._cluster.call("POST", self._path, body, timeout=seconds)
         else:
             version = lease["metadata"]["resourceVersion"]
             if version != self._seen[0]:
@@ -78,7 +77,7 @@ class LeaseHolder:
                 return False
             lease["spec"] = self._spec(lease.get("spec") or {})
             try:
-                await self._cluster.call("PUT", f"{self._path}/{name}", lease)
+                await self._cluster.call("PUT", f"{self._path}/{name}", lease, timeout=seconds)
             except ApiError as error:
                 if error.status == 409:  # another one was faster
                     return False

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 from clusterrig import binaries
 from clusterrig.fixtures import Cluster, cluster, eventually, namespace  # noqa: F401
 from support.llmd import SESSION
+from support.tcp_proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
 CRD = ROOT / "crds/octavo.dev_llmdeployments.yaml"
@@ -44,7 +46,7 @@ class Operator:
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
-    def start(self, **more: str) -> None:
+    def start(self, patience: float = 30, **more: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -52,7 +54,7 @@ class Operator:
         with self.log_file.open("ab") as log:
             command = [sys.executable, "-m", "octavo_operator"]
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd="/")
-        eventually(self.is_ready, 30)
+        eventually(self.is_ready, patience)
 
     def is_ready(self) -> bool:
         assert self.process and self.process.poll() is None, self.log()[-3000:]
@@ -77,7 +79,7 @@ class Operator:
         self.start(**more)
 
     def log(self) -> str:
-        return self.log_file.read_text()
+        return self.log_file.read_text() if self.log_file.exists() else ""
 
 
 @pytest.fixture(scope="session")
@@ -92,12 +94,17 @@ def helm(cluster: Cluster) -> Callable[..., str]:  # noqa: F811
 
 
 @pytest.fixture(scope="session")
-def crd(cluster: Cluster) -> Iterator[None]:  # noqa: F811
-    """The kind of this tree. It goes again only where it was not before: others may use the cluster, too."""
+def crd(cluster: Cluster) -> Iterator[Callable[[], None]]:  # noqa: F811
+    """The kind of this tree, installed; calling it does so again. It goes only where it was not before: others may use
+    the cluster, too."""
+
+    def apply() -> None:
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRD))
+        cluster.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.octavo.dev", "--timeout=20s")
+
     was_there = cluster.try_kubectl("get", "crd", "llmdeployments.octavo.dev").returncode == 0
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRD))
-    cluster.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.octavo.dev", "--timeout=20s")
-    yield
+    apply()
+    yield apply
     left = cluster.try_kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name").stdout
     if not was_there and not left:  # all LLMDeployments go with it, and nothing may hang
         cluster.kubectl("delete", "crd", "llmdeployments.octavo.dev", "--timeout=60s")
@@ -106,30 +113,34 @@ def crd(cluster: Cluster) -> Iterator[None]:  # noqa: F811
 @pytest.fixture(scope="session")
 def operator_kubeconfig(
     cluster: Cluster,  # noqa: F811
-    crd: None,
+    crd: Callable[[], None],
     helm: Callable[..., str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Path]:
     """Logs in as the chart's ServiceAccount."""
-    helm(
-        "upgrade", "--install", RELEASE, str(ROOT / "charts/octavo"), "-n", SYSTEM, "--create-namespace",
-        "--set", f"replicas=0,crd.install=false,fullnameOverride={RELEASE}",
-    )  # fmt: skip
-    token = cluster.kubectl("create", "token", "-n", SYSTEM, RELEASE, "--duration=2h").strip()
+    install(helm, RELEASE)
     path = tmp_path_factory.mktemp("operator") / "kubeconfig"
-    path.write_text(kubeconfig_with(cluster, token))
+    log_in(cluster, RELEASE, path)
     yield path
     helm("uninstall", RELEASE, "-n", SYSTEM, "--wait", "--timeout=60s")
     cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
 
 
-def kubeconfig_with(cluster: Cluster, token: str) -> str:  # noqa: F811
-    """The cluster's, but as the account whose token it is."""
+def install(helm: Callable[..., str], name: str, *values: str) -> None:
+    """The chart without a pod of the operator: rights and account alone."""
+    fixed = f"replicas=0,crd.install=false,fullnameOverride={name}"
+    flags = [flag for value in (fixed, *values) for flag in ("--set", value)]
+    helm("upgrade", "--install", name, str(ROOT / "charts/octavo"), "-n", SYSTEM, "--create-namespace", *flags)
+
+
+def log_in(cluster: Cluster, account: str, path: Path) -> None:  # noqa: F811
+    """Writes a kubeconfig for one of the chart's accounts."""
+    token = cluster.kubectl("create", "token", "-n", SYSTEM, account, "--duration=2h").strip()
     config: dict[str, Any] = yaml.safe_load(cluster.kubeconfig.read_text())
     context = next(entry for entry in config["contexts"] if entry["name"] == config["current-context"])
     context["context"]["user"] = "operator"
     config["users"] = [{"name": "operator", "user": {"token": token}}]
-    return yaml.safe_dump(config)
+    path.write_text(yaml.safe_dump(config))
 
 
 @pytest.fixture(scope="session")
@@ -147,3 +158,62 @@ def operator(_operator: Operator) -> Operator:
     if _operator.process is None or _operator.process.poll() is not None:
         _operator.start()
     return _operator
+
+
+@pytest.fixture
+def namespaced(
+    cluster: Cluster,  # noqa: F811
+    crd: Callable[[], None],
+    helm: Callable[..., str],
+    namespace: str,  # noqa: F811
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> Iterator[Operator]:
+    """An operator of its own with rights in the test's namespace alone; the session's one rests."""
+    request.getfixturevalue("_operator").kill()
+    name = f"{RELEASE}-own"
+    install(helm, name, f"watchNamespaces={{{namespace}}}")
+    log_in(cluster, name, tmp_path / "kubeconfig")
+    one = Operator(tmp_path / "kubeconfig", tmp_path, "namespaced")
+    one.environment |= {"OCTAVO_WATCH_NAMESPACES": namespace, "OCTAVO_LEASE_NAME": name}
+    one.start()
+    yield one
+    one.kill()
+    helm("uninstall", name, "-n", SYSTEM, "--wait", "--timeout=60s")
+    assert "Traceback" not in one.log(), "the operator met a defect of its own"
+
+
+@pytest.fixture
+def alone(cluster: Cluster) -> None:  # noqa: F811
+    """For tests that treat the whole cluster roughly: only on a rig of our own, and while nobody else uses it."""
+    if not cluster.is_rig:
+        pytest.skip("would disturb others: not on a cluster of yours")
+    others = cluster.kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name").split()
+    systems = cluster.kubectl("get", "ns", "-o", "name").split()
+    others += [one for one in systems if one.startswith("namespace/octavo-system-") and not one.endswith(NUMBER)]
+    if others:
+        pytest.skip(f"would disturb others: {', '.join(others)}")
+
+
+@pytest.fixture
+def behind_proxy(
+    cluster: Cluster,  # noqa: F811
+    _operator: Operator,
+    operator_kubeconfig: Path,
+    tmp_path: Path,
+) -> Iterator[tuple[Operator, Proxy]]:
+    """An operator whose way to the API server can be broken, not started yet; the other one rests."""
+    _operator.kill()
+    cluster.kubectl("delete", "lease", RELEASE, "-n", SYSTEM, "--ignore-not-found")  # it is free at once
+    config = yaml.safe_load(operator_kubeconfig.read_text())
+    for entry in config["clusters"]:
+        server = urlsplit(entry["cluster"]["server"])
+        proxy = Proxy((server.hostname or "", server.port or 443))
+        entry["cluster"] = {"server": f"https://127.0.0.1:{proxy.port}", "insecure-skip-tls-verify": True}
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    one = Operator(path, tmp_path, "proxied")
+    yield one, proxy
+    one.kill()
+    proxy.close()
+    assert "Traceback" not in one.log(), "the operator met a defect of its own"
