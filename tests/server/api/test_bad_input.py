@@ -364,7 +364,8 @@ def test_a_request_id_that_is_in_use(server, first, second):
     body, headers = ask(first, max_tokens=900, ignore_eos=True, stream=True)
     with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=headers, timeout=30) as under_way:
         assert under_way.headers["x-request-id"] == "twin"
-        next(under_way.iter_lines())
+        lines = under_way.iter_lines()  # kept: the connection closes with it
+        next(lines)
         body, headers = ask(second)
         response, seconds = timed(server.post, "/v1/completions", body, headers=headers)
         check(response, 409, seconds, "twin", "in use")
