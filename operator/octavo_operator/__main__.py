@@ -28,6 +28,7 @@ async def run(config: OperatorConfig) -> int:
     watching = Watching(cluster, config, controller)
     autoscaler = Autoscaler(cluster, config, controller.store, lease.leading, controller.queue.add)
     controller.scaling_problem = autoscaler.problem
+    controller.metrics.watch_decisions(autoscaler.reader.decisions)
     stop = asyncio.Event()
 
     def take_signals() -> None:

@@ -25,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from octavo_operator import __version__
 from octavo_operator.api import LLMDeployment
+from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.rollout import parse_time
 from octavo_operator.store import Key
 
@@ -54,7 +55,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, deployment: LLMDeployment, status: Json, pods: list[Json]) -> Snapshot:
-        autoscaling = getattr(deployment.spec, "autoscaling", None)
+        autoscaling = deployment.spec.autoscaling
         limits = (autoscaling.min_replicas, autoscaling.max_replicas) if autoscaling else None
         return cls(
             deployment.replicas, status, limits, tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
@@ -92,7 +93,8 @@ class Metrics:
             self._listings.labels(result)
         self._state = _OperatorState(controller, resync_seconds)
         self.registry.register(self._state)
-        self.registry.register(_Deployments(self.deployments))
+        self._fleet = _Deployments(self.deployments)
+        self.registry.register(self._fleet)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
@@ -100,6 +102,10 @@ class Metrics:
     def watch_silence(self, read: Callable[[], float], limit: float) -> None:
         """``read()``: seconds for which the most silent watch has been silent; more than `limit` is too long."""
         self._state.silence, self._state.silence_limit = read, limit
+
+    def watch_decisions(self, read: Callable[[], dict[Key, Decision]]) -> None:
+        """``read()``: what autoscaling has found out last."""
+        self._fleet.decisions = read
 
     # What happened.
 
@@ -171,6 +177,7 @@ class _OperatorState(_Asked):
 class _Deployments(_Asked):
     def __init__(self, deployments: dict[Key, Snapshot], clock: Callable[[], float] = time.time) -> None:
         self._deployments, self._clock = deployments, clock
+        self.decisions: Callable[[], dict[Key, Decision]] = dict
 
     def collect(self) -> Iterator[Metric]:
         own = ["namespace", "llmdeployment"]
@@ -187,6 +194,18 @@ class _Deployments(_Asked):
             f"{prefix}rollout_seconds", "How long pods have not all been of the latest spec; 0: they are", labels=own
         )
         restarts = CounterMetricFamily(f"{prefix}pod_restarts", "Restarts of a pod's containers", labels=[*own, "pod"])
+        requests = GaugeMetricFamily(
+            f"{prefix}requests", "What autoscaling counted in the pods, by state", labels=[*own, "state"]
+        )
+        capacity = GaugeMetricFamily(
+            f"{prefix}replica_capacity", "Requests that a replica holds at once, as autoscaling sees it", labels=own
+        )
+        for key, decision in self.decisions().items():
+            replicas.add_metric([*key, "needed"], decision.needed)
+            requests.add_metric([*key, "running"], decision.running)
+            requests.add_metric([*key, "waiting"], decision.waiting)
+            if decision.capacity is not None:
+                capacity.add_metric([*key], decision.capacity)
         now = self._clock()
         for key, one in list(self._deployments.items()):
             for entry in one.status.get("conditions") or []:
@@ -204,4 +223,4 @@ class _Deployments(_Asked):
                 limits.add_metric([*key, limit], count)
             for pod, count in one.restarts:
                 restarts.add_metric([*key, pod], count)
-        yield from (condition, reason, replicas, limits, rollout, restarts)
+        yield from (condition, reason, replicas, limits, rollout, restarts, requests, capacity)

@@ -95,6 +95,10 @@ class Reader:
         memory = self._memory.get(key)
         return memory.problem if memory else None
 
+    def decisions(self) -> dict[Key, Decision]:
+        """The last ones, for the metrics."""
+        return {key: memory.decision for key, memory in list(self._memory.items()) if memory.decision}
+
     async def read(self, key: Key) -> Decision:
         """The decision by a reading that is at most a second old. Raises NoReading."""
         memory = self._memory.setdefault(key, _Memory())
@@ -191,6 +195,8 @@ class Reader:
                 return error
             except TimeoutError:
                 return BadPage(f"no answer within {DEADLINE_SECONDS:g} s")
+            except aiohttp.ClientConnectorError as error:
+                return BadPage(f"{place.url} cannot be reached: {error.os_error.strerror or error.os_error}")
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 return BadPage(str(error) or type(error).__name__)
 
