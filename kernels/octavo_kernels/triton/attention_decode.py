@@ -61,7 +61,7 @@ def decode_attention(
     ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     head = tl.program_id(0)
     item = tl.program_id(1)
-    chunk, _, items = share_out(
+    chunk, items = share_out(
         starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
         NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
     )  # fmt: skip
@@ -75,7 +75,9 @@ def decode_attention(
     begin = tl.load(starts_ptr + r)
     queries = tl.load(starts_ptr + r + 1) - begin
     length = tl.load(seq_lens_ptr + r)
-    first = first_seen(length, queries, window, ALIGN, HAS_WINDOW)
+    first = 0
+    if HAS_WINDOW:
+        first = first_seen(length, queries, window, ALIGN)
     chunks = (length - first + chunk - 1) // chunk
     token = local // chunks * TOKENS
     low = first + local % chunks * chunk
@@ -154,10 +156,6 @@ def reduce_chunks(
     ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     t = tl.program_id(0)
     head = tl.program_id(1)
-    chunk, _, items = share_out(
-        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
-        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
-    )  # fmt: skip
     lanes = tl.arange(0, SEQS)
     ends = tl.load(starts_ptr + 1 + lanes, mask=lanes < num_seqs, other=2147483647)
     r = tl.sum((ends <= t).to(tl.int32))
@@ -176,9 +174,17 @@ def reduce_chunks(
     if length == 0:
         tl.store(out_ptrs, nothing, mask=inside)
         return
-    first = first_seen(length, queries, window, ALIGN, HAS_WINDOW)
+    if queries > max_queries:  # a prompt's row
+        return
+    chunk, items = share_out(
+        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
+        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
+    )  # fmt: skip
+    first = 0
+    if HAS_WINDOW:
+        first = first_seen(length, queries, window, ALIGN)
     chunks = (length - first + chunk - 1) // chunk
-    if (queries > max_queries) | (chunks == 1):  # written already
+    if chunks == 1:  # written already
         return
     token = t - begin
     item = tl.sum(tl.where(lanes < r, items, 0)) + token // TOKENS * chunks

@@ -109,12 +109,9 @@ def attend(
 
 
 @triton.jit
-def first_seen(length, queries, window, ALIGN: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def first_seen(length, queries, window, ALIGN: tl.constexpr):
     """The key, a multiple of ALIGN, from which a sequence's first query may look."""
-    if HAS_WINDOW:
-        return tl.maximum(length - queries - window + 1, 0) // ALIGN * ALIGN
-    else:
-        return length * 0
+    return tl.maximum(length - queries - window + 1, 0) // ALIGN * ALIGN
 
 
 @triton.jit
@@ -135,8 +132,8 @@ def share_out(
 ):
     """The work list of a decode step, made by every program for itself from the lengths: no host, no launch before.
 
-    Returns the keys of a chunk and, for each sequence, the chunks of one tile and the items (tiles times chunks) that
-    it has; a tile is TOKENS queries of a group of heads. Sequences with more than ``max_queries`` new tokens have none.
+    Returns the keys of a chunk and the items that each sequence has: its tiles (of TOKENS queries of a group of heads)
+    times its chunks. Sequences with more than ``max_queries`` new tokens have none.
     """
     r = tl.arange(0, SEQS)
     real = r < num_seqs
@@ -146,13 +143,13 @@ def share_out(
     queries = end - begin
     mine = (queries > 0) & (queries <= max_queries) & (length > 0)
     tiles = tl.where(mine, (queries + TOKENS - 1) // TOKENS, 0)
+    keys = length
+    if HAS_WINDOW:
+        keys -= first_seen(length, queries, window, FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N)
     if FIXED_CHUNK > 0:
         chunk = FIXED_CHUNK
-        keys = length - first_seen(length, queries, window, FIXED_CHUNK, HAS_WINDOW)
     else:
-        keys = length - first_seen(length, queries, window, BLOCK_N, HAS_WINDOW)
         total = tl.sum((tiles * tl.where(mine, keys, 0)).to(tl.int64)) * NUM_KV_HEADS
         even = ((total + programs - 1) // programs).to(tl.int32)
         chunk = tl.maximum((even + BLOCK_N - 1) // BLOCK_N * BLOCK_N, min_chunk)
-    chunks = (keys + chunk - 1) // chunk
-    return chunk, chunks, tiles * chunks
+    return chunk, tiles * ((keys + chunk - 1) // chunk)

@@ -132,7 +132,7 @@ def steps(draw):
 
 
 @given(step=steps())
-@settings(max_examples=12, **FIXTURES)
+@settings(max_examples=8, **FIXTURES)
 def test_any_step_agrees_with_plain_torch(device, monkeypatch, Sequence, lay_out, assert_close, dtype, step):
     split_into(monkeypatch, step["programs"], 16)
     parts = make_parts(Sequence, step["parts"], *step["heads"], 16, dtype, step["seed"])
@@ -201,11 +201,11 @@ def test_keys_and_values_in_float8(device, Sequence, lay_out, assert_close, dtyp
 # ---------------------------------------------------------------- splitting
 
 
-@pytest.mark.parametrize("programs, min_chunk", [(1, 16), (4, 16), (1000, 16), (1000, 128)])
+@pytest.mark.parametrize("programs, min_chunk", [(1, 16), (4, 16), (60, 16), (60, 128)])
 def test_any_split_gives_the_same(device, monkeypatch, Sequence, lay_out, assert_close, programs, min_chunk):
     """One chunk or dozens, many times what is reduced at once."""
     split_into(monkeypatch, programs, min_chunk)
-    parts = make_parts(Sequence, [(500, 1), (3, 1), (77, 4)], 2, 1, 16, torch.float16)
+    parts = make_parts(Sequence, [(500, 1), (3, 1), (77, 4)], 1, 1, 16, torch.float16)
     check(device, assert_close, *lay_out(parts, 16), 0.25)
 
 
@@ -247,7 +247,7 @@ def test_decode_rows_are_split_in_any_company(device, monkeypatch, Sequence, lay
 
 
 @given(step=steps())
-@settings(max_examples=6, **FIXTURES)
+@settings(max_examples=4, **FIXTURES)
 def test_a_float32_row_does_not_depend_on_its_company(device, Sequence, lay_out, step):
     """The bits of a row are the same in a mixed batch, alone, in chunks, as a decode row, and for other pages."""
     parts = make_parts(Sequence, step["parts"], *step["heads"], 16, torch.float32, step["seed"])
