@@ -28,11 +28,15 @@ RUN python3 -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r /requirements/build.txt
 
 FROM build AS octavo
+# The CPU kernels, compiled for every instruction set: a step of its own, because it is half a minute of work.
+COPY kernels/octavo_kernels/cpu/compiler.py /src/kernels/octavo_kernels/cpu/
+COPY kernels/octavo_kernels/cpu/csrc /src/kernels/octavo_kernels/cpu/csrc
+RUN cd /src/kernels/octavo_kernels/cpu \
+    && python3 -c 'import compiler, multiprocessing.pool as p; print(p.ThreadPool().map(compiler.build, compiler.all_isas()))'
 COPY pyproject.toml hatch_build.py README.md LICENSE /src/
 COPY kernels /src/kernels
 COPY operator /src/operator
 COPY server /src/server
-# The wheel holds the CPU kernels, compiled for every instruction set; without them the build fails here.
 RUN cd /src && /opt/build/bin/uv build --offline --no-build-isolation --python /opt/build/bin/python --wheel -o /dist \
     && /opt/build/bin/uv pip install --offline --no-deps --compile-bytecode \
        --python /opt/octavo/bin/python --prefix /out /dist/*.whl \
@@ -40,6 +44,7 @@ RUN cd /src && /opt/build/bin/uv build --offline --no-build-isolation --python /
 
 # ----------------------------------------------------------------------------------------------------------- the operator
 FROM build AS operator-packages
+ARG SSL_CERT_FILE
 COPY requirements/operator.txt /opt/octavo/requirements/
 RUN /opt/build/bin/uv pip install --no-cache --require-hashes --compile-bytecode --python /opt/octavo/bin/python \
     -r /opt/octavo/requirements/operator.txt

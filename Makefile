@@ -1,11 +1,17 @@
 # Every command a person needs; each is idempotent.
 PORT ?= 8000
 PYTHON ?= python3
+IMAGE_PREFIX ?= ghcr.io/octavo-dev
+TAG ?= 0.1.0
+WITH_MODEL ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup serve test test-fast lint format bench cluster cluster-down test-cluster crd pins clean
+.PHONY: demo image setup serve test test-fast lint format bench cluster cluster-down test-cluster crd pins clean
+
+demo:  ## a cluster, both images, the operator, a model, an answer; KEEP=1, KUBE_CONTEXT=name (Linux, root)
+	@$(PYTHON) examples/demo.py
 
 setup: $(VENV)/.installed  ## .venv with everything pinned, and the CPU kernels built
 
@@ -39,6 +45,13 @@ format: setup
 
 bench: setup  ## print what the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
+
+image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1
+	for name in operator server; do \
+	  $(PYTHON) tests/cluster/rig.py build $(IMAGE_PREFIX)/octavo-$$name:$(TAG) . --target $$name \
+	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
+	    --build-arg WITH_MODEL=$(WITH_MODEL) || exit 1; \
+	done
 
 cluster:  ## a real Kubernetes on this machine (Linux, root); kubeconfig at .cluster/kubeconfig
 	$(PYTHON) tests/cluster/rig.py up
