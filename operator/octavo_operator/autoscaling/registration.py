@@ -161,7 +161,7 @@ class Registration:
         before = self.problem
         try:
             async with asyncio.timeout(30):
-                if wanted:
+                if wanted and (self._config.metrics_api or "keda" in wanted):
                     await self._keep_endpoints()
                 if self._config.metrics_api:
                     self.problem = await self._step("hpa" in wanted)
