@@ -126,6 +126,7 @@ class Metrics:
 
     def watched(self, kind: str) -> None:
         self._events.labels(kind).inc()
+        self._missed.labels(kind)  # none so far
 
     def missed(self, kind: str, count: int) -> None:
         self._missed.labels(kind).inc(count)

@@ -1,0 +1,141 @@
+"""What Prometheus sees of the fleet and the operator: every query of the fleet's dashboard draws something, and an
+operator that is gone is noticed.
+
+OCTAVO_REAL_DURATIONS=1: the alert waits as long as in production.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from clusterrig import cluster as rig
+from clusterrig import prometheus, settings
+from clusterrig.api import Api
+from clusterrig.fixtures import Cluster, eventually
+from clusterrig.prometheus import Prometheus
+from support import dashboards
+from support.fleet import Fleet
+from support.llmd import toy
+from support.serving import Engine
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+RULES = Path(__file__).parents[2] / "charts/octavo/files/alerts.yaml"
+PATIENCE = 150 if os.environ.get("OCTAVO_REAL_DURATIONS") else 30
+
+
+@pytest.fixture(autouse=True)
+def _needs_prometheus() -> None:
+    if prometheus.programs() is None:
+        pytest.skip("no Prometheus here, and none to be had by apt-get; PROMETHEUS_BIN=FOLDER names one")
+
+
+@pytest.fixture
+def fleet(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    if not cluster.is_rig:
+        pytest.skip("needs fake nodes")
+    nodes = rig.add_fake_nodes(settings.default_places(), 1, gpus=0, product="none", prefix=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "node", *nodes))
+    with Fleet(Api(settings.default_places()), namespace, net=17) as one:
+        yield one
+
+
+def operator_job(operator: Any) -> dict[str, Any]:
+    targets = [{"targets": [f"127.0.0.1:{operator.port}"]}]
+    return {"job_name": "operator", "honor_labels": True, "static_configs": targets}
+
+
+def engine_job(engine: Engine, namespace: str) -> dict[str, Any]:
+    labels = {"namespace": namespace, "llmdeployment": "toy", "pod": "toy-0"}
+    return {"job_name": "engine", "static_configs": [{"targets": [engine.metrics_address], "labels": labels}]}
+
+
+def test_every_query_of_the_fleet_board_gives_series(
+    cluster: Cluster, operator: Any, namespace: str, fleet: Fleet, tmp_path: Path
+) -> None:
+    deployment = toy("example.com/none:1", autoscaling={"maxReplicas": 3, "queueDepth": {"targetPerReplica": 2}})
+    with (
+        Engine(tmp_path, "--max-num-seqs", "2") as engine,
+        Prometheus(tmp_path / "prometheus", [operator_job(operator), engine_job(engine, namespace)], RULES) as one,
+    ):
+        eventually(lambda: set(one.up().values()) == {True})
+        cluster.apply(fleet.manifest(deployment), namespace=namespace)
+        eventually(lambda: fleet.replicas, 30)
+        fleet.rate = 2.0
+        for _ in range(4):
+            threads = engine.crowd(8, max_tokens=60)
+            engine.complete("what everybody asks " * 10, max_tokens=8)
+            for thread in threads:
+                thread.join()
+            cluster.kubectl(
+                "annotate", "llmd", "toy", "-n", namespace, f"example.com/touched={time.time()}", "--overwrite"
+            )
+            time.sleep(1)
+        eventually(lambda: one.query('octavo_llmdeployment_replicas{state="needed"}'), 40)
+
+        def empty() -> list[tuple[str, str]]:
+            return [
+                (title, query)
+                for title, query in dashboards.queries("fleet")
+                if not dashboards.has_points(one.query_range(query, 60, 2))
+            ]
+
+        eventually(lambda: not empty(), 20, every=2)
+        assert not empty()
+        (available,) = one.query(f'octavo_llmdeployment_replicas{{namespace="{namespace}", state="available"}}')
+        assert available["value"][1] == "1"
+        assert available["metric"]["llmdeployment"] == "toy"  # as the operator says, not as the target's labels
+
+
+def test_what_alerts_and_boards_read_of_the_operator_is_exposed(
+    cluster: Cluster, operator: Any, namespace: str, fleet: Fleet
+) -> None:
+    deployment = toy("example.com/none:1", autoscaling={"maxReplicas": 3})
+    cluster.apply(fleet.manifest(deployment), namespace=namespace)
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    expressions += [query for name in dashboards.BOARDS for _, query in dashboards.queries(name)]
+    names = {
+        name
+        for expression in expressions
+        for name in dashboards.metric_names(expression)
+        if name.startswith(("octavo_operator_", "octavo_llmdeployment_"))
+    }
+    assert len(names) > 15
+
+    def missing() -> set[str]:
+        page = urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/metrics", timeout=10).read().decode()
+        return names - dashboards.exposed(page)
+
+    eventually(lambda: not missing(), 40)
+
+
+def test_an_operator_that_is_gone_is_noticed(operator: Any, tmp_path: Path) -> None:
+    text = RULES.read_text()
+    if not os.environ.get("OCTAVO_REAL_DURATIONS"):
+        text = re.sub(r"for: \d+m", "for: 2s", text)
+    (tmp_path / "alerts.yaml").write_text(text)
+    targets = tmp_path / "targets.yaml"  # a new operator has a new address
+
+    def scrape() -> None:
+        targets.write_text(yaml.safe_dump([{"targets": [f"127.0.0.1:{operator.port}"]}]))
+
+    scrape()
+    found = [{"files": [str(targets)], "refresh_interval": "1s"}]
+    job = {"job_name": "operator", "honor_labels": True, "file_sd_configs": found}
+    with Prometheus(tmp_path / "prometheus", [job], tmp_path / "alerts.yaml") as one:
+        eventually(lambda: one.query("octavo_operator_leading == 1"))
+        eventually(lambda: not one.alerts("OctavoOperatorDown") and not one.alerts("OctavoOperatorDown", "pending"))
+        operator.kill()
+        eventually(lambda: one.alerts("OctavoOperatorDown"), PATIENCE)
+        operator.start()
+        scrape()
+        eventually(lambda: not one.alerts("OctavoOperatorDown"), PATIENCE)
