@@ -12,7 +12,8 @@ from typing import Any
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment, Unreadable
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
-from octavo_operator.plan import Apply, Delete, Plan, TakeOut, standing
+from octavo_operator.plan import APPLIED, Apply, Delete, Plan, TakeOut, standing
+from octavo_operator.refusals import Place, Refusals
 from octavo_operator.render.names import FIELD_MANAGER
 from octavo_operator.status import Event
 from octavo_operator.store import Observed, Store
@@ -43,6 +44,7 @@ class Applier:
     def __init__(self, cluster: Cluster, store: Store, may_write: Callable[[], bool]) -> None:
         self._cluster, self._store, self._may_write = cluster, store, may_write
         self._numbers = itertools.count(time.time_ns())
+        self.refusals = Refusals(time.monotonic)
 
     async def execute(self, deployment: LLMDeployment, plan: Plan) -> list[Refusal]:
         """Does all of it, in order; what is refused does not keep the rest from being done. Returns the refusals.
@@ -57,7 +59,7 @@ class Applier:
             if unguarded and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
                 continue  # no pods before the policy that guards them
             try:
-                await self._carry_out(deployment, action)
+                await self._unless_refused(deployment, action)
             except ApiError as error:
                 if error.is_transient or error.is_namespace_leaving:
                     raise
@@ -68,6 +70,19 @@ class Applier:
                 continue
             unguarded |= kind == "NetworkPolicy"
         return refused
+
+    async def _unless_refused(self, deployment: LLMDeployment, action: Apply | TakeOut | Delete) -> None:
+        """What was refused a moment ago is refused again without asking, as long as it is the very same."""
+        key, (place, what) = (deployment.namespace, deployment.name), _identity(action)
+        self.refusals.check(key, place, what)
+        try:
+            await self._carry_out(deployment, action)
+        except (ApiError, NameTaken) as error:
+            if isinstance(error, NameTaken) or not (error.is_transient or error.is_namespace_leaving):
+                logger.warning("%s/%s: %s %s: refused: %s", *key, *place, error)
+                self.refusals.note(key, place, what, error)
+            raise
+        self.refusals.forget(key, place)
 
     async def _carry_out(self, deployment: LLMDeployment, action: Apply | TakeOut | Delete) -> None:
         self._check_lead()
@@ -165,3 +180,15 @@ class Applier:
             await self._cluster.call("POST", RESOURCES["Event"].path(deployment.namespace), body)
         except (*TRANSPORT_ERRORS, ApiError) as error:
             logger.debug("%s/%s: an event was lost: %s", deployment.namespace, deployment.name, error)
+
+
+def _identity(action: Apply | TakeOut | Delete) -> tuple[Place, str]:
+    """The object that it is about, and what tells it from another action on the same."""
+    match action:
+        case Apply(manifest, _, exists):
+            meta = manifest["metadata"]
+            return (manifest["kind"], meta["name"]), f"apply {meta['annotations'][APPLIED]} {exists}"
+        case TakeOut(target, pointers, _):
+            return (target.kind, target.name), f"take out {pointers}"
+        case Delete(target):
+            return (target.kind, target.name), f"delete {target.uid}"

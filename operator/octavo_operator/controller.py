@@ -113,6 +113,7 @@ class Controller:
         seen = self.store.get(KIND, *key)
         if seen is None:
             self.queue.forget(key)
+            self._applier.refusals.forget(key)
             self.metrics.looked(key, None)
             return True
         body = seen.body
@@ -131,13 +132,14 @@ class Controller:
         if outcome.status is not None:
             pods = [one.body for one in self.store.children(key) if one.kind == "Pod"]
             self.metrics.looked(key, Snapshot.of(deployment, outcome.status, pods))
-        if problem or transient:
+        if transient:
             delay = self.queue.retry(key)
             logger.debug("%s/%s: again in %.1f s", *key, delay)
         else:
             self.queue.succeeded(key)
-        if outcome.again_after is not None:
-            self.queue.add_after(key, outcome.again_after)
+        for seconds in (outcome.again_after, self._applier.refusals.due_after(key)):
+            if seconds is not None:
+                self.queue.add_after(key, seconds)
         return not (problem or transient)
 
     def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
@@ -156,8 +158,6 @@ class Controller:
         except ApiError as error:
             return None, not error.is_namespace_leaving
         final = [one for one in refused if not isinstance(one, Leaving)]
-        for one in final:
-            logger.warning("%s/%s: refused: %s", *where, one)
         return refusal(final[0]) if final else None, len(final) < len(refused)
 
     async def _say(self, deployment: LLMDeployment | Unreadable, status: Json) -> bool:

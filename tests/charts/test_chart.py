@@ -13,23 +13,12 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries
+from support.chart_values import MATRIX
 
 from octavo_operator import crd
 from octavo_operator.config import OperatorConfig
 
 CHART = Path(__file__).parents[2] / "charts/octavo"
-
-MATRIX: dict[str, list[str]] = {
-    "defaults": [],
-    "namespaced": ["watchNamespaces={a,b}"],
-    "no-crd": ["crd.install=false"],
-    "crd-goes": ["crd.keep=false"],
-    "own-account": ["serviceAccount.create=false", "serviceAccount.name=mine"],
-    "no-rbac": ["rbac.create=false"],
-    "digest": ["image.digest=sha256:" + "a" * 64],
-    "spread": ["replicas=3", "priorityClassName=high", "nodeSelector.a=b"],
-    "secrets": ["imagePullSecrets={x}", "engine.imagePullSecrets={y,z}"],
-}
 
 pytestmark = pytest.mark.skipif(
     not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster` builds them"

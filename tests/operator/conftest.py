@@ -39,7 +39,7 @@ class Operator:
         self.environment = {
             **os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name,
             "OCTAVO_LEASE_NAME": RELEASE, "OCTAVO_LEASE_SECONDS": "3", "OCTAVO_RESYNC_SECONDS": "30",
-            "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}",
+            "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}", "OCTAVO_METRICS_SERVICE": f"{RELEASE}-metrics",
         }  # fmt: skip
         self.environment.pop("KUBERNETES_SERVICE_HOST", None)
         self.log_file = folder / f"{name}.log"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,30 +12,43 @@ from clusterrig import cluster as rig
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
+from support.timeline import Timeline, timeline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 IMAGE = settings.TOOLBOX_IMAGE
+Degraded = Callable[..., str]
 FETCHED = {"uri": "hf://org/name"}
 
 
 @pytest.fixture(autouse=True)
-def _running(operator: Any) -> None:
-    """Every test needs the operator."""
+def recorded(cluster: Cluster, namespace: str, operator: Any) -> Iterator[Timeline]:
+    """Every test needs the operator, and a record of what was when."""
+    kubectl = [cluster.program, f"--kubeconfig={cluster.kubeconfig}"]
+    with timeline(kubectl, namespace) as record:
+        yield record
+
+
+@pytest.fixture
+def degraded(cluster: Cluster, namespace: str, recorded: Timeline) -> Callable[..., str]:
+    """Waits for the cause; all conditions must agree on it, and it must have been said in time. Returns the message."""
+
+    def wait(reason: str, seconds: float = 30) -> str:
+        eventually(lambda: conditions(cluster, namespace)["Degraded"]["reason"] == reason, seconds)
+        found = conditions(cluster, namespace)
+        assert (found["Degraded"]["status"], found["Ready"]["status"]) == ("True", "False")
+        assert found["Ready"]["reason"] == reason
+        delay = eventually(lambda: (known := recorded.delay("toy", reason)) is not None and [known], 5)[0]
+        print(f"{reason}: said after {delay * 1000:.0f} ms")
+        assert delay < 2, f"{reason} was true for {delay:.1f} s before the status said so"
+        return str(found["Degraded"]["message"])
+
+    return wait
 
 
 def conditions(cluster: Cluster, namespace: str, name: str = "toy") -> dict[str, dict[str, Any]]:
     status = cluster.get("llmd", name, namespace=namespace).get("status") or {}
     return {condition["type"]: condition for condition in status.get("conditions") or []}
-
-
-def degraded(cluster: Cluster, namespace: str, reason: str, seconds: float = 30) -> str:
-    """Waits for the cause; all conditions must agree on it. Returns the message."""
-    eventually(lambda: conditions(cluster, namespace)["Degraded"]["reason"] == reason, seconds)
-    found = conditions(cluster, namespace)
-    assert (found["Degraded"]["status"], found["Ready"]["status"]) == ("True", "False")
-    assert found["Ready"]["reason"] == reason
-    return str(found["Degraded"]["message"])
 
 
 def recovers(cluster: Cluster, namespace: str) -> None:
@@ -52,28 +67,28 @@ def fetch_ends_with(text: str) -> tuple[dict[str, Any], ...]:
     )
 
 
-def test_no_gpu_is_free(cluster: Cluster, namespace: str) -> None:
+def test_no_gpu_is_free(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, accelerator={"resourceName": "octavo.dev/no-such-gpu"}), namespace=namespace)
-    message = degraded(cluster, namespace, "InsufficientGPU")
+    message = degraded("InsufficientGPU")
     assert "no node has enough free octavo.dev/no-such-gpu" in message
     patch = {"spec": {"accelerator": None}}
     cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", json.dumps(patch))
     recovers(cluster, namespace)
 
 
-def test_no_node_may_take_it(cluster: Cluster, namespace: str) -> None:
+def test_no_node_may_take_it(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, scheduling={"nodeSelector": {"no": "such"}}), namespace=namespace)
-    assert "spec.scheduling" in degraded(cluster, namespace, "Unschedulable")
+    assert "spec.scheduling" in degraded("Unschedulable")
 
 
-def test_the_image_cannot_be_pulled(cluster: Cluster, namespace: str) -> None:
+def test_the_image_cannot_be_pulled(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy("example.com/none:1"), namespace=namespace)
-    assert "engine.image" in degraded(cluster, namespace, "ImagePullBackOff")
+    assert "engine.image" in degraded("ImagePullBackOff")
 
 
-def test_a_secret_is_missing_and_then_made(cluster: Cluster, namespace: str) -> None:
+def test_a_secret_is_missing_and_then_made(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, auth={"apiKeySecretRef": {"name": "keys"}}), namespace=namespace)
-    assert "there is no Secret keys" in degraded(cluster, namespace, "SecretNotFound")
+    assert "there is no Secret keys" in degraded("SecretNotFound")
     cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=other=x")
 
     def says_which_key() -> bool:
@@ -85,17 +100,17 @@ def test_a_secret_is_missing_and_then_made(cluster: Cluster, namespace: str) -> 
     recovers(cluster, namespace)
 
 
-def test_the_engine_crashes(cluster: Cluster, namespace: str) -> None:
+def test_the_engine_crashes(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, "cat", "/the-last-words"), namespace=namespace)
-    message = degraded(cluster, namespace, "CrashLoop")
+    message = degraded("CrashLoop")
     assert "/the-last-words" in message
     assert "exit code 1" in message
 
 
-def test_the_engine_needs_too_much_memory(cluster: Cluster, namespace: str) -> None:
+def test_the_engine_needs_too_much_memory(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     spec = toy(IMAGE, "eat", "200", resources={"limits": {"memory": "40Mi"}})
     cluster.apply(spec, namespace=namespace)
-    assert "resources.limits.memory" in degraded(cluster, namespace, "OOMKilled")
+    assert "resources.limits.memory" in degraded("OOMKilled")
 
 
 @pytest.mark.parametrize(
@@ -107,60 +122,75 @@ def test_the_engine_needs_too_much_memory(cluster: Cluster, namespace: str) -> N
         ("error: connection refused", "DownloadFailed"),
     ],
 )
-def test_the_model_cannot_be_fetched(cluster: Cluster, namespace: str, said: str, reason: str) -> None:
+def test_the_model_cannot_be_fetched(
+    cluster: Cluster, namespace: str, degraded: Degraded, said: str, reason: str
+) -> None:
     cluster.apply(toy(IMAGE, model=FETCHED, patches=fetch_ends_with(said)), namespace=namespace)
-    message = degraded(cluster, namespace, reason)
+    message = degraded(reason)
     assert said.partition(": ")[2] in message
     found = conditions(cluster, namespace)["ModelCached"]
     assert (found["status"], found["reason"]) == ("False", reason)
 
 
-def test_a_patch_does_not_fit_and_the_pods_stay(cluster: Cluster, namespace: str) -> None:
+def test_a_patch_does_not_fit_and_the_pods_stay(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
     recovers(cluster, namespace)
     bad = ({"op": "remove", "path": "/spec/containers/7"},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "spec.podPatches[2]: remove /spec/containers/7" in degraded(cluster, namespace, "BadPodPatch")
+    assert "spec.podPatches[2]: remove /spec/containers/7" in degraded("BadPodPatch")
     assert conditions(cluster, namespace)["Available"]["status"] == "True", "what ran goes on running"
 
 
-def test_a_patch_makes_what_the_api_server_refuses(cluster: Cluster, namespace: str) -> None:
+def test_a_patch_makes_what_the_api_server_refuses(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     bad = ({"op": "add", "path": "/spec/restartPolicy", "value": "Sometimes"},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "restartPolicy" in degraded(cluster, namespace, "Refused")
+    assert "restartPolicy" in degraded("Refused")
 
 
-def test_a_patch_makes_what_pod_security_forbids(cluster: Cluster, namespace: str) -> None:
+def test_a_patch_makes_what_pod_security_forbids(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     bad = ({"op": "add", "path": "/spec/hostNetwork", "value": True},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "violates PodSecurity" in degraded(cluster, namespace, "PodSecurityViolation")
+    assert "violates PodSecurity" in degraded("PodSecurityViolation")
 
 
-def test_the_quota_is_used_up(cluster: Cluster, namespace: str) -> None:
+def test_the_quota_is_used_up(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     cluster.apply(quota, namespace=namespace)
     cluster.apply(toy(IMAGE), namespace=namespace)
-    assert "exceeded quota" in degraded(cluster, namespace, "QuotaExceeded")
+    assert "exceeded quota" in degraded("QuotaExceeded")
 
 
-def test_the_quota_forbids_a_service_and_nothing_storms(cluster: Cluster, namespace: str) -> None:
+def test_the_quota_forbids_a_service_and_nothing_storms(
+    cluster: Cluster, namespace: str, degraded: Degraded, operator: Any
+) -> None:
     hard = {"services": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
     cluster.apply(quota, namespace=namespace)
     eventually(lambda: cluster.get("quota", "none", namespace=namespace)["status"]["hard"], 20)
+    since = cluster.audit_log.stat().st_size if cluster.is_rig else 0
     cluster.apply(toy(IMAGE), namespace=namespace)
-    assert "exceeded quota" in degraded(cluster, namespace, "QuotaExceeded")
+    assert "exceeded quota" in degraded("QuotaExceeded")
+    assert cluster.get("poddisruptionbudget", "toy", namespace=namespace), "the rest is made all the same"
+    if cluster.is_rig:
+        time.sleep(6)
+        with cluster.audit_log.open() as log:
+            log.seek(since)
+            entries = [json.loads(line) for line in log]
+        tried = [e for e in entries if e["user"]["username"] == operator.user and e["responseStatus"]["code"] == 403]
+        assert 2 <= len(tried) <= 6, "again and again, but later and later"
+    cluster.kubectl("delete", "quota", "none", "-n", namespace)
+    recovers(cluster, namespace)
 
 
-def test_the_storage_class_does_not_exist(cluster: Cluster, namespace: str) -> None:
+def test_the_storage_class_does_not_exist(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     pvc = {"mode": "pvc", "pvc": {"size": "1Mi", "storageClassName": "none-such"}}
     cluster.apply(toy(IMAGE, model={**FETCHED, "cache": pvc}), namespace=namespace)
-    assert "storage class" in degraded(cluster, namespace, "PVCPending")
+    assert "storage class" in degraded("PVCPending")
 
 
-def test_a_claim_does_not_exist(cluster: Cluster, namespace: str) -> None:
+def test_a_claim_does_not_exist(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, model={"uri": "pvc://none-such/x"}), namespace=namespace)
-    assert "no PersistentVolumeClaim none-such" in degraded(cluster, namespace, "PVCNotFound")
+    assert "no PersistentVolumeClaim none-such" in degraded("PVCNotFound")
 
 
 @pytest.mark.parametrize("patience", [0, 2])

@@ -17,6 +17,7 @@ from octavo_operator.diff import quantity
 from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
 from octavo_operator.ownership import foreign_additions
+from octavo_operator.refusals import Refusals
 from octavo_operator.rollout import MAKE_ROOM, make_room
 from octavo_operator.status import Observation, events, expected_status
 from octavo_operator.store import Observed, Store
@@ -79,6 +80,32 @@ def test_the_earliest_of_several_appointments_counts() -> None:
         assert await asyncio.wait_for(queue.get(), 1) == "a"
 
     asyncio.run(run())
+
+
+def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -> None:
+    now = 0.0
+    refusals = Refusals(lambda: now, first_delay=1, longest_delay=4)
+    key, place = ("n", "toy"), ("Service", "toy")
+
+    def ask(what: str = "a") -> bool:
+        """True: the API server was asked, and refused."""
+        try:
+            refusals.check(key, place, what)
+        except PermissionError:
+            return False
+        refusals.note(key, place, what, PermissionError())
+        return True
+
+    asked = []
+    for now in range(20):
+        if ask():
+            asked.append(now)
+    assert asked == [0, 1, 3, 7, 11, 15, 19]
+    assert refusals.due_after(key) == 4
+    assert ask("b"), "a changed object is another question"
+    assert refusals.due_after(key) == 1
+    refusals.forget(key, place)
+    assert refusals.due_after(key) is None
 
 
 # Leadership.

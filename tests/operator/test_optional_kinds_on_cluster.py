@@ -1,0 +1,93 @@
+"""Kinds that not every cluster has are used where they are, and soon after somebody installs them; with rights in one
+namespace alone as with rights everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from clusterrig import settings
+from clusterrig.fixtures import Cluster, eventually
+from support import monitoring_crds
+from support.llmd import toy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+IMAGE = settings.TOOLBOX_IMAGE
+NAMES = [manifest["metadata"]["name"] for manifest in monitoring_crds.manifests()]
+
+
+@pytest.fixture
+def _without(cluster: Cluster) -> Iterator[None]:
+    """A cluster that does not know PodMonitors."""
+    if cluster.try_kubectl("get", "crd", *NAMES).returncode == 0:
+        pytest.skip("this cluster has the Prometheus operator's kinds already")
+    yield
+    cluster.kubectl("delete", "crd", *NAMES, "--ignore-not-found", "--timeout=60s")
+
+
+def install_monitoring(cluster: Cluster) -> None:
+    cluster.apply(*monitoring_crds.manifests(), namespace="default")
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", *(f"crd/{name}" for name in NAMES))
+
+
+def monitors_follow(cluster: Cluster, namespace: str) -> None:
+    """They appear, come back, change kind with the spec, and go with it."""
+    cluster.apply(toy(IMAGE, replicas=0), namespace=namespace)
+    eventually(lambda: cluster.get("service", "toy", namespace=namespace), 20)
+    install_monitoring(cluster)
+    monitor = eventually(lambda: cluster.get("podmonitor", "toy", namespace=namespace), 40)
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "management"
+    assert monitor["spec"]["podMetricsEndpoints"][0]["relabelings"], "no field of ours is unknown to the kind"
+    uid = monitor["metadata"]["uid"]
+
+    def is_back() -> bool:
+        return bool(cluster.get("podmonitor", "toy", namespace=namespace)["metadata"]["uid"] != uid)
+
+    cluster.kubectl("delete", "podmonitor", "toy", "-n", namespace)
+    eventually(is_back, 20)
+    change = json.dumps({"spec": {"monitoring": {"kind": "ServiceMonitor"}}})
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", change)
+    eventually(lambda: cluster.get("servicemonitor", "toy", namespace=namespace), 20)
+    eventually(lambda: not cluster.get("podmonitors", namespace=namespace)["items"], 20)
+    ports = cluster.get("service", "toy", namespace=namespace)["spec"]["ports"]
+    assert [port["name"] for port in ports] == ["http", "management"]
+    cluster.kubectl("delete", "crd", *NAMES, "--timeout=60s")
+    change = json.dumps({"spec": {"service": {"port": 82}}})
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", change)
+    eventually(lambda: cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 82, 20)
+
+
+def test_monitors_with_rights_everywhere(cluster: Cluster, namespace: str, operator: Any, _without: None) -> None:
+    monitors_follow(cluster, namespace)
+
+
+def test_monitors_with_rights_in_one_namespace(
+    cluster: Cluster, namespace: str, namespaced: Any, _without: None
+) -> None:
+    monitors_follow(cluster, namespace)
+    assert "is forbidden" not in namespaced.log()
+
+
+def test_an_operator_of_one_namespace_serves_it_and_no_other(
+    cluster: Cluster, namespace: str, namespaced: Any, request: pytest.FixtureRequest
+) -> None:
+    other = f"{namespace}-other"
+    cluster.kubectl("create", "namespace", other)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "namespace", other, "--wait=false"))
+    cluster.apply(toy(IMAGE), namespace=other)
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    wait = ("wait", "--for=condition=Ready", "llmd/toy", "-n", namespace, "--timeout=60s")
+    cluster.kubectl(*wait, timeout=70)
+    before = cluster.get("networkpolicy", "toy", namespace=namespace)["metadata"]["uid"]
+    cluster.kubectl("delete", "networkpolicy", "toy", "-n", namespace)
+    eventually(lambda: cluster.get("networkpolicy", "toy", namespace=namespace)["metadata"]["uid"] != before, 10)
+    assert not cluster.get("deployments", namespace=other)["items"]
+    assert "is forbidden" not in namespaced.log()
+    account = namespaced.environment["OCTAVO_LEASE_NAME"]
+    user = f"system:serviceaccount:{namespaced.environment['POD_NAMESPACE']}:{account}"
+    for what in ("list pods -A", f"list services -n {other}", f"create deployments -n {other}", "list secrets -A"):
+        verb, kind, *where = what.split()
+        assert cluster.try_kubectl("auth", "can-i", verb, kind, *where, f"--as={user}").stdout.strip() == "no"
