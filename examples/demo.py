@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RIG = [sys.executable, str(ROOT / "tests/cluster/rig.py")]
 NAMESPACE = "octavo-demo"
 RELEASE = "octavo-demo"
+LABEL = "octavo.dev/llmdeployment"  # on every object and pod of a model
 CRD = "llmdeployments.octavo.dev"
 NAMES = {"operator": "ghcr.io/octavo-dev/octavo-operator", "server": "ghcr.io/octavo-dev/octavo-server"}
 QUESTION = "What is the capital of France?"
@@ -231,11 +232,12 @@ def ask(cluster: Cluster) -> None:
     cluster.kubectl("delete", "pod", "client", "-n", NAMESPACE, "--ignore-not-found", "--wait")
     say(f"a client in the cluster, through the Service: {' '.join(command[:4])} ...")
     print(f"\n    > {QUESTION}\n    ", end="", flush=True)
-    with step("\n         the answer, the client's start included"):
+    with step("answer, the client's start included"):
         status = cluster.show(
             "run", "client", "-n", NAMESPACE, f"--image={image}", "--restart=Never", "--attach", "--rm", "--quiet",
             "--override-type=strategic", f"--overrides={json.dumps({'spec': spec})}",
         )  # fmt: skip
+        print(flush=True)
     if status:
         raise DemoError("the client got no answer")
 
@@ -270,16 +272,7 @@ def diagnose(cluster: Cluster) -> None:
     for arguments in (
         ["get", "llmd,pods", "-n", NAMESPACE, "-o", "wide"],
         ["get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"],
-        [
-            "logs",
-            "-n",
-            NAMESPACE,
-            "-l",
-            "octavo.dev/deployment",
-            "--all-containers",
-            "--tail=20",
-            "--prefix",
-        ],
+        ["logs", "-n", NAMESPACE, "-l", LABEL, "--all-containers", "--tail=20", "--prefix"],
     ):
         cluster.show(*arguments)
 
