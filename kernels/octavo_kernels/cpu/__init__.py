@@ -13,6 +13,7 @@ from octavo_kernels.cpu.quant import (
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
+from octavo_kernels.reference import sample, top_logprobs
 
 __all__ = [
     "Arena",
@@ -30,7 +31,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
+    "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "top_logprobs",
     "unavailable_reason",
 ]

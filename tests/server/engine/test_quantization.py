@@ -21,13 +21,18 @@ MAX_KL = 0.02  # nats, mean over positions
 MIN_AGREEMENT = 0.97
 
 
-def assert_same_model(quantized: list[torch.Tensor], reference: list[torch.Tensor], max_kl: float = MAX_KL) -> None:
+def assert_same_model(
+    quantized: list[torch.Tensor],
+    reference: list[torch.Tensor],
+    max_kl: float = MAX_KL,
+    min_agreement: float = MIN_AGREEMENT,
+) -> None:
     """Mean KL divergence and agreement of the best token, over all positions."""
     ours, theirs = torch.cat(quantized).log_softmax(-1), torch.cat(reference).log_softmax(-1)
     kl = (theirs.exp() * (theirs - ours)).sum(-1).mean().item()
     agreement = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
     assert kl <= max_kl, f"KL {kl:.4f}"
-    assert agreement >= MIN_AGREEMENT, f"agreement {agreement:.3f}"
+    assert agreement >= min_agreement, f"agreement {agreement:.3f}"
 
 
 def test_the_embedded_file_in_4_bits_is_the_model_in_float32() -> None:
@@ -52,7 +57,8 @@ def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
     for ours, theirs in zip(quantized.linear_layers(), reference.linear_layers(), strict=True):
         if not getattr(theirs, "tied_weight", None):
             theirs.weight.data.copy_(dequantize(ours.method.packed))
-    assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl=1e-3)
+    # The best of random weights' nearly equal logits is no measure; how far all of them move is.
+    assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl=1e-3, min_agreement=0.95)
 
 
 def test_the_default_engine_gives_the_same_bits_in_every_batch() -> None:
@@ -90,3 +96,18 @@ def test_the_default_engine_knows_the_capital_of_france() -> None:
 def test_an_unknown_quantization_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="quantization must be one of"):
         LLM(quantization="magic")
+
+
+def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() -> None:
+    """Whole generations, cumulative log-probabilities included, while sequences come and go beside each other."""
+    options: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64}
+    prompts = ["Bread is", "Once upon a time there was", "A river carries stones from", "The sea"]
+    params = [SamplingParams(temperature=0.7, seed=i, max_tokens=6 + 5 * i, logprobs=2) for i in range(len(prompts))]
+    recorded, called = LLM(**options), LLM(**options)
+    assert (steps := recorded.engine.executor.worker.runner._recorded_steps) is not None
+    called.engine.executor.worker.runner._recorded_steps = None
+    for _ in range(2):  # the first pass records, the second replays
+        outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called)]
+        ours, theirs = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in one] for one in outputs)
+        assert ours == theirs
+    assert set(steps._programs) == {1, 2, 3, 4}

@@ -39,10 +39,10 @@ INLINE float half_to_float(const uint8_t *p) {
     return x;
 }
 
-// A block of channels as the kernel reads it: codes and scales may lie apart (4-bit codes unpacked into scratch).
+// A block of channels as the kernel reads it.
 struct block {
     const uint8_t *codes, *scales;  // of group 0
-    int64_t code_stride, scale_stride, groups, ahead;  // ahead: fetch what lies so many bytes further on, or 0
+    int64_t stride, groups, ahead;  // bytes of a group; how far ahead to fetch, or 0
 };
 
 INLINE vi splat_four(const int8_t *p) {
@@ -62,9 +62,9 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
     const int zero = affine || (bits == 8 && !UNSIGNED_CODES8) ? 0 : bits == 8 ? 128 : 8;
     vf sum[QMR][QNV] = {0};
     for (int64_t g = 0; g < b->groups; g++, x += GROUP) {
-        const uint8_t *codes = b->codes + g * b->code_stride, *scales = b->scales + g * b->scale_stride;
+        const uint8_t *codes = b->codes + g * b->stride, *scales = b->scales + g * b->stride;
         if (b->ahead)
-            for (int64_t at = b->ahead; at < b->ahead + b->code_stride; at += 64) __builtin_prefetch(codes + at, 0, 2);
+            for (int64_t at = b->ahead; at < b->ahead + b->stride; at += 64) __builtin_prefetch(codes + at, 0, 2);
         vi acc[QMR][QNV];
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
@@ -149,29 +149,13 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
 #endif
 KIND(tile_nibbles, 1, 4, 0)
 KIND(tile_nibbles_affine, 1, 4, 1)
-KIND(tile_unpacked, 0, 4, 0)
-KIND(tile_unpacked_affine, 0, 4, 1)
 KIND(tile_bytes, 0, 8, 0)
 typedef void (*tile_fn)(const struct block *, int, const int8_t *, int64_t, const struct group_meta *, vf *, int, int64_t);
-
-// 4-bit codes of a block to bytes, in the order of the 8-bit layout.
-static void unpack(const struct block *b, uint8_t *to) {
-    for (int64_t g = 0; g < b->groups; g++, to += CODES8) {
-        const uint8_t *from = b->codes + g * b->code_stride;
-        for (int half = 0; half < 2; half++)
-            for (int s = 0; s < 4; s++)
-                for (int i = 0; i < 64; i += VW * 4) {
-                    vbytes w = load_bytes(from + (half * 4 + s) * 64 + i);
-                    *(vbytes_unaligned *)(to + (half * 8 + s) * 64 + i) = w & 15;
-                    *(vbytes_unaligned *)(to + (half * 8 + s + 4) * 64 + i) = (vbytes)((vu)w >> 4) & 15;
-                }
-    }
-}
 
 static struct block find_block(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
     int64_t codes = bits == 8 ? CODES8 : CODES4, stride = codes + BLOCK * 2 * (affine ? 2 : 1);
     const uint8_t *first = weight + index * groups * stride;
-    return (struct block){first, first + codes, stride, stride, groups, 0};
+    return (struct block){first, first + codes, stride, groups, 0};
 }
 
 static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t channel, const vf *sums) {
@@ -188,20 +172,15 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
 }
 
 // Rows [begin, end) times one block of channels.
-static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, uint8_t *unpacked) {
+static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end) {
     struct block b = find_block(a->weight, index, a->groups, a->bits, a->affine);
     int64_t most = QMR / a->terms, width = a->groups * GROUP;
     int64_t step = CEIL_DIV(end - begin, CEIL_DIV(end - begin, most));  // even tiles: 20 rows are 4 x 5, not 3 x 6 + 2
     tile_fn run = a->bits == 8 ? tile_bytes : a->affine ? tile_nibbles_affine : tile_nibbles;
-    if (a->bits == 4 && end - begin > 2 * most) {  // used often enough to be unpacked once
-        unpack(&b, unpacked);
-        b.codes = unpacked, b.code_stride = CODES8;
-        run = a->affine ? tile_unpacked_affine : tile_unpacked;
-    }
     // With many rows the arithmetic takes longer than the memory: fetch the next block meanwhile, a slice with each tile.
     const char *ahead = (const char *)find_block(a->weight, index + 1, a->groups, a->bits, a->affine).codes;
     const char *ahead_end = index + 1 < CEIL_DIV(a->channels, BLOCK) && end - begin > 2 * most
-                                ? ahead + b.groups * b.scale_stride : ahead;
+                                ? ahead + b.groups * b.stride : ahead;
     int64_t slice = CEIL_DIV(ahead_end - ahead, CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV));
     for (int64_t row = begin; row < end; row += step) {
         int64_t rows = MIN(step, end - row);
@@ -222,17 +201,16 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct member *m
     if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
     int64_t chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
     chunks = CEIL_DIV(a->rows, MAX(1, chunk));
-    uint8_t *unpacked = a->bits == 4 ? scratch((size_t)(a->groups * CODES8)) : NULL;
     for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
         int64_t begin = n % chunks * chunk;
-        run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk), unpacked);
+        run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk));
     }
     team_wait(m, blocks * chunks);
 }
 
 // Code of one channel and column of a block.
 static int code_at(const struct block *b, int64_t g, int64_t channel, int64_t column, int64_t bits) {
-    const uint8_t *codes = b->codes + g * b->code_stride;
+    const uint8_t *codes = b->codes + g * b->stride;
     int64_t half = channel / 16, step = column / 4, byte = channel % 16 * 4 + column % 4;
     if (bits == 8) return codes[(half * 8 + step) * 64 + byte];
     return codes[(half * 4 + step % 4) * 64 + byte] >> (step / 4 * 4) & 15;
@@ -244,7 +222,7 @@ static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1)), channel = id % BLOCK;
     struct block b = find_block(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
     for (int64_t g = 0; g < a->groups; g++) {
-        const uint8_t *scales = b.scales + g * b.scale_stride;
+        const uint8_t *scales = b.scales + g * b.stride;
         float scale = half_to_float(scales + channel * 2);
         float least = a->affine ? half_to_float(scales + (BLOCK + channel) * 2) : 0.0f;
         for (int64_t k = 0; k < GROUP; k++)

@@ -63,6 +63,15 @@ class Int8Config(QuantizationConfig):
     name = "int8"
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
-        # With 15-bit activations the embedded model's logits are those of its float32 values (KL 6e-8 nats). With 8
-        # bits KL is 2e-3 and near ties of greedy answers flip, for a prefill 1.6 times as fast.
-        return Int8LinearMethod()
+        return Int8LinearMethod(terms=2 if _needs_precision(name) else 1)
+
+
+def _needs_precision(name: str) -> bool:
+    """Whether the layer at module path ``name`` takes activations of 15 bits instead of 8.
+
+    The head's errors go straight into the logits, those before attention into exponentials, and the first layer's
+    inputs are the embeddings as they are, with the widest spread within a group. With 8 bits everywhere the embedded
+    model agrees with its float32 self on 96.2 % of its best tokens (KL 3.6e-3 nats), with these layers at 15 bits on
+    98.0 % (1.3e-3), and at 15 bits everywhere on all of them for 1.6 times the arithmetic.
+    """
+    return name.endswith(("lm_head", "qkv_proj")) or "layers.0." in name
