@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 NAME = "smollm2"
+SELECTOR = f"octavo.dev/llmdeployment={NAME}"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CORE = "octavo.engine.core_proc"
 # Runs in the pod, which has neither ps nor pkill: the process whose command line names the engine's core.
@@ -44,7 +45,7 @@ def wait_until_ready(cluster: Cluster, namespace: str, seconds: float = 180) -> 
 
 
 def pods(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    items = cluster.get("pods", "-l", ff, namespace=namespace)["items"]
+    items = cluster.get("pods", "-l", SELECTOR, namespace=namespace)["items"]
     return [item for item in items if "deletionTimestamp" not in item["metadata"]]
 
 
@@ -197,5 +198,5 @@ def test_what_is_deleted_is_gone(cluster: Cluster, model: str) -> None:
     with address(cluster, model) as url:
         cluster.kubectl("delete", "llmd", NAME, "-n", model, "--timeout=60s", timeout=90)
         kinds = "deployment,service,networkpolicy,serviceaccount,poddisruptionbudget,pod"
-        eventually(lambda: not cluster.get(kinds, "-l", ff, namespace=model)["items"], 90)
+        eventually(lambda: not cluster.get(kinds, "-l", SELECTOR, namespace=model)["items"], 90)
         assert not _answers(url)
