@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -276,7 +277,7 @@ def test_the_certificate_is_renewed_under_way_and_the_bundle_kept_in_step(
 def test_an_apiservice_of_somebody_else_is_left_alone(
     cluster: Cluster, nodes: str, fleet: Fleet, api: Api, scaling: Any
 ) -> None:
-    assert api_service(cluster) is None, "nobody is scaled, so nothing is registered"
+    eventually(lambda: api_service(cluster) is None, 60)  # nobody is scaled, so nothing is registered
     theirs = {
         "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": API_SERVICE},
         "spec": {
@@ -349,8 +350,9 @@ def test_keda_gets_a_scaled_object_once_it_is_there(
         eventually(lambda: cluster.get("scaledobject", "toy", namespace=nodes), 40)
         assert not cluster.get("hpa", namespace=nodes)["items"]
         assert condition(api, nodes)["status"] == "Unknown"
-        import urllib.request
-
+        fleet.request_seconds = 60.0
+        fleet.arrive(1)
+        time.sleep(1.5)
         with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/queue-depth/{nodes}/toy", timeout=5) as answer:
             assert json.loads(answer.read())["value"] == 2
     finally:

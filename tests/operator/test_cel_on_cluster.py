@@ -72,6 +72,33 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {**model(cache=PVC), "replicas": 2},
         {**model(cache=RWX), "replicas": 2},
     ),
+    (
+        "autoscaling.minReplicas must not be above",
+        {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}},
+        {"autoscaling": {"minReplicas": 2, "maxReplicas": 2}},
+    ),
+    ("minReplicas", {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}, {"autoscaling": {"maxReplicas": 2}}),
+    ("maxReplicas", {"autoscaling": {}}, {"autoscaling": {"maxReplicas": 1}}),
+    (
+        "targetPerReplica",
+        {"autoscaling": {"maxReplicas": 2, "queueDepth": {"targetPerReplica": 0}}},
+        {"autoscaling": {"maxReplicas": 2, "queueDepth": {"targetPerReplica": 1}}},
+    ),
+    (
+        "provider",
+        {"autoscaling": {"maxReplicas": 2, "provider": "magic"}},
+        {"autoscaling": {"maxReplicas": 2, "provider": "keda"}},
+    ),
+    (
+        "autoscaling.maxReplicas: a cache that is ReadWriteOnce",
+        {**model(cache=PVC), "autoscaling": {"maxReplicas": 2}},
+        {**model(cache=RWX), "autoscaling": {"maxReplicas": 2}},
+    ),
+    (
+        "periodSeconds",
+        {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 1}]}}}},
+        {"autoscaling": {"maxReplicas": 2, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}}},
+    ),
     ("engine.maxModelLen", {"engine": {"maxModelLen": 0}}, {"engine": {"maxModelLen": 4096}}),
     ("engine.maxModelLen", {"engine": {"maxModelLen": "big"}}, {"engine": {"maxModelLen": "auto"}}),
     ("engine.args: --host", {"engine": {"args": ["--port=1"]}}, {"engine": {"args": ["--portable"]}}),

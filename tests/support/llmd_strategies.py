@@ -65,6 +65,15 @@ specs = st.fixed_dictionaries(
             runtimeClassName=st.just("nvidia"),
         ),
         "replicas": st.integers(0, 5),
+        "autoscaling": st.fixed_dictionaries(
+            {"maxReplicas": st.integers(3, 9)},
+            optional={
+                "minReplicas": st.integers(1, 3),
+                "queueDepth": _some(targetPerReplica=st.integers(1, 100)),
+                "provider": st.sampled_from(["hpa", "keda"]),
+                "behavior": st.just({"scaleDown": {"stabilizationWindowSeconds": 60}}),
+            },
+        ),
         "rollout": st.one_of(
             _some(surgePatienceSeconds=_seconds, minReadySeconds=st.integers(0, 60)),
             st.fixed_dictionaries(

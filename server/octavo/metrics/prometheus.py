@@ -148,6 +148,10 @@ class EngineMetrics:
             for what in ("prompt", "generation")
         }
         self._startup = self._family(Gauge, "octavo:startup_seconds", "Duration of a phase of the start", ("phase",))
+        limit = self._gauge(
+            "octavo:max_num_seqs", "Most sequences that a step may compute: what autoscaling counts with"
+        )
+        limit.set(config.scheduler.max_num_seqs)
         self._cache_info(config)
         self.registry.register(_Aliases(self))
 
