@@ -16,16 +16,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.dispatch import BackendUnavailableError, available_backends, backend_for, select_backend
+from octavo_kernels.dispatch import (
+    BackendUnavailableError,
+    available_backends,
+    backend_for,
+    backend_name,
+    select_backend,
+)
 from octavo_kernels.metadata import AttentionMetadata
 from octavo_kernels.quant import PackedLinear, QuantizedRows
+from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows, SamplingTable
 
 __all__ = [
     "AttentionMetadata",
     "BackendUnavailableError",
+    "Constraints",
     "PackedLinear",
     "QuantizedRows",
+    "SampledRows",
+    "SamplingRows",
+    "SamplingTable",
     "available_backends",
+    "backend_name",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
@@ -37,9 +49,11 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
+    "sample",
     "select_backend",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "top_logprobs",
 ]
 
 
@@ -132,6 +146,27 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [T, K] @ weight [N, K]^T (+ bias [N])``: unquantised. Returns ``[T, N]``."""
     return backend_for(x).linear(x, weight, bias)
+
+
+# ---- sampling
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
+    """Draw one token for each row of ``logits [R, V]`` (any float dtype, left as they are).
+
+    The order of operations: constraints, temperature, min-p, top-k, top-p, and the largest of score + Gumbel noise. The
+    noise is a hash of (stream, position, token), so a draw depends on its own row alone and repeats bit for bit.
+    """
+    return backend_for(logits).sample(logits, rows)
+
+
+def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of ``rows`` (int64 [N]) of ``logits [R, V]``: the chosen token's first, then the ``k`` best.
+
+    ``token_ids`` int64 [N] are the chosen ones. Returns ids int64 and values float32 ``[N, k + 1]`` (the lower id first
+    among equals), and the chosen tokens' ranks int64 [N], from 1.
+    """
+    return backend_for(logits).top_logprobs(logits, rows, token_ids, k)
 
 
 # ---- group-quantised linears (see octavo_kernels.quant for packing and accuracy)

@@ -7,6 +7,7 @@ import os
 from functools import cache
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 ENV = "OCTAVO_KERNEL_BACKEND"
@@ -64,6 +65,11 @@ def backend_for(tensor: Tensor) -> ModuleType:
     if _forced is not None:
         return _forced
     return _load("cpu" if tensor.device.type == "cpu" else "triton" if tensor.is_cuda else "reference")
+
+
+def backend_name(device: torch.device) -> str:
+    """The name of the backend that serves tensors on ``device``."""
+    return backend_for(torch.empty(0, device=device)).__name__.rpartition(".")[2]
 
 
 @cache

@@ -11,6 +11,7 @@ from octavo_kernels.reference.quant import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
+from octavo_kernels.reference.sampling import sample, top_logprobs
 
 __all__ = [
     "copy_blocks",
@@ -24,8 +25,10 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
+    "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "top_logprobs",
     "unavailable_reason",
 ]
 

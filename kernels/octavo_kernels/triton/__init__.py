@@ -20,6 +20,7 @@ from octavo_kernels.triton.attention import paged_attention
 from octavo_kernels.triton.blocks import copy_blocks
 from octavo_kernels.triton.layers import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
 from octavo_kernels.triton.rope import rope_and_cache
+from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.small_linear import linear
 
 __all__ = [
@@ -35,8 +36,10 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
+    "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "top_logprobs",
     "unavailable_reason",
 ]
 

@@ -52,15 +52,20 @@ def apply_logit_bias(logits: Tensor, bias: TokenLogits) -> None:
     logits[bias.rows, bias.token_ids] += bias.values  # a request's ids are distinct
 
 
-def apply_bad_words(logits: Tensor, words: BadWords, pool: TokenPool) -> None:
-    """Forbid the last token of each bad word whose other tokens are what the output ends with."""
+def match_bad_words(words: BadWords, pool: TokenPool) -> Tensor:
+    """bool [N]: after which bad words' other tokens the output ends."""
     match = words.positions - words.prompt_len >= words.prefix_len
     width = words.prefix.shape[1]
     if width:
-        at = words.positions[:, None] - torch.arange(width, 0, -1, device=logits.device)
+        at = words.positions[:, None] - torch.arange(width, 0, -1, device=words.rows.device)
         anything = words.prefix < 0
         tail = pool.history[words.slots[:, None], at.clamp(min=0).masked_fill_(anything, 0)]
         match &= ((tail == words.prefix) | anything).all(-1)
+    return match
+
+
+def apply_bad_words(logits: Tensor, words: BadWords, pool: TokenPool) -> None:
+    """Forbid the last token of each bad word whose other tokens are what the output ends with."""
     # amin, because two words may forbid the same token and only one of them match
-    floor = torch.where(match, -torch.inf, torch.inf)
+    floor = torch.where(match_bad_words(words, pool), -torch.inf, torch.inf)
     logits.view(-1).scatter_reduce_(0, words.rows * logits.shape[1] + words.last, floor, "amin")

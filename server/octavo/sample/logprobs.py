@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import octavo_kernels
 from octavo.sample import devices
 from octavo.sample.candidates import block_floor, candidates
 
@@ -54,6 +55,9 @@ def compute_prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> L
     """Logits [T, V] of prompt positions, the tokens [T] that follow them, and how many alternatives (-1: all)."""
     vocab_size = logits.shape[1]
     k = vocab_size if k < 0 else min(k, vocab_size)
+    if not devices.on_cpu(logits) and len(logits):
+        rows = torch.arange(len(logits), device=logits.device)
+        return LogprobsTensors(*octavo_kernels.top_logprobs(logits, rows, next_token_ids, k))
     step = max(1, _CHUNK // vocab_size)
     parts = [
         gather_logprobs(logits[i : i + step].float().log_softmax(-1), next_token_ids[i : i + step], k)

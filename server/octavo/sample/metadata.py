@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.token_pool import TokenPool
+from octavo_kernels import SamplingRows
 
 
 @dataclass
@@ -89,8 +90,11 @@ class RandomRows:
 
 @dataclass
 class SamplingMetadata:
+    """Either ``kernel_rows`` says how to draw, for kernels, or greedy_rows, plain and truncated do."""
+
     num_rows: int
     pool: TokenPool
+    kernel_rows: SamplingRows | None = None  # its constraints are made of the fields below
     greedy_rows: Tensor | None = None  # None: none
     plain: RandomRows | None = None
     truncated: RandomRows | None = None  # with top_k, top_p or min_p

@@ -31,5 +31,9 @@ def apply_penalties(logits: Tensor, penalties: Penalties, pool: TokenPool) -> No
 def append_tokens(sampled: Tensor, append: TokenAppend, pool: TokenPool) -> None:
     """Note the sampled tokens (int64 [R]) of the rows that keep a history."""
     pool.history[append.slots, append.positions] = sampled[append.rows].to(torch.int32)
+    if pool.seen is not None:
+        tokens = sampled[append.rows]
+        at = append.slots, tokens >> 5
+        pool.seen[at] |= (1 << (tokens & 31)).to(torch.int32)
     if append.count_rows is not None:
         pool.counts[append.count_slots, sampled[append.count_rows]] += 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+import octavo_kernels
 from octavo.sample import devices
 from octavo.sample.constraints import (
     apply_allowed,
@@ -14,6 +17,7 @@ from octavo.sample.constraints import (
     apply_min_tokens,
 )
 from octavo.sample.gumbel import GumbelNoise
+from octavo.sample.kernel_constraints import gather_constraints
 from octavo.sample.logprobs import LogprobsTensors, gather_logprobs
 from octavo.sample.metadata import RandomRows, SamplerOutput, SamplingMetadata, take_rows
 from octavo.sample.penalties import append_tokens, apply_penalties
@@ -28,11 +32,13 @@ class Sampler:
         self._noise: GumbelNoise | None = None
 
     def __call__(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
-        """``logits`` [R, V], overwritten when float32; row i belongs to row i of ``metadata``."""
+        """``logits`` [R, V], overwritten when float32 on a CPU; row i belongs to row i of ``metadata``."""
         with torch.inference_mode():
             return self.forward(logits, metadata)
 
     def forward(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        if metadata.kernel_rows is not None:
+            return self._forward_kernels(logits, metadata)
         logits = logits.float().contiguous()
         raw = None
         if metadata.logprobs_rows is not None:
@@ -44,6 +50,20 @@ class Sampler:
             append_tokens(sampled, metadata.append, metadata.pool)
         logprobs = None if raw is None else self._logprobs(raw, sampled, metadata)
         return SamplerOutput(sampled, invalid, logprobs)
+
+    def _forward_kernels(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+        assert metadata.kernel_rows is not None
+        rows = replace(metadata.kernel_rows, constraints=gather_constraints(metadata))
+        drawn = octavo_kernels.sample(logits, rows)
+        if metadata.append is not None:
+            append_tokens(drawn.token_ids, metadata.append, metadata.pool)
+        logprobs = None
+        if metadata.logprobs_rows is not None:
+            assert metadata.num_logprobs is not None
+            wanted = metadata.logprobs_rows
+            found = octavo_kernels.top_logprobs(logits, wanted, drawn.token_ids[wanted], metadata.num_logprobs)
+            logprobs = _spread(LogprobsTensors(*found), metadata)
+        return SamplerOutput(drawn.token_ids, drawn.invalid, logprobs)
 
     def _process(self, logits: Tensor, metadata: SamplingMetadata) -> None:
         if metadata.grammar_bitmask is not None:
@@ -77,12 +97,18 @@ class Sampler:
     def _logprobs(self, raw: Tensor, sampled: Tensor, metadata: SamplingMetadata) -> LogprobsTensors:
         rows, k = metadata.logprobs_rows, metadata.num_logprobs
         assert rows is not None and k is not None
-        found = gather_logprobs(raw, sampled[rows], k)
-        if len(rows) == metadata.num_rows:
-            return found
-        out = LogprobsTensors.padding(metadata.num_rows, k, raw.device)
-        out.token_ids[rows], out.logprobs[rows], out.ranks[rows] = found.token_ids, found.logprobs, found.ranks
-        return out
+        return _spread(gather_logprobs(raw, sampled[rows], k), metadata)
+
+
+def _spread(found: LogprobsTensors, metadata: SamplingMetadata) -> LogprobsTensors:
+    """What the rows with log-probabilities got, among all rows."""
+    rows = metadata.logprobs_rows
+    assert rows is not None
+    if len(rows) == metadata.num_rows:
+        return found
+    out = LogprobsTensors.padding(metadata.num_rows, found.token_ids.shape[1] - 1, rows.device)
+    out.token_ids[rows], out.logprobs[rows], out.ranks[rows] = found.token_ids, found.logprobs, found.ranks
+    return out
 
 
 def _scores(logits: Tensor, rows: RandomRows) -> Tensor:

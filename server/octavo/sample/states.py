@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import octavo_kernels
 from octavo.sample.constraints import pack_bitmask
 from octavo.sample.gumbel import position_keys, stream_key
 from octavo.sample.metadata import (
@@ -23,6 +24,7 @@ from octavo.sample.metadata import (
 )
 from octavo.sample.token_pool import TokenPool
 from octavo.sampling_params import SamplingParams
+from octavo_kernels import SamplingRows, SamplingTable
 
 _HOTTEST = 1e30  # float32 keeps -inf / T = -inf
 
@@ -44,16 +46,22 @@ class SamplingStates:
     def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.pool = TokenPool(vocab_size, self.device)
+        self.uses_kernels = self.device.type != "cpu" or octavo_kernels.backend_name(self.device) == "triton"
+        self.pool = TokenPool(vocab_size, self.device, keep_seen=self.uses_kernels)
         n = max_num_reqs
-        self._temperature = np.zeros(n, np.float32)
-        self._top_k = np.zeros(n, np.int64)
-        self._top_p = np.ones(n, np.float64)
-        self._min_p = np.zeros(n, np.float64)
+        # What the kernels read of a request, as one array, so that it is brought to the device in one copy.
+        self._packed = np.zeros((5, n), np.int64)
+        self._temperature = self._packed[0].view(np.float32)[:n]
+        self._top_k = self._packed[1]
+        self._top_p = self._packed[2].view(np.float64)
+        self._top_p[:] = 1
+        self._min_p = self._packed[3].view(np.float64)
+        self._stream = self._packed[4].view(np.uint64)
+        self._on_device = torch.zeros(5, n, dtype=torch.int64, device=self.device)
+        self._table_changed = True
         self._repetition = np.ones(n, np.float32)
         self._frequency = np.zeros(n, np.float32)
         self._presence = np.zeros(n, np.float32)
-        self._stream = np.zeros(n, np.uint64)
         self._prompt_len = np.zeros(n, np.int64)
         self._min_position = np.zeros(n, np.int64)  # below it EOS and stop ids are held back
         self._num_logprobs = np.full(n, -1, np.int64)  # -1: none
@@ -114,6 +122,7 @@ class SamplingStates:
         self._num_logprobs[row] = -1 if p.logprobs is None else (vocab if p.logprobs < 0 else min(p.logprobs, vocab))
         self._rows[row] = state
         self._cached = None
+        self._table_changed = True
 
     def remove_request(self, row: int) -> None:
         """Free a row; a free one stays as it is."""
@@ -138,17 +147,11 @@ class SamplingStates:
         out = SamplingMetadata(num_rows=len(rows), pool=self.pool)
         random = self._temperature[r] > 0
         cut = (self._top_k[r] < self.vocab_size) | (self._top_p[r] < 1) | (self._min_p[r] > 0)
-        if not random.all():
-            out.greedy_rows = self._put(np.flatnonzero(~random))
-        if (plain := np.flatnonzero(random & ~cut)).size:
-            out.plain = self._random_rows(r, plain)
-        if (cuts := np.flatnonzero(random & cut)).size:
-            out.truncated = replace(
-                self._random_rows(r, cuts),
-                top_k=self._put(self._top_k[r[cuts]]),
-                top_p=self._put(self._top_p[r[cuts]]),
-                min_p=self._put(self._min_p[r[cuts]]),
-            )
+        if self.uses_kernels:
+            index = self._put(r)
+            out.kernel_rows = SamplingRows(self.table(), index, index, truncated=bool((random & cut).any()))
+        else:
+            self._draws(out, r, random, cut)
         states = [self._rows[row] for row in rows]
         if any(state is None for state in states):
             raise ValueError("a row without a request was asked to sample")
@@ -168,6 +171,35 @@ class SamplingStates:
             out.logprobs_rows = self._put(np.flatnonzero(wants))
             out.num_logprobs = int(self._num_logprobs[r].max())
         return out
+
+    def _draws(
+        self, out: SamplingMetadata, r: NDArray[np.int64], random: NDArray[np.bool_], cut: NDArray[np.bool_]
+    ) -> None:
+        if not random.all():
+            out.greedy_rows = self._put(np.flatnonzero(~random))
+        if (plain := np.flatnonzero(random & ~cut)).size:
+            out.plain = self._random_rows(r, plain)
+        if (cuts := np.flatnonzero(random & cut)).size:
+            out.truncated = replace(
+                self._random_rows(r, cuts),
+                top_k=self._put(self._top_k[r[cuts]]),
+                top_p=self._put(self._top_p[r[cuts]]),
+                min_p=self._put(self._min_p[r[cuts]]),
+            )
+
+    def table(self) -> SamplingTable:
+        """Every row's parameters on the device, for kernels: always the same tensors, up to date with this call."""
+        if self._table_changed:
+            self._on_device.copy_(torch.from_numpy(self._packed))
+            self._table_changed = False
+        temperature, top_k, top_p, min_p, streams = self._on_device.unbind()
+        return SamplingTable(
+            temperature=temperature.view(torch.float32)[: top_k.shape[0]],
+            top_k=top_k,
+            top_p=top_p.view(torch.float64),
+            min_p=min_p.view(torch.float64),
+            streams=streams,
+        )
 
     def _random_rows(self, r: NDArray[np.int64], index: NDArray[np.int64]) -> RandomRows:
         keys = torch.empty(0, 2, dtype=torch.int32)
@@ -191,6 +223,8 @@ class SamplingStates:
     # What changes with every token.
     def _at_positions(self, base: SamplingMetadata, r: NDArray[np.int64], at: NDArray[np.int64]) -> SamplingMetadata:
         out = replace(base)
+        if base.kernel_rows is not None:
+            out.kernel_rows = replace(base.kernel_rows, positions=self._put(at))
         if base.plain is not None or base.truncated is not None:
             keys = self._put(position_keys(self._stream[r], at))
             if base.plain is not None:

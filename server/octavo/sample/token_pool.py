@@ -6,6 +6,7 @@ requests that use it: both pools grow by doubling and hand slots out again.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,13 +30,15 @@ class _Slots:
 
 class TokenPool:
     """``history`` int32 [slots, width]: prompt and output tokens by absolute position.
-    ``counts`` int32 [count slots, vocab]: how often each token was output."""
+    ``counts`` int32 [count slots, vocab]: how often each token was output.
+    ``seen`` int32 [slots, ceil(vocab / 32)], for kernels: a bit for each token of the history; None: not kept."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, keep_seen: bool = False) -> None:
         self.vocab_size = vocab_size
         self.device = device
         self.history = torch.zeros(0, 0, dtype=torch.int32, device=device)
         self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(0, -(-vocab_size // 32), dtype=torch.int32, device=device) if keep_seen else None
         self._slots = _Slots()
         self._count_slots = _Slots()
 
@@ -45,6 +48,12 @@ class TokenPool:
         length = prompt.numel() + output.numel()
         self.reserve(length + 1)
         self.history[slot, :length] = torch.cat((prompt, output)).to(self.device, torch.int32)
+        if self.seen is not None:
+            bits = np.zeros(self.seen.shape[1] * 32, np.uint8)
+            bits[prompt.numpy()] = 1
+            bits[output.numpy()] = 1
+            words = np.packbits(bits, bitorder="little").view(np.int32)
+            self.seen[slot] = torch.from_numpy(words).to(self.device)
         if count:
             count_slot = self._count_slots.take()
             if count_slot >= self.counts.shape[0]:
@@ -65,6 +74,8 @@ class TokenPool:
             new_slots = slots if self._slots.size <= slots else max(4, 2 * slots, self._slots.size)
             new_width = old_width if width <= old_width else max(256, 2 * old_width, width)
             self.history = _grown(self.history, new_slots, new_width)
+            if self.seen is not None and new_slots > slots:
+                self.seen = _grown(self.seen, new_slots, self.seen.shape[1])
 
 
 def _grown(old: Tensor, rows: int, columns: int) -> Tensor:

@@ -1,0 +1,137 @@
+"""Sampling: which kernels a step needs, and their launches.
+
+Greedy and temperature alone: one pass over the logits, and a look at a block or two of each row. Top-k, top-p and min-p
+beside: one pass, and a look at the KEEP best blocks. No sort, nothing of the vocabulary's size is written, and no
+tensor is read on the host: a step can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo_kernels.reference import sampling as reference
+from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows
+from octavo_kernels.triton.sampling_cuts import cut_kernel, logprobs_kernel, wide_kernel
+from octavo_kernels.triton.sampling_kernels import draw_kernel, scan_kernel
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """``tile`` tokens at a time, ``steps`` of them a program; ``keep`` blocks are looked into at once (``keep * steps``
+    tokens stay in registers: 16 a thread with 16 warps). ``warps`` of the scan, of what follows."""
+
+    tile: int = 1024
+    steps: int = 16
+    keep: int = 512
+    scan_warps: int = 4
+    row_warps: int = 16
+
+
+CONFIG = SamplingConfig()
+
+# Scores must be the same as torch computes them, bit for bit: no product and sum contracted into one rounding.
+_EXACT: dict[str, Any] = {"enable_fp_fusion": False}
+
+
+class _Shape:
+    """How a vocabulary is cut up."""
+
+    def __init__(self, vocab: int, config: SamplingConfig) -> None:
+        self.tile, self.steps = config.tile, config.steps
+        self.chunks = triton.cdiv(vocab, config.tile * config.steps)
+        self.blocks = self.chunks * config.tile
+        self.padded_blocks = triton.next_power_of_2(self.blocks)
+        self.padded_chunks = triton.next_power_of_2(self.chunks)
+        # The vocabulary of a test may have fewer blocks.
+        self.keep = min(config.keep, self.padded_blocks)
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    count, vocab = logits.shape
+    device, config, table = logits.device, CONFIG, rows.table
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    invalid = torch.empty(count, dtype=torch.bool, device=device)
+    if not count:
+        return SampledRows(tokens, invalid)
+    shape = _Shape(vocab, config)
+    bound = torch.empty(count, shape.blocks, device=device)
+    best, peak, mass = bound, bound, bound
+    if rows.truncated:
+        best = torch.empty_like(bound)
+        peak, mass = torch.empty(2, count, shape.chunks, device=device)
+    constraints = _constraints(rows.constraints)
+    constrained = rows.constraints is not None
+    source = (constraints, logits, logits.stride(0), vocab)
+    cuts = (table.top_k, table.top_p, table.min_p)
+    lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained}
+    scan_kernel[(shape.chunks, count)](
+        *source, rows.index, rows.index, rows.positions, table.temperature, table.streams,
+        bound, best, peak, mass,
+        RAW=False, CUTS=rows.truncated, **lanes, num_warps=config.scan_warps, **_EXACT,
+    )  # fmt: skip
+    lanes |= {"BLOCKS": shape.padded_blocks, "num_warps": config.row_warps}
+    whose = (rows.index, rows.positions, table.temperature, *cuts, table.streams)
+    flags = invalid.view(torch.int8)
+    draw_kernel[(count,)](
+        *source, *whose, bound, tokens, flags, shape.chunks,
+        CUTS=rows.truncated, **lanes, **_EXACT,
+    )  # fmt: skip
+    if rows.truncated:
+        chosen = torch.empty(count, shape.keep, dtype=torch.int32, device=device)
+        pending = torch.empty(count, dtype=torch.int32, device=device)
+        cut_kernel[(count,)](
+            *source, *whose, best, peak, mass, chosen, tokens, flags, pending, shape.chunks,
+            CHUNKS=shape.padded_chunks, KEEP=shape.keep, **lanes, **_EXACT,
+        )  # fmt: skip
+        wide_kernel[(count,)](
+            *source, *whose, bound, best, tokens, pending, shape.chunks, **lanes, **_EXACT,
+        )  # fmt: skip
+    return SampledRows(tokens, invalid)
+
+
+def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    vocab = logits.shape[1]
+    shape = _Shape(vocab, CONFIG)
+    count = len(rows)
+    if k > shape.keep or k > vocab:
+        return reference.top_logprobs(logits, rows, token_ids, k)
+    device = logits.device
+    ids = torch.empty(count, k + 1, dtype=torch.int64, device=device)
+    values = torch.empty(count, k + 1, device=device)
+    ranks = torch.empty(count, dtype=torch.int64, device=device)
+    if not count:
+        return ids, values, ranks
+    best = torch.empty(count, shape.blocks, device=device)
+    peak, mass = torch.empty(2, count, shape.chunks, device=device)
+    source = (logits, logits.stride(0), vocab, rows)
+    scan_kernel[(shape.chunks, count)](
+        (), *source, rows, rows, rows, rows, best, best, peak, mass,
+        TILE=shape.tile, STEPS=shape.steps, RAW=True, CUTS=True, CONSTRAINED=False, num_warps=CONFIG.scan_warps,
+    )  # fmt: skip
+    logprobs_kernel[(count,)](
+        *source, token_ids, best, peak, mass,
+        torch.empty(count, shape.keep, dtype=torch.int32, device=device),
+        ids, values, ranks, shape.chunks, k,
+        TILE=shape.tile, STEPS=shape.steps, BLOCKS=shape.padded_blocks, CHUNKS=shape.padded_chunks, KEEP=shape.keep,
+        num_warps=CONFIG.row_warps,
+    )  # fmt: skip
+    return ids, values, ranks
+
+
+def _constraints(c: Constraints | None) -> tuple[Tensor, ...]:
+    """In the order in which `open_row` takes them."""
+    if c is None:
+        return ()
+    return (
+        c.bitmask, c.bitmask_index, c.edit_start, c.edit_ids, c.edit_values, c.seen, c.seen_index,
+        c.counts, c.counts_index, c.repetition, c.frequency, c.presence,
+    )  # fmt: skip

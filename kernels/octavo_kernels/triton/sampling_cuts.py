@@ -1,0 +1,367 @@
+"""Top-k, top-p and min-p, and the most likely tokens of a row, from what `scan_kernel` left."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo_kernels.triton.sampling_kernels import is_cut
+from octavo_kernels.triton.sampling_math import (
+    BIG,
+    LOG2_E,
+    LOWEST,
+    gumbel,
+    gumbel_bound,
+    logits_of,
+    min_p_line,
+    open_row,
+    ordered,
+    race,
+    rank_line,
+    stream_keys,
+)
+
+
+@triton.jit
+def _gather(source, bests, block, floor, list_ptr, temperature, KEEP, TILE: tl.constexpr, STEPS: tl.constexpr):
+    """The tokens of blocks whose best reaches the key ``floor``, KEEP of them at most: ids and scores [KEEP, STEPS],
+    -inf below the floor. ``list_ptr``: room for KEEP numbers."""
+    chosen = bests >= floor
+    place = tl.cumsum(chosen.to(tl.int32)) - 1
+    tl.store(list_ptr + place, block, mask=chosen)
+    tl.debug_barrier()  # other threads read what these wrote
+    slot = tl.arange(0, KEEP)
+    taken = slot < tl.sum(chosen.to(tl.int32))
+    at = tl.load(list_ptr + slot, mask=taken, other=0)
+    ids = ((at // TILE) * (TILE * STEPS) + at % TILE)[:, None] + (tl.arange(0, STEPS) * TILE)[None, :]
+    scores = tl.div_rn(logits_of(source, ids, taken[:, None] & (ids < source[1])), temperature)
+    return ids, tl.where(ordered(scores) >= floor, scores, float("-inf"))
+
+
+@triton.jit
+def _race_tile(bounds, ids, scores, key0, key1):
+    """`race` among tokens at hand. Returns (token, score)."""
+    best = tl.full((), float("-inf"), tl.float64)
+    token = tl.full((), -1, tl.int32)
+    score = tl.full((), float("-inf"), tl.float32)
+    floor = tl.full((), LOWEST, tl.float32)
+    top = tl.max(tl.max(bounds, axis=1), axis=0)
+    while top >= floor:
+        at = tl.min(tl.min(tl.where(bounds == top, ids, BIG), axis=1), axis=0)
+        s = tl.max(tl.max(tl.where(ids == at, scores, float("-inf")), axis=1), axis=0)
+        value = s.to(tl.float64) + gumbel(at, key0, key1)
+        if value > best:
+            best = value
+            token = at
+            score = s
+            floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST)
+        bounds = tl.where(ids == at, float("-inf"), bounds)
+        top = tl.max(tl.max(bounds, axis=1), axis=0)
+    return token, score
+
+
+@triton.jit
+def cut_kernel(
+    constraints,
+    logits_ptr,
+    logits_stride,
+    vocab,
+    index_ptr,
+    positions_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    streams_ptr,
+    best_ptr,
+    peak_ptr,
+    mass_ptr,
+    list_ptr,
+    token_ptr,
+    invalid_ptr,
+    pending_ptr,
+    chunks,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    KEEP: tl.constexpr,
+    CONSTRAINED: tl.constexpr,
+):
+    """Rows with top-k, top-p or min-p whose cut lies among the tokens of their KEEP best blocks: nearly all. The rest
+    is left pending.
+
+    With the k-th best block's best as a floor, k tokens reach it, so the k-th best token does: what is below never
+    matters. The winner is drawn as if nothing were cut but what is below the top-k and min-p line; if too much mass
+    is above it for top-p, all that is not above it is out, and the rest draws again with the same noise (rejection as
+    in FlashInfer's sampling without sorting, Ye et al. 2025, with a fixed noise).
+    """
+    row = tl.program_id(0)
+    state = tl.load(index_ptr + row)
+    tl.store(pending_ptr + row, 0)
+    if state < 0:
+        return
+    temperature = tl.load(temperature_ptr + state)
+    if tl.load(invalid_ptr + row) != 0:
+        return
+    if not is_cut(state, vocab, temperature, top_k_ptr, top_p_ptr, min_p_ptr):
+        return
+    top_k = tl.load(top_k_ptr + state).to(tl.int32)
+    top_p = tl.load(top_p_ptr + state)
+    min_p = tl.load(min_p_ptr + state)
+    key0, key1 = stream_keys(tl.load(streams_ptr + state), tl.load(positions_ptr + row))
+    source = open_row(row, logits_ptr, logits_stride, vocab, constraints, CONSTRAINED)
+    block = tl.arange(0, BLOCKS)
+    bests = tl.load(best_ptr + row.to(tl.int64) * chunks * TILE + block, mask=block < chunks * TILE, other=LOWEST)
+    bests = tl.where(bests > LOWEST, tl.div_rn(bests, temperature), float("-inf"))
+    peak = tl.max(bests)
+    keys = ordered(bests)
+    line = min_p_line(peak, min_p)
+
+    floor = line
+    least = tl.where(top_k <= KEEP, top_k, KEEP // 2)
+    whole = tl.sum((keys >= line).to(tl.int32)) <= KEEP
+    if not whole:
+        floor = rank_line(keys, line, ordered(peak) + 1, least, KEEP)
+        if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties
+            floor += 1
+        whole = tl.sum((keys >= floor).to(tl.int32)) >= top_k
+    ids, scores = _gather(source, keys, block, floor, list_ptr + row * KEEP, temperature, KEEP, TILE, STEPS)
+    token_keys = tl.reshape(ordered(scores), (KEEP * STEPS,))
+    if whole and tl.sum((token_keys >= floor).to(tl.int32)) > top_k:
+        floor = rank_line(token_keys, floor, ordered(peak) + 1, top_k, top_k)
+    alive = ordered(scores) >= floor
+
+    needed = tl.full((), 2.0, tl.float64)
+    weights = tl.zeros_like(scores)
+    if top_p < 1:
+        weights = tl.where(alive, tl.exp2((scores - peak) * LOG2_E), 0.0)
+        inside = tl.sum(tl.sum(weights, axis=1), axis=0)
+        if whole:
+            needed = top_p * inside
+        else:
+            chunk = tl.arange(0, CHUNKS)
+            known = chunk < chunks
+            peaks = tl.load(peak_ptr + row * chunks + chunk, mask=known, other=LOWEST)
+            masses = tl.load(mass_ptr + row * chunks + chunk, mask=known, other=0.0)
+            # The largest logit is peak * temperature, but for its rounding.
+            total = tl.sum(masses * tl.exp2((peaks - tl.max(peaks)) * (LOG2_E / temperature)))
+            needed = top_p * total
+            # Without top-k and min-p, what reaches the mass is all that top-p asks for.
+            whole = (inside >= needed) & (top_k >= vocab) & (min_p <= 0)
+    if not whole:
+        tl.store(pending_ptr + row, 1)
+        return
+
+    bounds = tl.where(alive, scores + gumbel_bound(ids, key0, key1), float("-inf"))
+    token, score = _race_tile(bounds, ids, scores, key0, key1)
+    if top_p < 1:
+        ahead = (scores > score) | ((scores == score) & (ids < token))
+        while tl.sum(tl.sum(tl.where(ahead, weights, 0.0), axis=1), axis=0).to(tl.float64) >= needed:
+            bounds = tl.where(ahead, bounds, float("-inf"))
+            token, score = _race_tile(bounds, ids, scores, key0, key1)
+            ahead = (scores > score) | ((scores == score) & (ids < token))
+    tl.store(token_ptr + row, token)
+
+
+# ---- the row as a whole, by one program: cuts in the long tail
+
+
+@triton.jit
+def _tokens_before(source, best_ptr, chunks, temperature, peak, key, token, TILE, STEPS: tl.constexpr):
+    """How many tokens rank before (``key``, ``token``), and the sum of exp(score - peak) over them. Only blocks whose
+    best gets there are read."""
+    part: tl.constexpr = min(STEPS, 4)
+    lane = tl.arange(0, TILE)
+    step = tl.arange(0, part)
+    count = tl.zeros((part, TILE), tl.int32)
+    mass = tl.zeros((part, TILE), tl.float32)
+    for at in range(chunks * (STEPS // part)):
+        chunk = at // (STEPS // part)
+        live = ordered(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= key
+        ids = (at * part + step)[:, None] * TILE + lane[None, :]
+        scores = tl.div_rn(logits_of(source, ids, live[None, :] & (ids < source[1])), temperature)
+        keys = ordered(scores)
+        before = (keys > key) | ((keys == key) & (ids < token))
+        count += before.to(tl.int32)
+        mass += tl.where(before, tl.exp2((scores - peak) * LOG2_E), 0.0)
+    return tl.sum(tl.sum(count, axis=1), axis=0), tl.sum(tl.sum(mass, axis=1), axis=0)
+
+
+@triton.jit
+def _bounds_before(
+    source, best_ptr, bound_ptr, chunks, temperature, key0, key1, low, pivot, pivot_id, TILE, STEPS: tl.constexpr
+):
+    """Write the bounds of all blocks anew, of the tokens only that are not below the key ``low`` and rank before
+    (``pivot``, ``pivot_id``)."""
+    part: tl.constexpr = min(STEPS, 4)
+    lane = tl.arange(0, TILE)
+    step = tl.arange(0, part)
+    tl.debug_barrier()
+    for chunk in range(chunks):
+        live = ordered(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= low
+        bound = tl.full((TILE,), float("-inf"), tl.float32)
+        for first in range(0, STEPS, part):
+            ids = (chunk * STEPS + first + step)[:, None] * TILE + lane[None, :]
+            scores = tl.div_rn(logits_of(source, ids, live[None, :] & (ids < source[1])), temperature)
+            runs = (ordered(scores) >= low) & ((scores > pivot) | ((scores == pivot) & (ids < pivot_id)))
+            bound = tl.maximum(bound, tl.max(tl.where(runs, scores + gumbel_bound(ids, key0, key1), float("-inf")), 0))
+        tl.store(bound_ptr + chunk * TILE + lane, bound)
+    tl.debug_barrier()  # other threads read what these wrote
+
+
+@triton.jit
+def wide_kernel(
+    constraints,
+    logits_ptr,
+    logits_stride,
+    vocab,
+    index_ptr,
+    positions_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    streams_ptr,
+    bound_ptr,
+    best_ptr,
+    token_ptr,
+    pending_ptr,
+    chunks,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CONSTRAINED: tl.constexpr,
+):
+    """The rows that `cut_kernel` left pending: as there, but each look is one at the whole row."""
+    row = tl.program_id(0)
+    if tl.load(pending_ptr + row) == 0:
+        return
+    state = tl.load(index_ptr + row)
+    temperature = tl.load(temperature_ptr + state)
+    top_k = tl.load(top_k_ptr + state).to(tl.int32)
+    top_p = tl.load(top_p_ptr + state)
+    key0, key1 = stream_keys(tl.load(streams_ptr + state), tl.load(positions_ptr + row))
+    source = open_row(row, logits_ptr, logits_stride, vocab, constraints, CONSTRAINED)
+    best_row = best_ptr + row.to(tl.int64) * chunks * TILE
+    bound_row = bound_ptr + row.to(tl.int64) * chunks * TILE
+    block = tl.arange(0, BLOCKS)
+    bests = tl.load(best_row + block, mask=block < chunks * TILE, other=LOWEST)
+    bests = tl.where(bests > LOWEST, tl.div_rn(bests, temperature), float("-inf"))
+    peak = tl.max(bests)
+    keys = ordered(bests)
+    least = ordered(tl.full((), LOWEST, tl.float32))
+    low = min_p_line(peak, tl.load(min_p_ptr + state))
+    if top_k < vocab:
+        reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
+        if reach > top_k:
+            high = ordered(peak) + 1
+            if tl.sum((keys >= low).to(tl.int32)) >= top_k:
+                low = rank_line(keys, low, high, top_k, top_k + top_k // 8)
+            while low + 1 < high:
+                middle = (low >> 1) + (high >> 1) + (low & high & 1)
+                reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, middle, BIG, TILE, STEPS)
+                low = tl.where(reach >= top_k, middle, low)
+                high = tl.where(reach > top_k, high, tl.where(reach == top_k, middle + 1, middle))
+
+    if low > least:
+        _bounds_before(source, best_row, bound_row, chunks, temperature, key0, key1, low, float("-inf"), 0, TILE, STEPS)
+    bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
+    token, score = race(bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS)
+    if top_p < 1:
+        _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
+        needed = top_p * total
+        _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
+        while mass.to(tl.float64) >= needed:
+            _bounds_before(source, best_row, bound_row, chunks, temperature, key0, key1, low, score, token, TILE, STEPS)
+            bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
+            token, score = race(
+                bounds, block, source, temperature, key0, key1, low, score, token, TILE=TILE, STEPS=STEPS
+            )
+            _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
+    tl.store(token_ptr + row, token)
+
+
+# ---- log-probabilities
+
+
+@triton.jit
+def _next_of_value(source, best_ptr, chunks, key, after, TILE, STEPS: tl.constexpr):
+    """The lowest id above ``after`` whose logit has this key; BIG if there is none."""
+    lane = tl.arange(0, TILE)
+    found = tl.full((), BIG, tl.int32)
+    chunk = tl.maximum(after, 0) // (TILE * STEPS)
+    while (chunk < chunks) & (found == BIG):
+        live = ordered(tl.load(best_ptr + chunk * TILE + lane)) >= key
+        for step in range(STEPS):
+            ids = (chunk * STEPS + step) * TILE + lane
+            wanted = live & (ids < source[1])
+            same = wanted & (ordered(logits_of(source, ids, wanted)) == key) & (ids > after)
+            found = tl.minimum(found, tl.min(tl.where(same, ids, BIG)))
+        chunk += 1
+    return found
+
+
+@triton.jit
+def logprobs_kernel(
+    logits_ptr,
+    logits_stride,
+    vocab,
+    rows_ptr,
+    chosen_ptr,
+    best_ptr,
+    peak_ptr,
+    mass_ptr,
+    list_ptr,
+    ids_ptr,
+    values_ptr,
+    ranks_ptr,
+    chunks,
+    k,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    """Of each of the ``rows``: the chosen token's log-probability and rank, and the k best tokens in order."""
+    row = tl.program_id(0)
+    source = open_row(tl.load(rows_ptr + row), logits_ptr, logits_stride, vocab, (), False)
+    best_row = best_ptr + row.to(tl.int64) * chunks * TILE
+    chunk = tl.arange(0, CHUNKS)
+    peaks = tl.load(peak_ptr + row * chunks + chunk, mask=chunk < chunks, other=LOWEST)
+    masses = tl.load(mass_ptr + row * chunks + chunk, mask=chunk < chunks, other=0.0)
+    peak = tl.max(peaks)
+    norm = peak + tl.log(tl.sum(masses * tl.exp2((peaks - peak) * LOG2_E)))
+
+    chosen = tl.load(chosen_ptr + row).to(tl.int32)
+    value = tl.load(source[0] + chosen).to(tl.float32)
+    before, _ = _tokens_before(source, best_row, chunks, 1.0, peak, ordered(value), -1, TILE, STEPS)
+    out = row * (k + 1)
+    tl.store(ids_ptr + out, chosen)
+    tl.store(values_ptr + out, value - norm)
+    tl.store(ranks_ptr + row, before + 1)
+    if k > 0:
+        block = tl.arange(0, BLOCKS)
+        keys = ordered(tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf")))
+        lowest = ordered(tl.full((), LOWEST, tl.float32))
+        floor = lowest
+        rest = ordered(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor
+        if tl.sum((keys >= floor).to(tl.int32)) > KEEP:
+            floor = rank_line(keys, lowest, ordered(peak) + 1, k, KEEP)
+            if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties, of which the lowest ids are wanted
+                rest = floor
+                floor += 1
+        ids, scores = _gather(source, keys, block, floor, list_ptr + row * KEEP, 1.0, KEEP, TILE, STEPS)
+        after = -1
+        for place in range(1, k + 1):
+            top = tl.max(tl.max(scores, axis=1), axis=0)
+            if top > float("-inf"):
+                at = tl.min(tl.min(tl.where(scores == top, ids, BIG), axis=1), axis=0)
+                scores = tl.where(ids == at, float("-inf"), scores)
+            else:
+                at = _next_of_value(source, best_row, chunks, rest, after, TILE, STEPS)
+                after = at
+                top = tl.load(source[0] + at).to(tl.float32)
+            tl.store(ids_ptr + out + place, at)
+            tl.store(values_ptr + out + place, top - norm)
