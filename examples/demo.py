@@ -140,7 +140,12 @@ def own_cluster() -> Cluster:
 
 def _rig_up() -> None:
     with step("Kubernetes"):
-        rig("up")
+        if not is_up():  # it may be another folder's: there is one a machine
+            rig("up")
+
+
+def is_up() -> bool:
+    return subprocess.run([*RIG, "status"], capture_output=True).returncode == 0
 
 
 def _build_images() -> None:
@@ -279,7 +284,7 @@ def diagnose(cluster: Cluster) -> None:
 
 def main() -> int:
     context, keep = os.environ.get("KUBE_CONTEXT"), os.environ.get("KEEP", "0") not in ("", "0")
-    was_up = context is None and subprocess.run([*RIG, "status"], capture_output=True).returncode == 0
+    was_up = context is None and is_up()
     cluster: Cluster | None = None
     failed = True
     try:

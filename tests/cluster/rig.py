@@ -80,8 +80,7 @@ def status(_: argparse.Namespace) -> int:
 
 
 def kubeconfig(_: argparse.Namespace) -> None:
-    cluster.require_up()
-    print(settings.default_places().kubeconfig)
+    print(Path(cluster.require_up()["run"]) / "kubeconfig")
 
 
 def print_binaries(_: argparse.Namespace) -> None:
