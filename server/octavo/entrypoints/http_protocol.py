@@ -14,6 +14,7 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
 HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers
 MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
 BODY_SECONDS = 20.0
+LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
 
 
 class _HeadTooLarge(Exception):
@@ -30,6 +31,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0  # received since the pace was last looked at
         self._too_large = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._idle_since = self.loop.time()
+        self._last_call = False
+        self._farewell: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -37,6 +41,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        self._cancel_farewell()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,6 +57,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._cancel_farewell()
         if self._deadline is None:  # a further request on a connection that is kept alive
             self._expect_head()
 
@@ -71,6 +77,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise _HeadTooLarge
 
     def on_headers_complete(self) -> None:
+        self.scope["state"]["last_call"] = self._last_call
         self._in_head = False
         self._head_size = 0
         self._cancel_deadline()
@@ -82,6 +89,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cancel_deadline()
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._idle_since = self.loop.time()
+
+    # The server is about to end.
+
+    def say_farewell(self) -> None:
+        """A request under way is the connection's last. An idle connection may bring one more, until it has been idle
+        for so long that its client will hardly use it again: closing it at once would break a request that is just
+        being sent, and sending one away that cannot know better would be no kinder."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            return
+        self._last_call = True
+        if not self._head_bytes:  # else one is arriving
+            left = max(0.0, self._idle_since + LAST_CALL_SECONDS - self.loop.time())
+            self._farewell = self.loop.call_later(left, self.timeout_keep_alive_handler)
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def _cancel_farewell(self) -> None:
+        if self._farewell is not None:
+            self._farewell.cancel()
+            self._farewell = None
 
     # Deadlines.
 

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.state import REQUEST_ID, ServerState
+from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState, taken_on
 from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Gate:
         kept["request_id"], kept["client_chose_id"] = request_id, request_id == given
         if self.state.engine.tracer is not None:
             incoming_headers.set(Headers(scope=scope))
+        taken_on.set(self.state.phase is not Phase.DRAINING or kept.get("last_call", False))
         started = time.monotonic()
         status, sent_bytes = 0, 0
 
@@ -50,7 +51,10 @@ class Gate:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).setdefault("x-request-id", kept["request_id"])
+                answer = MutableHeaders(scope=message)
+                answer.setdefault("x-request-id", kept["request_id"])
+                if self.state.phase is Phase.DRAINING:
+                    answer["connection"] = "close"
             else:
                 sent_bytes += len(message.get("body", b""))
             await send(message)

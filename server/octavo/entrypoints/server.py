@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +120,7 @@ async def serve(
             await asyncio.sleep(0.2)  # whoever waits for an answer is told
             return 1
         core_exit.cancel()
-        await _drain(state, stop)
+        await _drain(state, stop, servers[0].server_state.connections)
         return 0
     finally:
         for server in servers:
@@ -164,14 +164,18 @@ async def _become_ready(engine: AsyncLLM, state: ServerState) -> None:
         state.metrics.record_startup(phase, seconds)
 
 
-async def _drain(state: ServerState, stop: _StopSignals) -> None:
-    """Take nothing new; wait for what is under way; then cut off the rest."""
+async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[Any]) -> None:
+    """Take nothing new; wait for what is under way, and for what clients still send over connections that they have
+    kept open; then cut off the rest."""
     state.phase = Phase.DRAINING
     deadline = time.monotonic() + state.args.shutdown_timeout
+    leaving: list[LimitedHttpProtocol] = list(connections)
+    for connection in leaving:
+        connection.say_farewell()
     if state.num_responding:
         logger.info("waiting up to %.0f s for %d requests", state.args.shutdown_timeout, state.num_responding)
-    while state.num_responding and time.monotonic() < deadline and not stop.second.is_set():
-        if state.engine.dead is not None:
+    while time.monotonic() < deadline and not stop.second.is_set() and state.engine.dead is None:
+        if not state.num_responding and not any(connection.is_open for connection in leaving):
             break
         await asyncio.sleep(0.05)
     if state.num_responding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMe
 from octavo.metrics.stats import Progress
 
 REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
+
+
+# Whether the present request came before the drain, or over a connection that did: it is not sent away.
+taken_on: ContextVar[bool] = ContextVar("taken_on", default=False)
 
 
 class Phase(enum.Enum):
@@ -77,7 +82,7 @@ class ServerState:
             raise APIError(503, f"The engine has ended: {self.engine.dead}", code="engine_dead")
         if self.phase is Phase.LOADING:
             raise APIError(503, "The model is still loading; try again", code="loading", headers={"retry-after": "2"})
-        if self.phase is Phase.DRAINING:
+        if self.phase is Phase.DRAINING and not taken_on.get():
             raise APIError(
                 503, "The server is shutting down; send the request to another replica", code="draining",
                 headers={"retry-after": "1", "connection": "close"},

@@ -109,6 +109,33 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(start):
 
 
 @pytest.mark.slow
+def test_a_drain_refuses_nobody_who_cannot_know_better(start):
+    """Clients that keep a connection open learn of the drain only by an answer over it."""
+    server = start(*SMALL)
+    body = {"prompt": "x", "max_tokens": 2}
+    with httpx.Client(base_url=server.url, timeout=30) as early, httpx.Client(base_url=server.url, timeout=30) as idle:
+        for client in (early, idle):
+            assert client.post("/v1/completions", json=body).headers.get("connection") != "close"
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in server.log, 5)
+        began = time.monotonic()
+        answer = early.post("/v1/completions", json=body)  # over the connection from before
+        assert answer.status_code == 200 and answer.headers["connection"] == "close"
+        assert server.post("/v1/completions", body).status_code == 503  # over a new one
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - began < 10  # and it does not wait for the idle one for ever
+
+
+@pytest.mark.slow
+def test_a_drain_does_not_wait_where_nobody_is(start):
+    server = start(*SMALL)
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 4
+
+
+@pytest.mark.slow
 def test_after_the_shutdown_timeout_streams_are_cut_off_with_an_error(start):
     server = start(*SMALL, "--shutdown-timeout", "0")
     stream = Stream(server)
