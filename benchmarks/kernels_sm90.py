@@ -4,7 +4,7 @@ The host code of the kernels runs on tensors without memory ("meta") and every l
 so what is compiled is what a GPU would be given: same specialisation, same warps and stages. Registers and stack are
 read from the machine code with the cuobjdump of Triton's wheel; stack means that registers did not suffice.
 
-    python benchmarks/kernels_sm90.py [--json FILE] [--quick] [--match TEXT]
+    python benchmarks/kernels_sm90.py [--json FILE] [--match TEXT] [--jobs N]
 """
 
 from __future__ import annotations
@@ -96,53 +96,99 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         cache = empty(2, 1000, kv_heads, 16, head_size, dtype=kv_dtype)
         backend.paged_attention(empty(rows, heads, head_size, dtype=dtype), cache, metadata, head_size**-0.5, **options)
 
-    kinds = {"decode": 1, "verify": 5, "mixed": 2048}
+    # Every row of the tables in octavo_kernels.triton.configs: 16, 32, 64 and 128 rows of a tile, and prompts.
+    steps = {"decode": (32, 8, 1), "5 drafts": (32, 8, 5), "8 of 8 heads": (64, 8, 8), "71/1 heads": (71, 1, 1)}
     for dtype in HALVES:
         for kv_dtype in (dtype, FLOAT8):
             name = f"attention {short(dtype)} kv {short(kv_dtype)}"
-            for head_size, kind in [*product((64, 128, 256), kinds), (80, "mixed"), (96, "mixed")]:
-                case = partial(attend, dtype, kv_dtype, head_size, 32, 8, kinds[kind], 64)
-                yield f"{name} d{head_size} {kind}", case
+            for head_size, kind in product((64, 128, 256), steps):
+                yield f"{name} d{head_size} {kind}", partial(attend, dtype, kv_dtype, head_size, *steps[kind], 64)
+            for head_size in (64, 80, 96, 128, 256):
+                yield f"{name} d{head_size} mixed", partial(attend, dtype, kv_dtype, head_size, 32, 8, 2048, 64)
             case = partial(attend, dtype, kv_dtype, 256, 16, 8, 2048, 64, window=4096, softcap=50.0)
             yield f"{name} d256 window softcap", case
-            for heads, kv_heads in ((32, 32), (71, 1)):
-                case = partial(attend, dtype, kv_dtype, 128, heads, kv_heads, 8, 64)
-                yield f"{name} d128 {heads}/{kv_heads} heads", case
+            yield f"{name} d128 window", partial(attend, dtype, kv_dtype, 128, 32, 8, 2048, 64, window=4096)
     for head_size in (64, 128):
-        case = partial(attend, torch.float32, torch.float32, head_size, 32, 8, kinds["mixed"], 64)
+        case = partial(attend, torch.float32, torch.float32, head_size, 32, 8, 2048, 64)
         yield f"attention f32 d{head_size} mixed", case
 
 
-CASES = (attention_cases,)
+def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import triton as backend
+
+    def rope(dtype, kv_dtype, heads, kv_heads, head_size, norm):
+        weight = empty(head_size, dtype=dtype) if norm else None
+        backend.rope_and_cache(
+            empty(8, (heads + 2 * kv_heads) * head_size, dtype=dtype),
+            empty(8, dtype=torch.int64),
+            empty(4096, head_size),
+            empty(2, 1000, kv_heads, 16, head_size, dtype=kv_dtype),
+            empty(8, dtype=torch.int64),
+            heads,
+            kv_heads,
+            head_size,
+            weight,
+            weight,
+        )
+
+    def copy(dtype):
+        caches = [empty(2, 1000, 8, 16, 128, dtype=dtype) for _ in range(2)]
+        backend.copy_blocks(caches, empty(4, 2, dtype=torch.int64))
+
+    for dtype in HALVES:
+        for width in (1024, 4096, 5120):
+            x, weight = empty(8, width, dtype=dtype), empty(width, dtype=dtype)
+            yield f"rms_norm {short(dtype)} {width}", partial(backend.rms_norm, x, weight, 1e-6)
+            yield f"fused_add_rms_norm {short(dtype)} {width}", partial(backend.fused_add_rms_norm, x, x, weight, 1e-6)
+        yield f"silu_and_mul {short(dtype)}", partial(backend.silu_and_mul, empty(8, 2 * 14336, dtype=dtype))
+        table = empty(151936, 4096, dtype=dtype)
+        yield f"embedding {short(dtype)}", partial(backend.embedding, empty(8, dtype=torch.int64), table)
+        for head_size, norm in product((64, 80, 96, 128, 256), (False, True)):
+            name = f"rope_and_cache {short(dtype)} d{head_size}{' norm' * norm}"
+            yield name, partial(rope, dtype, dtype, 32, 8, head_size, norm)
+        yield f"copy_blocks {short(dtype)}", partial(copy, dtype)
+        for n, k in ((6144, 4096), (4096, 14336), (1024, 3072)):
+            for rows in (1, 16):
+                case = partial(backend.linear, empty(rows, k, dtype=dtype), empty(n, k, dtype=dtype))
+                yield f"linear {short(dtype)} {rows} x {n} x {k}", case
+
+
+CASES = (attention_cases, layer_cases)
+# Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
+VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "HAS_WINDOW")}
 
 
 def short(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", FLOAT8: "fp8"}[dtype]
 
 
-def compile_all(match: str = "", quick: bool = False) -> list[Compiled]:
-    """Compile every launch of the cases whose name holds ``match``; ``quick`` takes the bfloat16 ones alone."""
+def compile_all(match: str = "", part: int = 0, parts: int = 1) -> list[Compiled]:
+    """Compile every launch of the cases whose name holds ``match``; of these one of ``parts`` equal parts."""
     driver.set_active(Hopper())
     found: list[Compiled] = []
-    seen: set[str] = set()
+    seen: set = set()
     case = ""
     run = JITFunction.run
 
     def compile_instead(self, *args, grid, warmup, **kwargs):
         start = time.perf_counter()
+        if self.__name__ in VARIANTS:
+            variant = (self.__name__, args[0].dtype, *(kwargs[name] for name in VARIANTS[self.__name__]))
+            if variant in seen:
+                return
+            seen.add(variant)
         compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
         if compiled.hash not in seen:
             seen.add(compiled.hash)
             found.append(describe(case, compiled, time.perf_counter() - start))
             print(row(found[-1]), flush=True)
-        return compiled
 
     JITFunction.run = compile_instead
     try:
-        for cases in CASES:
-            for case, launch in cases():
-                if match in case and not (quick and ("f16" in case.split()[1:2] or "kv fp8" in case)):
-                    launch()
+        wanted = [(name, launch) for cases in CASES for name, launch in cases() if match in name]
+        for name, launch in wanted[len(wanted) * part // parts : len(wanted) * (part + 1) // parts]:
+            case = name
+            launch()
     finally:
         JITFunction.run = run
     return found
@@ -185,16 +231,34 @@ def report(found: list[Compiled]) -> None:
             print(f"  {c.case}: {c.kernel} asks for {c.shared} bytes of shared memory, Hopper has {SHARED_LIMIT}")
 
 
+def compile_in_parallel(match: str, jobs: int) -> list[Compiled]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, f"{part}.json") for part in range(jobs)]
+        running = [
+            subprocess.Popen([sys.executable, __file__, "--match", match, "--part", f"{part}/{jobs}", "--json", file])
+            for part, file in enumerate(files)
+        ]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            raise SystemExit("a compilation failed, see above")
+        return [Compiled(**c) for file in files for c in json.loads(file.read_text())]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the table there")
-    parser.add_argument("--quick", action="store_true", help="bfloat16 alone")
     parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compile with so many processes")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    print(f"triton {triton.__version__}, torch {torch.__version__}, sm_90")
-    print(f"{'case':42} {'kernel':20} warps stages    shared  regs stack programs/SM wgmma  mma     s")
-    found = compile_all(arguments.match, arguments.quick)
-    report(found)
+    if arguments.part:
+        part, parts = map(int, arguments.part.split("/"))
+        found = compile_all(arguments.match, part, parts)
+    else:
+        print(f"triton {triton.__version__}, torch {torch.__version__}, sm_90")
+        print(f"{'case':42} {'kernel':20} warps stages    shared  regs stack programs/SM wgmma  mma     s", flush=True)
+        found = compile_in_parallel(arguments.match, arguments.jobs)
+        report(found)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(c) for c in found], indent=1) + "\n")
 

@@ -105,7 +105,7 @@ def paged_attention(
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=configs.next_power_of_2(group), BLOCK_C=16, num_warps=4, **split, **shape,
+        GROUP_PAD=configs.next_power_of_2(group), BLOCK_C=16 if head_pad <= 128 else 8, num_warps=4, **split, **shape,
     )  # fmt: skip
     return out
 
