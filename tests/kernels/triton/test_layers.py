@@ -1,0 +1,185 @@
+"""Norms, activation, rotary embedding, cache writes, block copies and linears of few rows in Triton, against plain
+torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo_kernels import reference
+from octavo_kernels import triton as backend
+from octavo_kernels.triton import small_linear
+
+FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+
+
+def randn(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+@pytest.mark.parametrize("width", [1, 70, 576, 4096])
+def test_rms_norm(assert_close, dtype, device, width):
+    x, weight = randn(3, width, dtype=dtype, device=device) * 3, randn(width, dtype=dtype, device=device, seed=1)
+    out = backend.rms_norm(x, weight, 1e-5)
+    exact = reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert out.dtype == dtype
+    assert_close(out, exact, reference.rms_norm(x, weight, 1e-5), slack=2e-7)
+
+
+@pytest.mark.parametrize("width", [70, 576])
+def test_fused_add_keeps_the_rounded_sum(dtype, device, width):
+    """The new residual is exactly residual + x, and the norm is exactly the norm of it."""
+    x, residual = (randn(3, width, dtype=dtype, device=device, seed=seed) for seed in (1, 2))
+    weight = randn(width, dtype=dtype, device=device, seed=3)
+    normed, total = backend.fused_add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, residual + x)
+    assert torch.equal(normed, backend.rms_norm(total, weight, 1e-6))
+
+
+@pytest.mark.parametrize("width", [5, 1500])
+def test_silu_and_mul(assert_close, dtype, device, width):
+    x = randn(3, 2 * width, dtype=dtype, device=device) * 8
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_close(backend.silu_and_mul(x), gate * torch.sigmoid(gate) * up, reference.silu_and_mul(x), slack=2e-7)
+
+
+def test_silu_of_extreme_gates(device):
+    """Gates far out give 0 or the gate itself, never NaN."""
+    gate = torch.tensor([[-1e30, -200.0, -88.0, -0.0, 0.0, 88.0, 200.0, 1e30]], device=device)
+    out = backend.silu_and_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1))
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate), atol=1e-35, rtol=2e-7)
+
+
+def test_embedding(dtype, device):
+    """Exact rows; ids of padding rows are looked up within the table."""
+    table, ids = randn(9, 1030, dtype=dtype, device=device), torch.tensor([8, 0, 3, 3, -7, 10**12], device=device)
+    assert torch.equal(backend.embedding(ids, table), table[ids.clamp(0, 8)])
+
+
+def test_rows_of_a_wider_tensor(device):
+    """Views that are not contiguous are taken as they are."""
+    wide, weight = randn(6, 64, dtype=torch.float32, device=device), randn(32, dtype=torch.float32, device=device)
+    part = wide[::2, 16:48]
+    assert torch.equal(backend.rms_norm(part, weight, 1e-6), backend.rms_norm(part.contiguous(), weight, 1e-6))
+    assert torch.equal(backend.silu_and_mul(part), backend.silu_and_mul(part.contiguous()))
+
+
+@pytest.mark.parametrize("shape", [(1, 70, 128, 1), (3, 130, 256, 2), (16, 64, 640, 4)], ids=str)
+def test_linear_of_few_rows(assert_close, device, shape):
+    """Whatever the split, whatever the rest of the last tile; a second call finds the counters as the first did."""
+    rows, n, k, splits = shape
+    dtype = torch.float16
+    x, weight, bias = (randn(*size, dtype=dtype, device=device) for size in ((rows, k), (n, k), (n,)))
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    plain = torch.nn.functional.linear(x, weight, bias)
+    config = small_linear.SmallConfig(64, splits)
+    first, second = (small_linear.small_linear(x, weight, bias, config) for _ in range(2))
+    assert_close(first, exact, plain)
+    assert torch.equal(first, second)
+    alone = small_linear.small_linear(x[-1:], weight, bias, config)
+    assert torch.equal(alone, first[-1:]), "a row's result depends on its company"
+
+
+@given(n=st.integers(1, 200_000), k=st.integers(1, 40_000))
+@settings(max_examples=300, deadline=None)
+def test_splits_leave_no_part_empty(n, k):
+    config = small_linear.small_config(n, k)
+    if config is not None:
+        blocks, rest = divmod(k, config.block_k)
+        each = -(-blocks // config.splits)
+        assert rest == 0
+        assert (config.splits - 1) * each < blocks <= config.splits * each
+
+
+# ---- rotary embedding and the cache
+
+
+def make_table(positions: int, rot_dim: int, device: str) -> torch.Tensor:
+    angles = torch.outer(torch.arange(positions).float(), 10000.0 ** (-torch.arange(0, rot_dim, 2) / rot_dim))
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("head_size, rot_dim", [(64, 64), (80, 32), (24, 20), (16, 0)])
+@pytest.mark.parametrize("heads, kv_heads", [(6, 2), (5, 1)])
+def test_rope_and_cache(assert_close, dtype, device, head_size, rot_dim, heads, kv_heads, norm):
+    """A row of padding (slot -1, any position) leaves no trace; all else is as in plain torch."""
+    rows = 5
+    qkv = randn(rows, (heads + 2 * kv_heads) * head_size, dtype=dtype, device=device)
+    positions = torch.tensor([7, 0, 10**12, 99, 3], device=device)
+    slots = torch.tensor([3, 17, -1, 0, 47], device=device)
+    norms = [randn(head_size, dtype=dtype, device=device, seed=s) if norm else None for s in (1, 2)]
+    table = make_table(100, rot_dim, device) if rot_dim else None
+
+    def run(function, cast):
+        cache = torch.full((2, 12, kv_heads, 4, head_size), float("nan"), dtype=cast(qkv).dtype, device=device)
+        weights = [None if w is None else cast(w) for w in norms]
+        turn = None if table is None else table.to(torch.promote_types(torch.float32, cast(qkv).dtype))
+        q = function(cast(qkv), positions, turn, cache, slots, heads, kv_heads, head_size, *weights, 1e-6)
+        return torch.cat([q.flatten(), cache.flatten()])
+
+    out = run(backend.rope_and_cache, lambda t: t)
+    exact = run(reference.rope_and_cache, lambda t: t.double())
+    plain = run(reference.rope_and_cache, lambda t: t)
+    assert torch.equal(out.isnan(), exact.isnan())
+    assert_close(out[~out.isnan()], exact[~out.isnan()], plain[~out.isnan()], slack=2e-7)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.25, 4.0)], ids=str)
+def test_a_cache_of_fp8(device, scales):
+    """Keys and values are divided by their scales and cut to what e4m3 holds.
+
+    The values need no rounding, which Triton's interpreter gets wrong where it carries into the exponent.
+    """
+    dtype, float8 = torch.float16, torch.float8_e4m3fn
+    qkv = (randn(4, 3 * 64, dtype=dtype, device=device) * 400).to(float8).to(dtype)
+    caches = []
+    for function in (backend.rope_and_cache, reference.rope_and_cache):
+        cache = torch.zeros(2, 3, 1, 4, 64, device=device).to(float8)
+        arguments = (qkv, torch.arange(4, device=device), None, cache, torch.tensor([0, 5, -1, 7], device=device))
+        function(*arguments, 1, 1, 64, k_scale=scales[0], v_scale=scales[1])
+        caches.append(cache.float())
+    assert torch.equal(*caches)
+    assert caches[0].abs().max() == 448.0
+    with pytest.raises(ValueError, match="fp8"):
+        backend.rope_and_cache(qkv, torch.arange(4), None, torch.zeros(2, 3, 1, 4, 64), qkv, 1, 1, 64, k_scale=2.0)
+
+
+def test_offsets_beyond_32_bits(device):
+    """A cache, an embedding table and a batch whose last rows lie more than 2**31 elements into their storage."""
+    far = 2**31 + 4096
+    storage = torch.empty(far + 4096, dtype=torch.float16, device=device)  # pages that nobody touches cost nothing
+    cache = storage.as_strided((2, 2, 1, 16, 64), (1024, far, 1024, 64, 1))
+    qkv = randn(1, 3 * 64, dtype=torch.float16, device=device)
+    ones = torch.ones(1, dtype=torch.int64, device=device)
+    backend.rope_and_cache(qkv, ones, None, cache, ones * 18, 1, 1, 64)
+    assert torch.equal(cache[0, 1, 0, 2], qkv[0, 64:128])
+    assert torch.equal(cache[1, 1, 0, 2], qkv[0, 128:])
+    backend.copy_blocks([cache], torch.tensor([[1, 0]], device=device))
+    assert torch.equal(cache[:, 0, 0, 2], cache[:, 1, 0, 2])
+    rows = storage.as_strided((2, 64), (far, 1))
+    rows.copy_(randn(2, 64, dtype=torch.float16, device=device))
+    weight = randn(64, dtype=torch.float16, device=device, seed=1)
+    assert torch.equal(backend.embedding(ones, rows), rows[1:])
+    assert torch.equal(backend.silu_and_mul(rows), backend.silu_and_mul(rows.contiguous()))
+    assert torch.equal(backend.rms_norm(rows, weight, 1e-6), backend.rms_norm(rows.contiguous(), weight, 1e-6))
+
+
+@given(data=st.data())
+@settings(max_examples=12, **FIXTURES)
+def test_copies_read_before_they_write(device, data):
+    """Copies of whole blocks are as if simultaneous, also in chains and swaps, in caches of any dtype and layout."""
+    blocks = data.draw(st.integers(2, 40))
+    count = data.draw(st.integers(0, blocks))
+    targets = torch.randperm(blocks)[:count]
+    pairs = torch.stack([torch.randint(0, blocks, (count,)), targets], dim=1).to(device)
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.uint8]))
+    caches = [(torch.randn(2, blocks, 2, 3, 5) * 50).to(dtype).to(device) for _ in range(2)]
+    if data.draw(st.booleans()):  # blocks first
+        caches.append(torch.randn(blocks, 2, 1, 4, 3, device=device).transpose(0, 1))
+    before = [cache.clone() for cache in caches]
+    backend.copy_blocks(caches, pairs)
+    reference.copy_blocks(before, pairs)
+    assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
