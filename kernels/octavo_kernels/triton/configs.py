@@ -48,7 +48,7 @@ class Splits:
 # float32 promises that a row's bits do not depend on its company. So there both kernels use one tile shape and one
 # fixed chunk, and chunks are summed in order. No tensor cores: exactness, not speed.
 EXACT_CHUNK = 512
-EXACT = Config(16, 32, 4, 3)
+EXACT = Config(16, 16, 4, 3)
 
 # Tensor cores want 64 rows a warp group (wgmma). 128 rows on two warp groups halve the keys read again for each tile
 # of queries: 64 rows would ask the L2 cache for 6 TB/s at 400 TFLOP/s. Head size 64 fits twice into an SM with 128

@@ -1,0 +1,62 @@
+"""Every Triton kernel, with every row of the launch tables, compiles for Hopper on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.loader.cache import cache_dir
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels_sm90.py"
+OLDEST = "3.6.0"  # the one that torch 2.11 brings
+
+
+def oldest_triton() -> Path:
+    """A folder that holds the oldest Triton that is supported, fetched once."""
+    folder = cache_dir() / f"triton-{OLDEST}"
+    if not (folder / "triton").is_dir():
+        uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
+        pip = [uv, "pip"] if Path(uv).exists() else [sys.executable, "-m", "pip"]
+        python = ["--python", sys.executable] if pip[0] == uv else []
+        fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
+        command = [*pip, "install", "--quiet", "--no-deps", *python, "--target", str(fresh), f"triton=={OLDEST}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            shutil.rmtree(fresh, ignore_errors=True)
+            pytest.skip(f"triton {OLDEST} cannot be fetched: {done.stderr.strip()[-300:]}")
+        try:
+            fresh.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(fresh)
+    return folder
+
+
+def compile_for_hopper(tmp_path: Path, *paths: Path) -> list[dict]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    result = subprocess.run(
+        [sys.executable, SCRIPT, "--json", tmp_path / "kernels.json"], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    return json.loads((tmp_path / "kernels.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["pinned", OLDEST])
+def test_every_kernel_compiles_for_hopper(tmp_path, version):
+    """And fits: no more shared memory than there is, no spilling, prompts on the warp groups' tensor cores."""
+    compiled = compile_for_hopper(tmp_path, *([] if version == "pinned" else [oldest_triton()]))
+    attention = [c for c in compiled if c["case"].startswith("attention")]
+    halves = [c for c in compiled if " f32 " not in c["case"]]
+    for dtype in ("bf16", "f16"):
+        for kernel in ("prefill_attention", "decode_attention", "reduce_chunks"):
+            assert any(c["kernel"] == kernel and dtype in c["case"].split() for c in attention), (dtype, kernel)
+    assert [c["case"] for c in compiled if c["shared"] > 227 * 1024] == []
+    assert [(c["case"], c["kernel"], c["stack"]) for c in halves if c["stack"] > 32] == []
+    prompts = [c for c in halves if c["kernel"] == "prefill_attention"]
+    assert [c["case"] for c in prompts if not c["wgmma"] or c["mma"]] == []
