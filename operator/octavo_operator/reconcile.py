@@ -58,19 +58,20 @@ def look(
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
     pods = [one.body for one in children if one.kind == "Pod"]
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
-    room_for, again = make_room(deployment, live, pods, now)
+    room, again = make_room(deployment, live, pods, now)
     todo = Plan()
     try:
         template = pinned_template(deployment, live) or expected_template(deployment, config)
     except BadPodPatch as error:
         problem = Problem("BadPodPatch", f"{error}; the pods stay as they were")
     else:
-        desired = render(deployment, config, template=template, make_room=room_for is not None, apis=apis)
+        unavailable = room.unavailable if room else None
+        desired = render(deployment, config, template=template, unavailable=unavailable, apis=apis)
         for manifest in desired:
             if manifest["kind"] == "Deployment":
                 extra = template_annotation(deployment, template)
-                if room_for:
-                    extra[MAKE_ROOM] = room_for
+                if room:
+                    extra[MAKE_ROOM] = str(room)
                 manifest["metadata"]["annotations"] = extra
         todo = plan(deployment, desired, children)
         if todo.conflicts and problem is None:
@@ -84,7 +85,7 @@ def look(
     autoscaler = next(
         (one.body for one in children if (one.kind, one.name) == (autoscaler_kind(deployment), deployment.name)), None
     )
-    seen = Observation(live, pods, claim, problem, room_for is not None, autoscaler, scaling_problem, apis)
+    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling_problem, apis)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

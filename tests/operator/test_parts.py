@@ -18,7 +18,7 @@ from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
 from octavo_operator.ownership import foreign_additions
 from octavo_operator.refusals import Refusals
-from octavo_operator.rollout import MAKE_ROOM, make_room
+from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
 from octavo_operator.store import Observed, Store
 from octavo_operator.workqueue import WorkQueue
@@ -215,10 +215,10 @@ def test_a_listing_that_breaks_off_changes_nothing_more() -> None:
 # Rollouts.
 
 
-def pod(name: str, revision: str, created: str, waiting: str | None = None) -> dict[str, Any]:
-    conditions = []
+def pod(name: str, revision: str, created: str, waiting: str | None = None, ready: bool = True) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": str(ready and not waiting)}]
     if waiting:
-        conditions = [
+        conditions += [
             {
                 "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": waiting,
                 "lastTransitionTime": created,
@@ -231,35 +231,87 @@ def pod(name: str, revision: str, created: str, waiting: str | None = None) -> d
     }
 
 
+def live(wanted: int, available: int, updated: int = 1, **more: Any) -> dict[str, Any]:
+    """A Deployment in its third rollout."""
+    annotations = {"deployment.kubernetes.io/revision": "3", **more.pop("annotations", {})}
+    status = {"observedGeneration": 2, "availableReplicas": available, "updatedReplicas": updated, **more}
+    return {"metadata": {"annotations": annotations, "generation": 2}, "spec": {"replicas": wanted}, "status": status}
+
+
 OLD = pod("old", "a", "2026-01-01T00:00:00Z")
 FULL = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-T0 = 1767225660.0  # 2026-01-01T00:01:00Z
-LIVE = {"metadata": {"annotations": {}, "generation": 2}, "spec": {"replicas": 1}, "status": {"observedGeneration": 2}}
+START = "2026-01-01T00:01:00Z"
+T0 = 1767225660.0  # of that
+ONE = Room("3", 1)
 
 
 @pytest.mark.parametrize(
     ("new", "now", "decided", "again"),
     [
-        (pod("new", "b", "2026-01-01T00:01:00Z"), T0, None, None),
-        (pod("new", "b", "2026-01-01T00:01:00Z", FULL), T0 + 10, None, 50.0),
-        (pod("new", "b", "2026-01-01T00:01:00Z", FULL), T0 + 60, "b", None),
-        (pod("new", "b", "2026-01-01T00:01:00Z", "1 node(s) didn't match node selector"), T0 + 600, None, None),
-        (pod("more", "a", "2026-01-01T00:01:00Z", FULL), T0 + 600, None, None),
+        (pod("new", "b", START), T0, None, None),
+        (pod("new", "b", START, FULL), T0 + 10, None, 50.0),
+        (pod("new", "b", START, FULL), T0 + 60, ONE, None),
+        (pod("new", "b", START, "1 node(s) didn't match node selector"), T0 + 600, None, None),
+        (pod("more", "a", START, FULL), T0 + 600, None, None),
     ],
     ids=["scheduled", "patient", "out-of-patience", "would-not-help", "scale-up"],
 )
 def test_old_pods_make_room_only_for_new_ones_that_lack_it(
-    new: dict[str, Any], now: float, decided: str | None, again: float | None
+    new: dict[str, Any], now: float, decided: Room | None, again: float | None
 ) -> None:
-    assert make_room(parsed(), LIVE, [OLD, new], now) == (decided, again)
+    assert make_room(parsed(), live(1, 1), [OLD, new], now) == (decided, again)
 
 
 def test_a_decision_holds_until_its_rollout_is_complete() -> None:
-    new = pod("new", "b", "2026-01-01T00:01:00Z")
-    decided = {**LIVE, "metadata": {"annotations": {MAKE_ROOM: "b"}, "generation": 2}}
-    assert make_room(parsed(), decided, [new], T0) == ("b", None)
-    status = {"observedGeneration": 2, "updatedReplicas": 1, "replicas": 1, "availableReplicas": 1}
-    assert make_room(parsed(), {**decided, "status": status}, [new], T0) == (None, None)
+    new = pod("new", "b", START)
+    decided = {MAKE_ROOM: str(ONE)}
+    assert make_room(parsed(), live(1, 0, annotations=decided), [new], T0) == (ONE, None)
+    assert make_room(parsed(), live(1, 1, annotations=decided, replicas=1), [new], T0) == (None, None)
+    another = {MAKE_ROOM: "2/1"}
+    assert make_room(parsed(), live(1, 0, annotations=another), [new], T0) == (None, None)
+
+
+def test_with_fewer_gpus_than_replicas_more_are_allowed_to_be_missing() -> None:
+    """Or the replica that never had a place would be the one that may be missing, for ever."""
+    pods = [pod(f"old{n}", "a", "2026-01-01T00:00:00Z") for n in range(3)] + [pod("new", "b", START, FULL)]
+    assert make_room(parsed(), live(4, 3), pods, T0 + 60) == (Room("3", 2), None)
+    progressing = {"type": "Progressing", "status": "True", "lastUpdateTime": "2026-01-01T00:02:00Z"}
+    stands = live(4, 3, annotations={MAKE_ROOM: "3/1"}, conditions=[progressing])
+    assert make_room(parsed(), stands, pods, T0 + 61) == (ONE, 59.0), "it has just come on"
+    assert make_room(parsed(), stands, pods, T0 + 121) == (Room("3", 2), None)
+
+
+def test_nothing_more_goes_while_something_is_leaving() -> None:
+    leaving = pod("leaving", "a", "2026-01-01T00:00:00Z")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:03:00Z"
+    pods = [OLD, leaving, pod("new", "b", START, FULL)]
+    assert make_room(parsed(), live(2, 1), pods, T0 + 100) == (None, 5.0)
+    assert make_room(parsed(), live(2, 1), pods, T0 + 200)[0] == Room("3", 2), "it should have gone long ago"
+
+
+def test_old_pods_that_do_not_serve_make_room_at_once_and_those_that_serve_stay() -> None:
+    broken = pod("broken", "b", "2026-01-01T00:00:30Z", ready=False)
+    pods = [OLD, broken, pod("reverted", "a2", START, FULL)]
+    assert make_room(parsed(), live(2, 1), pods, T0 + 1) == (ONE, None)
+    assert make_room(parsed(), live(2, 2), pods, T0 + 1)[0] is None, "none is missing: somebody would be taken"
+
+
+def test_a_full_quota_is_no_room_either() -> None:
+    refused = {
+        "type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus", "lastTransitionTime": START,
+    }  # fmt: skip
+    assert make_room(parsed(), live(1, 1, 0, conditions=[refused]), [OLD], T0 + 10) == (None, 50.0)
+    assert make_room(parsed(), live(1, 1, 0, conditions=[refused]), [OLD], T0 + 60) == (ONE, None)
+    assert make_room(parsed(), live(2, 1, 1, conditions=[refused]), [OLD], T0 + 60) == (None, None), "a scale-up"
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans())))
+def test_never_more_than_one_that_serves_is_taken(replicas: int, available: int, drawn: list[Any]) -> None:
+    pods = [pod(f"p{n}", r, START, FULL if w else None, ready) for n, (r, w, ready) in enumerate(drawn)]
+    room, again = make_room(parsed(), live(replicas, min(available, replicas)), pods, T0 + 1000)
+    if room:
+        assert again is None
+        assert replicas - room.unavailable >= min(available, replicas) - 1
 
 
 # Status.

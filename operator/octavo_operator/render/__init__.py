@@ -29,13 +29,14 @@ def render(
     config: OperatorConfig,
     *,
     template: Manifest | None = None,
-    make_room: bool = False,
+    unavailable: int | None = None,
     apis: frozenset[str] = frozenset(),
 ) -> list[Manifest]:
     """Everything that should exist for `deployment`.
 
-    `template`: a pod template made earlier, instead of the one of today's operator. `apis`: optional kinds that the
-    cluster has (`PodMonitor`). Raises BadPodPatch.
+    `template`: a pod template made earlier, instead of the one of today's operator. `unavailable`: so many replicas
+    may be missing in this rollout, since no pod beside them finds a place. `apis`: optional kinds that the cluster has
+    (`PodMonitor`). Raises BadPodPatch.
     """
     if template is None:
         template = expected_template(deployment, config)
@@ -45,7 +46,7 @@ def render(
         expected_cache_claim(deployment),
         expected_network_policy(deployment, config),
         expected_service(deployment),
-        expected_deployment(deployment, template, make_room),
+        expected_deployment(deployment, template, unavailable),
         expected_disruption_budget(deployment),
         expected_autoscaler(deployment, config, apis),
         *optional,

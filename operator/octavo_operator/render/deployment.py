@@ -10,16 +10,15 @@ from octavo_operator.render import names
 Json = dict[str, Any]
 
 SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-MAKE_ROOM = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
-def expected_deployment(deployment: LLMDeployment, template: Json, make_room: bool = False) -> Json:
-    """`make_room`: with rollout Auto, this rollout's additional pod found no place."""
+def expected_deployment(deployment: LLMDeployment, template: Json, unavailable: int | None = None) -> Json:
+    """`unavailable`: with rollout Auto, so many old pods may go first, since a pod beside them finds no place."""
     rollout = deployment.spec.rollout
     body = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": names.selector(deployment)},
-        "strategy": _strategy(deployment, make_room),
+        "strategy": _strategy(deployment, unavailable),
         "minReadySeconds": rollout.min_ready_seconds,
         "progressDeadlineSeconds": progress_deadline(deployment),
         "revisionHistoryLimit": 3,
@@ -42,15 +41,17 @@ def shares_nothing(deployment: LLMDeployment) -> bool:
     return pvc is not None and "ReadWriteMany" not in pvc.access_modes
 
 
-def _strategy(deployment: LLMDeployment, make_room: bool) -> Json:
+def _strategy(deployment: LLMDeployment, unavailable: int | None) -> Json:
     rollout = deployment.spec.rollout
     if rollout.type == "Recreate" or shares_nothing(deployment):
         return {"type": "Recreate"}
     if rollout.type == "Auto":
-        return MAKE_ROOM if make_room or rollout.surge_patience_seconds == 0 else SURGE
-    surge, unavailable = rollout.max_surge, rollout.max_unavailable
+        if unavailable is None and rollout.surge_patience_seconds > 0:
+            return SURGE
+        return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": unavailable or 1}}
+    surge, missing = rollout.max_surge, rollout.max_unavailable
     if surge is None:
         surge = 1  # what is not said must let the rollout go on
-    if unavailable is None:
-        unavailable = 1 if str(surge) in ("0", "0%") else 0
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+    if missing is None:
+        missing = 1 if str(surge) in ("0", "0%") else 0
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
