@@ -15,7 +15,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
 from octavo_operator.lease import LeaseHolder
 from octavo_operator.metrics import Metrics, Snapshot
-from octavo_operator.plan import CHILD_KINDS
+from octavo_operator.plan import CHILD_KINDS, Plan
 from octavo_operator.reconcile import Outcome, look, look_at_unreadable, parse
 from octavo_operator.status import Event, events
 from octavo_operator.store import Key, Observed, Store
@@ -124,9 +124,12 @@ class Controller:
             if not succeeded:
                 self.queue.retry(key)
             return succeeded
-        problem, transient = await self._do(deployment)
-        # Say how it stands by what is there now, the answers to our own writes included.
-        outcome = self._look(deployment, problem)
+        outcome = self._look(deployment)
+        problem, transient = None, False
+        if outcome.plan.actions:
+            problem, transient = await self._do(deployment, outcome.plan)
+            # Say how it stands by what is there now, the answers to our own writes included.
+            outcome = self._look(deployment, problem)
         if outcome.status is not None and not await self._say(deployment, outcome.status):
             transient = True
         if outcome.status is not None:
@@ -147,11 +150,11 @@ class Controller:
         scaling = self.scaling_problem(deployment)
         return look(deployment, children, self._config, self._apis, time.time(), problem, scaling)
 
-    async def _do(self, deployment: LLMDeployment) -> tuple[Problem | None, bool]:
+    async def _do(self, deployment: LLMDeployment, todo: Plan) -> tuple[Problem | None, bool]:
         """Carries the plan out. What a user can mend, and whether to try again in any case."""
         where = (deployment.namespace, deployment.name)
         try:
-            refused = await self._applier.execute(deployment, self._look(deployment).plan)
+            refused = await self._applier.execute(deployment, todo)
         except TRANSPORT_ERRORS as error:
             logger.warning("%s/%s: the API server is out of reach: %r", *where, error)
             return None, True

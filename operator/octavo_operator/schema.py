@@ -63,6 +63,7 @@ def spec_field(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@functools.cache
 def camel(name: str) -> str:
     first, *rest = name.rstrip("_").split("_")  # from_: a keyword of Python
     return first + "".join("IP" if part == "ip" else part.capitalize() for part in rest)
