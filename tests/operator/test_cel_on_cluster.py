@@ -38,7 +38,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model.uri: hf:// is followed", uri("hf://org/name:"), uri("hf://org/name:Q4_K_M")),
     ("model.uri: pvc:// is followed", uri("pvc://claim/../x"), uri("pvc://claim/x/y")),
     ("model.uri: pvc:// is followed", uri("pvc://Claim"), uri("pvc://claim")),
-    ("model.uri: https:// must lead", uri("https://host/model.bin"), uri("https://host/model.gguf")),
+    ("model.uri: https:// is followed by host", uri("https://me:secret@host/m.gguf"), uri("https://host/folder")),
     ("model.uri: file:// is followed", uri("file://models"), uri("file:///models")),
     ("model.revision", {"model": {"uri": "file:///m", "revision": "main"}}, model(revision="main")),
     (

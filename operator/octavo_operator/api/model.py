@@ -118,9 +118,8 @@ class Model:
             "model.uri: pvc:// is followed by the name of a claim and the path of the model in it, without '..'",
         ),
         Rule(
-            "!self.uri.startsWith('https://') || "
-            "self.uri.matches('^https://[-A-Za-z0-9.]+(:[0-9]+)?/.+[.]gguf([?#].*)?$')",
-            "model.uri: https:// must lead to one .gguf file",
+            "!self.uri.startsWith('https://') || self.uri.matches('^https://[-A-Za-z0-9.]+(:[0-9]+)?/.+')",
+            "model.uri: https:// is followed by host/path/file.gguf or by host/path of a folder with safetensors",
         ),
         Rule(
             "!self.uri.startsWith('file://') || (self.uri.matches('^file:///.+') && !self.uri.contains('..'))",
@@ -147,7 +146,7 @@ class Model:
     uri: str = spec_field(
         "Where the model comes from: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
         "claim that "
-        "holds it, https://host/file.gguf, file:///path in the image, or an alias that the engine knows "
+        "holds it, https://host/file.gguf or a folder, file:///path in the image, or an alias that the engine knows "
         "(smollm2-135m-instruct).",
         minLength=1,
         maxLength=512,
@@ -173,7 +172,9 @@ class Model:
     )
     chat_template: ChatTemplate | None = spec_field("Chat template to use instead of the model's own.", default=None)
     credentials_secret_ref: SecretKey | None = spec_field(
-        "Secret with the access token for gated or private models (HF_TOKEN of the engine).", default=None
+        "Secret with the access token for gated or private models (HF_TOKEN of the engine, or a bearer token for "
+        "https://).",
+        default=None,
     )
     cache: Cache = spec_field("Where fetched models are kept.", default=Cache)
 

@@ -158,7 +158,9 @@ def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
         {"name": "TRITON_CACHE_DIR", "value": f"{names.CACHE_PATH}/triton"},
     ]
     if secret := spec.model.credentials_secret_ref:
-        out.append(_from_key("HF_TOKEN", "secretKeyRef", secret.name, secret.key))
+        # Not one variable for both: a hub's token is no other server's business.
+        variable = "OCTAVO_HTTP_TOKEN" if spec.model.source == "https" else "HF_TOKEN"
+        out.append(_from_key(variable, "secretKeyRef", secret.name, secret.key))
     if engine and spec.auth:
         ref = spec.auth.api_key_secret_ref
         out.append(_from_key("OCTAVO_API_KEY", "secretKeyRef", ref.name, ref.key))
