@@ -21,7 +21,9 @@ from clusterrig import settings
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
 from support.fleet import Fleet
-from support.llmd import toy
+from support.llmd import manifest, toy
+
+import octavo_operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -228,6 +230,73 @@ def test_suspend_and_back_keeps_the_number(cluster: Cluster, nodes: str, fleet: 
     assert replicas(api, nodes) == before >= 2
     cluster.kubectl("patch", "llmd/toy", "-n", nodes, "--type=merge", "-p", '{"spec":{"suspend":false}}')
     eventually(lambda: replicas(api, nodes) == 1, 60)
+
+
+ENGINE_IMAGE = f"ghcr.io/octavo-dev/octavo-server:{octavo_operator.__version__}"
+
+
+def has_engine_image() -> bool:
+    path = "octavo-dev/octavo-server/manifests/" + octavo_operator.__version__
+    accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://{settings.REGISTRY}/v2/{path}", headers=accept), timeout=5
+        ) as answer:
+            return int(answer.status) == 200
+    except OSError:
+        return False
+
+
+def metric(address: str, name: str) -> float:
+    with urllib.request.urlopen(f"http://{address}:8001/metrics", timeout=5) as answer:
+        line = next(line for line in answer.read().decode().splitlines() if line.startswith(name + "{"))
+    return float(line.rpartition(" ")[2])
+
+
+def test_a_burst_on_real_engines(cluster: Cluster, namespace: str, api: Api, scaling: Any) -> None:
+    """Pods of the engine itself, a Service, and clients that want long answers."""
+    if not has_engine_image():
+        pytest.skip(f"the rig has no {ENGINE_IMAGE}: `make image` builds it")
+    engine = {"image": ENGINE_IMAGE, "maxNumSeqs": 2, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}
+    autoscaling = {"maxReplicas": 2, "queueDepth": {"targetPerReplica": 2}, "behavior": QUICK}
+    body = manifest("toy", namespace, engine=engine, autoscaling=autoscaling, lifecycle={"preStopSeconds": 2})
+    cluster.apply(body, namespace=namespace)
+    becomes(api, namespace, "Scaling", 240)
+    eventually(lambda: condition(api, namespace, "Ready").get("status") == "True", 120)
+    (pod,) = cluster.get("pods", namespace=namespace)["items"]
+    service = cluster.get("service", "toy", namespace=namespace)["spec"]["clusterIP"]
+    stop, failures = threading.Event(), []
+
+    def client(number: int) -> None:
+        words = {"model": "toy", "prompt": f"{number} Once upon a time", "max_tokens": 60, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"http://{service}/v1/completions", json.dumps(words).encode(), {"Content-Type": "application/json"}
+        )
+        while not stop.is_set():
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    assert json.loads(answer.read())["usage"]["completion_tokens"] == 60
+            except (OSError, AssertionError) as error:
+                failures.append(error)
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    with Watch(api, namespace) as watch:
+        for thread in clients:
+            thread.start()
+        eventually(lambda: metric(pod["status"]["podIP"], "vllm:num_requests_waiting") > 0, 30, every=0.02)
+        queued = time.monotonic()
+        eventually(lambda: watch.seen[-1][1] == 2, 30, every=0.02)
+        waited = watch.seen[-1][0] - queued
+        eventually(lambda: condition(api, namespace, "Ready").get("message", "").startswith("2 of 2"), 180)
+        time.sleep(3 * SYNC_SECONDS)
+        stop.set()
+        for thread in clients:
+            thread.join()
+        eventually(lambda: watch.seen[-1][1] == 1, 90)
+    print(f"real engines: {waited:.1f} s from the first queued request, replicas {[count for _, count in watch.seen]}")
+    assert [count for _, count in watch.seen] == [1, 2, 1]
+    assert waited <= 2 * SYNC_SECONDS + 2
+    assert not failures
 
 
 # The API itself.

@@ -1,0 +1,226 @@
+"""Rollouts where no GPU is free, judged by Kubernetes' own Deployment controller and scheduler, on fake nodes.
+
+OCTAVO_ROLLOUTS=50 for the full number (CI makes fewer).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from clusterrig import cluster as rig
+from clusterrig import settings
+from clusterrig.api import Api
+from clusterrig.fixtures import Cluster, eventually
+from support.llmd import toy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+ROLLOUTS = int(os.environ.get("OCTAVO_ROLLOUTS", "10"))
+Gpus = Callable[[int], None]
+
+
+@pytest.fixture(autouse=True)
+def _running(operator: Any) -> None:
+    """Every test needs the operator."""
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api(settings.default_places())
+
+
+@pytest.fixture
+def gpus(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> Gpus:
+    """Gives the namespace a node with so many GPUs."""
+    if not cluster.is_rig:
+        pytest.skip("needs fake GPU nodes")
+
+    def add(count: int) -> None:
+        (name,) = rig.add_fake_nodes(settings.default_places(), 1, gpus=count, product=namespace, prefix=namespace)
+        request.addfinalizer(lambda: cluster.kubectl("delete", "node", name))
+
+    return add
+
+
+def model(namespace: str, name: str = "toy", version: str = "1", patience: int = 1, **spec: Any) -> dict[str, Any]:
+    scheduling = {"nodeSelector": {"nvidia.com/gpu.product": namespace}, "tolerations": [{"operator": "Exists"}]}
+    return toy(
+        "example.com/none:1", name=name,
+        **{
+            "accelerator": {"count": 1}, "scheduling": scheduling, "rollout": {"surgePatienceSeconds": patience},
+            "engine": {"env": [{"name": "VERSION", "value": version}]}, **spec,
+        },
+    )  # fmt: skip
+
+
+def pods(api: Api, namespace: str, name: str = "") -> list[dict[str, Any]]:
+    label = f"?labelSelector=octavo.dev/llmdeployment={name}" if name else ""
+    found = api.call("GET", f"/api/v1/namespaces/{namespace}/pods{label}")["items"]
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def version(pod: dict[str, Any]) -> str:
+    env = pod["spec"]["containers"][0]["env"]
+    return str(next(variable["value"] for variable in env if variable["name"] == "VERSION"))
+
+
+def is_placed(pod: dict[str, Any]) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or [])
+
+
+def serving(api: Api, namespace: str, wanted: str, count: int) -> bool:
+    """Whether just so many pods run, all of them of one version."""
+    found = pods(api, namespace)
+    return all(version(pod) == wanted for pod in found) and sum(map(is_ready, found)) == count
+
+
+@pytest.mark.parametrize("missing", [0, 3], ids=["every-gpu-is-taken", "fewer-gpus-than-replicas"])
+def test_many_rollouts_at_once_all_come_to_their_end(
+    cluster: Cluster, namespace: str, gpus: Gpus, api: Api, missing: int
+) -> None:
+    replicas = {f"m{number}": 1 + number % 3 for number in range(ROLLOUTS)}
+    total = sum(replicas.values())
+    gpus(total - missing)
+
+    def apply(wanted: str) -> None:
+        manifests = [model(namespace, name, wanted, 2, replicas=count) for name, count in replicas.items()]
+        cluster.apply(*manifests, namespace=namespace)
+
+    apply("1")
+    eventually(lambda: len(pods(api, namespace)) == total and serving(api, namespace, "1", total - missing), 90)
+    start = time.monotonic()
+    apply("2")
+    eventually(
+        lambda: len(pods(api, namespace)) == total and serving(api, namespace, "2", total - missing), 240, every=0.5
+    )
+    print(f"{ROLLOUTS} rollouts of {total} pods on {total - missing} GPUs: {time.monotonic() - start:.0f} s")
+
+
+def test_patience_first_then_one_after_the_other(cluster: Cluster, namespace: str, gpus: Gpus, api: Api) -> None:
+    gpus(3)
+    cluster.apply(model(namespace, patience=6, replicas=3), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "1", 3), 60)
+    cluster.apply(model(namespace, version="2", patience=6, replicas=3), namespace=namespace)
+    start = time.monotonic()
+    eventually(lambda: any(version(pod) == "2" for pod in pods(api, namespace)), 20, every=0.05)
+    fewest, first = 3, None
+    while not serving(api, namespace, "2", 3):
+        ready = sum(map(is_ready, pods(api, namespace)))
+        fewest = min(fewest, ready)
+        if ready < 3 and first is None:
+            first = time.monotonic() - start
+        assert time.monotonic() - start < 90
+        time.sleep(0.05)
+    assert first is not None
+    assert first > 5, "patience was not kept"
+    assert fewest == 2, "never more than one replica is missing"
+    told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]
+    assert told.count("MakingRoom") == 1
+
+
+def test_a_rollout_whose_pods_fit_nowhere_takes_nobody_and_is_reverted(
+    cluster: Cluster, namespace: str, gpus: Gpus, api: Api
+) -> None:
+    gpus(2)
+    cluster.apply(model(namespace, replicas=2), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "1", 2), 60)
+    before = {pod["metadata"]["uid"] for pod in pods(api, namespace)}
+    misspelt = {"scheduling": {"nodeSelector": {"no": "such"}, "tolerations": [{"operator": "Exists"}]}}
+    cluster.apply(model(namespace, version="2", replicas=2, **misspelt), namespace=namespace)
+    eventually(lambda: len(pods(api, namespace)) == 3, 20)
+    time.sleep(4)
+    assert sum(map(is_ready, pods(api, namespace))) == 2
+    cluster.apply(model(namespace, replicas=2), namespace=namespace)
+    eventually(lambda: {pod["metadata"]["uid"] for pod in pods(api, namespace)} == before, 30)
+
+
+def test_a_broken_version_that_holds_gpus_is_reverted_at_once(
+    cluster: Cluster, namespace: str, gpus: Gpus, api: Api
+) -> None:
+    gpus(2)
+    cluster.apply(model(namespace, replicas=2), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "1", 2), 60)
+    cluster.apply(model(namespace, version="2", replicas=2), namespace=namespace)
+
+    def first_of_the_new() -> Any:
+        return next((pod for pod in pods(api, namespace) if version(pod) == "2" and is_ready(pod)), None)
+
+    # Its pods come up and break, each as soon as it runs.
+    deadline = time.monotonic() + 40
+    broken: set[str] = set()
+    while len(broken) < 1:
+        assert time.monotonic() < deadline
+        if pod := first_of_the_new():
+            broken.add(pod["metadata"]["name"])
+            break_it(api, namespace, pod["metadata"]["name"])
+        time.sleep(0.02)
+    time.sleep(3)
+    for pod in pods(api, namespace):
+        if version(pod) == "2" and is_ready(pod):
+            break_it(api, namespace, pod["metadata"]["name"])
+    survivors = {pod["metadata"]["uid"] for pod in pods(api, namespace) if version(pod) == "1" and is_ready(pod)}
+    cluster.apply(model(namespace, version="1", patience=3600, replicas=2), namespace=namespace)
+    start = time.monotonic()
+    eventually(lambda: serving(api, namespace, "1", 2), 60)
+    assert survivors <= {pod["metadata"]["uid"] for pod in pods(api, namespace)}, "one that served was taken"
+    print(f"reverted after {time.monotonic() - start:.1f} s, {len(survivors)} served on")
+
+
+def break_it(api: Api, namespace: str, name: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    conditions = [
+        {**one, "status": "False"} if one["type"] in ("Ready", "ContainersReady") else one
+        for one in api.call("GET", path)["status"]["conditions"]
+    ]
+    body = {"status": {"conditions": conditions}}
+    api.call("PATCH", f"{path}/status", body, "application/merge-patch+json")
+
+
+def test_a_full_quota_does_not_stop_a_rollout(cluster: Cluster, namespace: str, gpus: Gpus, api: Api) -> None:
+    gpus(8)
+    quota = {
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
+        "spec": {"hard": {"requests.nvidia.com/gpu": "2"}},
+    }  # fmt: skip
+    cluster.apply(quota, namespace=namespace)
+    cluster.apply(model(namespace, replicas=2), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "1", 2), 60)
+    cluster.apply(model(namespace, version="2", replicas=2), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "2", 2) and len(pods(api, namespace)) == 2, 120)
+
+
+def test_suspend_to_nothing_and_back(cluster: Cluster, namespace: str, gpus: Gpus, api: Api) -> None:
+    names = {f"m{number}": 1 + number % 3 for number in range(ROLLOUTS)}
+    total = sum(names.values())
+    gpus(total)
+    cluster.apply(*(model(namespace, name, replicas=count) for name, count in names.items()), namespace=namespace)
+    eventually(lambda: serving(api, namespace, "1", total), 90)
+    path = f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments"
+
+    def suspend(value: bool) -> None:
+        for name in names:
+            api.call("PATCH", f"{path}/{name}", {"spec": {"suspend": value}}, "application/merge-patch+json")
+
+    suspend(True)
+    eventually(lambda: not pods(api, namespace), 60)
+    services = cluster.get("services", namespace=namespace)["items"]
+    assert len(services) == ROLLOUTS, "all else stays"
+    eventually(
+        lambda: all(
+            any(c["type"] == "Available" and c["reason"] == "Suspended" for c in item["status"]["conditions"])
+            for item in api.call("GET", path)["items"]
+        ),
+        30,
+    )
+    suspend(False)
+    eventually(lambda: serving(api, namespace, "1", total) and len(pods(api, namespace)) == total, 90)
+    assert json.loads(cluster.kubectl("get", "--raw", path))["items"][0]["spec"]["replicas"] == names["m0"]
