@@ -137,7 +137,7 @@ async def watch_memory(pids: list[int], until: float, samples: list[list[int]]) 
 async def run(soak: Soak, pids: list[int], clients: int) -> list[list[int]]:
     samples: list[list[int]] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=clients)
-    async with httpx.AsyncClient(base_url=soak.url, timeout=120, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=soak.url, timeout=300, limits=limits) as http:
         await asyncio.gather(watch_memory(pids, soak.until, samples), *(soak.client(http) for _ in range(clients)))
     return samples
 

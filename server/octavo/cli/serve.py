@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import os
+import sys
 import time
 
 from octavo.cli.flags import add_flags, from_flags
@@ -151,6 +152,8 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     # What has been made so far lives as long as we do: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)  # large bodies are made of many objects, none of them garbage
+    sys.setswitchinterval(0.001)  # work in threads gives way to the event loop
     return uvloop.run(serve(config, args, tokenizer, process, sockets))
 
 

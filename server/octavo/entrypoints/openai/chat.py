@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -78,7 +79,7 @@ async def create_chat_completion(request: Request) -> Response:
     state.check_model(body.model)
     job = await _prepare(state, body, serving.external_id(request, "chatcmpl", body.request_id))
     if body.stream:
-        run = serving.Running(state, [job.request], [None])
+        run = await serving.Running(state, [job.request], [None]).start()
         events = _Events(job)
         return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
     return await unless_disconnected(request, _answer(job))
@@ -179,9 +180,13 @@ def _template(state: ServerState, body: ChatCompletionRequest) -> str:
 
 async def _answer(job: _Job) -> Response:
     with serving.Running(job.state, [job.request], [None]) as run:
+        await run.start()
         final = (await serving.final_outputs(run.streams))[0]
     body = job.body
-    choices = [_choice(job, completion) for completion in final.outputs]
+    choices = await serving.encoded(
+        job.state,
+        [(partial(_choice, job, completion), serving.weight(completion, final)) for completion in final.outputs],
+    )
     answer = ChatCompletion(
         job.id, job.created, job.state.model_name, choices, _usage(final, sum(len(c.token_ids) for c in final.outputs))
     )

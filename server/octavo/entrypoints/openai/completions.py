@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -57,7 +59,7 @@ async def create_completion(request: Request) -> Response:
     state.check_model(body.model)
     job = await _prepare(state, body, serving.external_id(request, "cmpl", body.request_id))
     if body.stream:
-        run = serving.Running(state, job.requests, job.texts)
+        run = await serving.Running(state, job.requests, job.texts).start()
         events = _Events(job)
         return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
     return await unless_disconnected(request, _answer(job))
@@ -72,22 +74,31 @@ async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) 
     prompts = body.prompts()
     special = True if body.add_special_tokens is None else body.add_special_tokens
     constraint = constraint_of(body)
-    requests = [
-        await serving.prepare(state, body, prompt, params, params.max_tokens, special, constraint) for prompt in prompts
-    ]
+    requests = []
+    for prompt in prompts:
+        requests.append(await serving.prepare(state, body, prompt, params, params.max_tokens, special, constraint))
+        await asyncio.sleep(0)  # a thousand prompts do not hold up everybody else
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return _Job(state, body, answer_id, int(time.time()), requests, texts, params.n, prompt_only)
 
 
 async def _answer(job: _Job) -> Response:
     with serving.Running(job.state, job.requests, job.texts) as run:
+        await run.start()
         finals = await serving.final_outputs(run.streams)
-    choices = [
-        _Choice(job, position, completion.index).take(completion, final)
-        for position, final in enumerate(finals)
-        for completion in final.outputs
-    ]
-    return JSON(job.completion(choices, _usage(finals, job)))
+    choices = await serving.encoded(
+        job.state,
+        [
+            (partial(_whole, job, position, completion, final), serving.weight(completion, final))
+            for position, final in enumerate(finals)
+            for completion in final.outputs
+        ],
+    )
+    return JSON(Completion(job.id, job.created, job.state.model_name, choices, usage=_usage(finals, job)))
+
+
+def _whole(job: _Job, position: int, completion: CompletionOutput, final: RequestOutput) -> CompletionChoice:
+    return _Choice(job, position, completion.index).take(completion, final)
 
 
 def _usage(finals: Sequence[RequestOutput], job: _Job) -> Usage:

@@ -120,6 +120,7 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
     for start in range(0, len(requests), step):
         wave = requests[start : start + step]
         with serving.Running(state, wave, [None] * len(wave), admit=start == 0) as run:
+            await run.start()
             for output in await serving.final_outputs(run.streams):
                 if output.embedding is None:
                     raise APIError(500, "The engine gave no vector", code="engine_error")

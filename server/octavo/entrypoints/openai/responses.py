@@ -54,7 +54,7 @@ class Completion(Struct):
     id: str
     created: int
     model: str
-    choices: list[CompletionChoice]
+    choices: list[CompletionChoice]  # or as JSON already: msgspec.Raw
     object: str = "text_completion"
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
@@ -110,7 +110,7 @@ class ChatCompletion(Struct):
     id: str
     created: int
     model: str
-    choices: list[ChatChoice]
+    choices: list[ChatChoice]  # or as JSON already: msgspec.Raw
     usage: Usage
     object: str = "chat.completion"
     system_fingerprint: str | None = None

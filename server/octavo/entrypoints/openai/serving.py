@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import Raw, Struct
 from starlette.requests import Request
 
 from octavo.engine.async_llm import RequestStream
 from octavo.engine.input_processor import Prompt
 from octavo.engine.messages import EngineCoreRequest
+from octavo.entrypoints.http import encode_json
 from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.structured import Constraint
 from octavo.entrypoints.state import ServerState
-from octavo.outputs import RequestOutput
+from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = SamplingParams()
+_AT_ONCE = 16  # requests that are handed to the core without giving others a turn
+_WORTH_A_THREAD = 2_000  # tokens and log-probabilities of an answer
 MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
 
 
@@ -89,7 +93,7 @@ async def prepare(
 
 
 class Running:
-    """Requests that were admitted and handed to the core. `close` aborts those that have not finished.
+    """Requests that were admitted; `start` hands them to the core. `close` aborts those that have not finished.
 
     Making one raises APIError when the server takes no work on; not so with ``admit`` False, for the further parts of
     work that was taken on.
@@ -106,16 +110,22 @@ class Running:
             state.check_serving()
             state.admit(sum(request.sampling_params.n for request in requests))
         self._engine = state.engine
-        if state.args.enable_log_requests:
-            for request in requests:
-                _log_request(request)
+        self._requests = list(zip(requests, texts, strict=True))
+        self._log = state.args.enable_log_requests
         self.streams: list[RequestStream] = []
+
+    async def start(self) -> Running:
         try:
-            for request, text in zip(requests, texts, strict=True):
+            for i, (request, text) in enumerate(self._requests, 1):
+                if self._log:
+                    _log_request(request)
                 self.streams.append(self._engine.add_request(request, text))
+                if i % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
         except BaseException:
             self.close()
             raise
+        return self
 
     def close(self) -> None:
         for stream in self.streams:
@@ -178,6 +188,22 @@ async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]
         if output.finished:
             finals[position] = output
     return [finals[position] for position in range(len(streams))]
+
+
+def weight(completion: CompletionOutput, output: RequestOutput) -> int:
+    """How much work it is to write an answer down."""
+    positions = [*(completion.logprobs or ()), *(output.prompt_logprobs or ())]
+    return len(completion.token_ids) // 50 + sum(len(position) for position in positions if position is not None)
+
+
+async def encoded(state: ServerState, answers: Sequence[tuple[Callable[[], Struct], int]]) -> list[Any]:
+    """Answers, each with its weight, made and written as JSON; in a thread where that would hold up the event loop."""
+
+    def make() -> list[Raw]:
+        return [Raw(encode_json(answer())) for answer, _ in answers]  # one at a time: encoding holds up all threads
+
+    heavy = sum(weight for _, weight in answers) > _WORTH_A_THREAD
+    return await state.engine.run_in_thread(make) if heavy else make()
 
 
 def raise_for(output: RequestOutput) -> None:
