@@ -2,9 +2,11 @@
 """`make demo`: from a bare machine to tokens out of a Kubernetes Service, with what each step takes.
 
 A cluster and both images are made here, the operator is installed with Helm, examples/smollm2.yaml is applied, and a
-client in the cluster asks the model a question. Then everything is removed again.
+client in the cluster asks the model a question. Then examples/autoscaled.yaml and a burst of requests take it from one
+replica to two and back. In the end everything is removed again.
 
     KEEP=1              leave it running, and say how to reach it
+    BURST=0             without the burst
     KUBE_CONTEXT=name   use a cluster of yours (kubectl's context of that name); nothing is built then
     OCTAVO_OPERATOR_IMAGE, OCTAVO_SERVER_IMAGE
                         images that the cluster can pull (default: those of the chart)
@@ -20,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ CRD = "llmdeployments.octavo.dev"
 NAMES = {"operator": "ghcr.io/octavo-dev/octavo-operator", "server": "ghcr.io/octavo-dev/octavo-server"}
 QUESTION = "What is the capital of France?"
 READY_SECONDS = 600
+BURST_SECONDS = 300
+QUEUE = f"/apis/external.metrics.k8s.io/v1beta1/namespaces/{NAMESPACE}/octavo_queue_depth"
 START = time.monotonic()
 running: list[subprocess.Popen[str]] = []
 
@@ -93,6 +97,7 @@ class Cluster:
 
     def __init__(self, kubectl: list[str], helm: list[str], images: dict[str, str], hint: str) -> None:
         self._kubectl, self._helm, self.images, self.hint = kubectl, helm, images, hint
+        self.shared = False  # another Octavo is at home in it
 
     def kubectl(self, *arguments: str, input: str | None = None, timeout: float = 300) -> str:
         return run([*self._kubectl, *arguments], input=input, timeout=timeout)
@@ -170,14 +175,16 @@ def foreign_cluster(context: str) -> Cluster:
 
 
 def install(cluster: Cluster) -> None:
-    """The operator, with rights in the demo's namespace alone, so that it disturbs no other one."""
+    """The operator, for the whole cluster. Where another one is at home, it keeps to the demo's namespace."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
     with step("namespace, which admits restricted pods only"):
         cluster.kubectl("apply", "-f", "-", input=json.dumps(namespace))
-    values = ["--set", f"watchNamespaces={{{NAMESPACE}}}", "--set", "crd.keep=false"]
-    if cluster.kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "name") and not _is_ours(cluster):
-        values += ["--set", "crd.install=false"]  # another release's, which looks after it
+    values = ["--set", "crd.keep=false"]
+    there = cluster.kubectl("get", "crd", CRD, "--ignore-not-found", "-o", "name")
+    cluster.shared = bool(there) and not _is_ours(cluster)
+    if cluster.shared:
+        values = ["--set", "crd.install=false", "--set", f"watchNamespaces={{{NAMESPACE}}}"]
     for prefix, name in (("image", "operator"), ("engine.image", "server")):
         if image := cluster.images.get(name):
             values += _image_values(prefix, image)
@@ -202,15 +209,11 @@ def _image_values(prefix: str, image: str) -> list[str]:
 
 def deploy(cluster: Cluster) -> None:
     """Applies the example and follows its status until it is ready."""
-    manifest = ROOT / "examples/smollm2.yaml"
-    say(f"kubectl apply -f {manifest.relative_to(ROOT)}")
     with step("model, from kubectl apply to Ready"):
-        cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(manifest))
+        apply(cluster, "examples/smollm2.yaml")
         deadline, last = time.monotonic() + READY_SECONDS, ""
         while True:
-            found = json.loads(cluster.kubectl("get", "llmd", "smollm2", "-n", NAMESPACE, "-o", "json"))
-            conditions = found.get("status", {}).get("conditions", [])
-            ready: dict[str, Any] = next((one for one in conditions if one["type"] == "Ready"), {})
+            ready = condition(cluster, "Ready")
             line = f"{ready.get('reason', 'Pending')}: {ready.get('message', 'the operator has not seen it yet')}"
             if line != last:
                 say(f"    {line}")
@@ -222,29 +225,106 @@ def deploy(cluster: Cluster) -> None:
             time.sleep(0.5)
 
 
+def apply(cluster: Cluster, manifest: str) -> None:
+    say(f"kubectl apply -f {manifest}")
+    cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(ROOT / manifest))
+
+
+def model(cluster: Cluster) -> dict[str, Any]:
+    return dict(json.loads(cluster.kubectl("get", "llmd", "smollm2", "-n", NAMESPACE, "-o", "json")))
+
+
+def condition(cluster: Cluster, kind: str) -> dict[str, Any]:
+    """Nothing while it speaks of an earlier spec."""
+    found = model(cluster)
+    conditions = found.get("status", {}).get("conditions", [])
+    one: dict[str, Any] = next((each for each in conditions if each["type"] == kind), {})
+    return one if one.get("observedGeneration") == found["metadata"]["generation"] else {}
+
+
 def ask(cluster: Cluster) -> None:
     """A pod in the cluster asks through the Service; its image is the engine's, which has a client in it."""
-    template = "jsonpath={.spec.template.spec.containers[0].image}"
-    image = cluster.kubectl("get", "deployment", "smollm2", "-n", NAMESPACE, "-o", template).strip()
     command = ["octavo", "chat", "--url", "http://smollm2/v1", "--temperature", "0", "--max-tokens", "64"]
-    hardened = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    container = {"name": "client", "image": image, "command": [*command, "-q", QUESTION], "securityContext": hardened}
-    spec = {
-        "automountServiceAccountToken": False,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-    }
-    cluster.kubectl("delete", "pod", "client", "-n", NAMESPACE, "--ignore-not-found", "--wait")
     say(f"a client in the cluster, through the Service: {' '.join(command[:4])} ...")
     print(f"\n    > {QUESTION}\n    ", end="", flush=True)
     with step("answer, the client's start included"):
-        status = cluster.show(
-            "run", "client", "-n", NAMESPACE, f"--image={image}", "--restart=Never", "--attach", "--rm", "--quiet",
-            "--override-type=strategic", f"--overrides={json.dumps({'spec': spec})}",
-        )  # fmt: skip
+        status = cluster.show(*_pod(cluster, "client", [*command, "-q", QUESTION]), "--attach", "--rm", "--quiet")
         print(flush=True)
     if status:
         raise DemoError("the client got no answer")
+
+
+def _pod(cluster: Cluster, name: str, command: list[str]) -> list[str]:
+    """Arguments of `kubectl run` for a client in a pod that the namespace admits."""
+    template = "jsonpath={.spec.template.spec.containers[0].image}"
+    image = cluster.kubectl("get", "deployment", "smollm2", "-n", NAMESPACE, "-o", template).strip()
+    cluster.kubectl("delete", "pod", name, "-n", NAMESPACE, "--ignore-not-found", "--wait", "--grace-period=1")
+    hardened = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    spec = {
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": name, "image": image, "command": command, "securityContext": hardened}],
+    }
+    return [
+        "run", name, "-n", NAMESPACE, f"--image={image}", "--restart=Never", "--override-type=strategic",
+        f"--overrides={json.dumps({'spec': spec})}",
+    ]  # fmt: skip
+
+
+def burst(cluster: Cluster) -> None:
+    """More requests than a replica takes, until there are two of them; then none, until there is one again."""
+    if os.environ.get("BURST") == "0" or cluster.shared:
+        if cluster.shared:
+            say("no burst: the metrics that scale by it are another Octavo's in this cluster")
+        return
+    apply(cluster, "examples/autoscaled.yaml")
+    with step("autoscaler reads the queue"):
+        _wait("the autoscaler to be ready", lambda: condition(cluster, "AutoscalerReady").get("status") == "True")
+        _wait("the new spec to be ready", lambda: condition(cluster, "Ready").get("status") == "True")
+    load = [
+        "octavo", "bench", "serve", "--base-url", "http://smollm2", "--model", "smollm2", "--tokenizer",
+        "smollm2-135m-instruct", "--num-prompts", "100000", "--max-concurrency", "32", "--random-input-len", "64",
+        "--random-output-len", "128", "--ignore-eos", "--disable-tqdm",
+    ]  # fmt: skip
+    cluster.kubectl(*_pod(cluster, "load", load))
+    print("\n           queue  desired  ready", flush=True)
+    with step("burst, from one replica to two"):
+        _watch(cluster, 2)
+    cluster.kubectl("delete", "pod", "load", "-n", NAMESPACE, "--wait=false", "--grace-period=1")
+    with step("calm, from two replicas to one"):
+        _watch(cluster, 1)
+
+
+def _watch(cluster: Cluster, replicas: int) -> None:
+    """A line of the table for every change, until so many are wanted and ready."""
+    last: tuple[object, ...] = ()
+
+    def reached() -> bool:
+        nonlocal last
+        found = model(cluster)
+        now = (_queue(cluster), found["spec"]["replicas"], found.get("status", {}).get("readyReplicas", 0))
+        if now != last:
+            say("  {:>7}  {:>7}  {:>5}".format(*now))
+            last = now
+        return now[1:] == (replicas, replicas)
+
+    _wait(f"{replicas} replicas", reached)
+
+
+def _queue(cluster: Cluster) -> str:
+    try:
+        items = json.loads(cluster.kubectl("get", "--raw", QUEUE))["items"]
+        return str(items[0]["value"]) if items else "-"
+    except DemoError:  # for the moment nobody knows
+        return "?"
+
+
+def _wait(what: str, done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + BURST_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise DemoError(f"waited {BURST_SECONDS} s for {what}")
+        time.sleep(1)
 
 
 def show(cluster: Cluster) -> None:
@@ -289,7 +369,7 @@ def main() -> int:
     failed = True
     try:
         cluster = foreign_cluster(context) if context else own_cluster()
-        for act in (install, deploy, ask, show):
+        for act in (install, deploy, ask, show, burst):
             act(cluster)
         failed = False
         if keep:
