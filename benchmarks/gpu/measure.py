@@ -1,0 +1,97 @@
+"""How the GPU benchmarks measure: the device's own limits first, kernels in replayed graphs over data the caches miss.
+
+`python benchmarks/gpu/measure.py` prints the limits. Needs torch and triton alone. With TRITON_INTERPRET=1 everything
+runs on the CPU with tiny sizes: that shows that a benchmark runs, its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "kernels")]
+
+DRY = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if DRY else "cuda")
+FLUSH_BYTES = 256 << 20  # more than any L2 cache: what is rotated through is read from memory
+
+
+def require_gpu() -> None:
+    if not DRY and not torch.cuda.is_available():
+        raise SystemExit("no CUDA device; TRITON_INTERPRET=1 tries the benchmark on the CPU with tiny sizes")
+
+
+def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, rounds: int = 7) -> float:
+    """Median time of one call in us: at least ``launches`` of them, in turn, in a graph that is replayed.
+
+    Without a graph a kernel of a few us would be measured by the CPU's time to launch it. The calls should differ in
+    the data they read (see `copies_for`).
+    """
+    if DRY:
+        start = time.perf_counter()
+        calls[0]()
+        return (time.perf_counter() - start) * 1e6
+    launches = max(launches, len(calls))
+    for call in calls[:3]:  # compile before capture
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            calls[i % len(calls)]()
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / launches)
+    del graph
+    return statistics.median(times)
+
+
+def copies_for(size: int) -> int:
+    """How many copies of ``size`` bytes of input make the caches useless."""
+    return 1 if DRY else max(1, min(64, -(-FLUSH_BYTES // max(size, 1))))
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written ones counted, that a copy of 1 GiB moves."""
+    source = torch.empty((1 << 20 if DRY else 1 << 30) // 4, dtype=torch.int32, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / microseconds([lambda: target.copy_(source)], launches=10) * 1e6
+
+
+def matrix_rate(dtype: torch.dtype = torch.bfloat16) -> float:
+    """FLOP a second of a product of random matrices of 8192 rows and columns (zeros would be faster: less power)."""
+    n = 64 if DRY else 8192
+    a, b = (torch.randn(n, n, device=DEVICE).to(dtype) for _ in range(2))
+    return 2 * n**3 / microseconds([lambda: a @ b], launches=10) * 1e6
+
+
+def device_name() -> str:
+    return "interpreter" if DRY else torch.cuda.get_device_name()
+
+
+def limits() -> tuple[float, float]:
+    """Measure and print what the device can do: bytes a second of a copy, FLOP a second of a product."""
+    require_gpu()
+    copy, rate = copy_bandwidth(), matrix_rate()
+    import triton
+
+    print(f"{device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"copy bandwidth {copy / 1e12:.2f} TB/s, bfloat16 8192^3 {rate / 1e12:.0f} TFLOP/s", flush=True)
+    return copy, rate
+
+
+if __name__ == "__main__":
+    limits()
