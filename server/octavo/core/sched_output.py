@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.engine.messages import LogprobsLists
@@ -61,3 +62,7 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why
     embeddings: dict[str, list[float]] = field(default_factory=dict)
+
+
+# A step that has been handed to a device: calling it waits for the results. Call each one once, in order.
+PendingOutput = Callable[[], ModelRunnerOutput]

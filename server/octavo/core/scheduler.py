@@ -179,6 +179,8 @@ class Scheduler:
             num_known - request.num_prompt_tokens >= request.max_tokens or num_known >= self.config.max_model_len
         ):
             return 0  # the tokens in flight already end it
+        if request.num_output_placeholders and request.grammar is not None:
+            return 0  # which tokens may follow is known once the one in flight is
         threshold = self.config.long_prefill_token_threshold
         if 0 < threshold < num_new:
             num_new = threshold

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import RequestStatus
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
+from octavo.core.sched_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.executor.uniproc import Executor, UniProcExecutor
@@ -40,6 +41,7 @@ class EngineCore:
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._pending: list[EngineCoreOutput] = []  # outcomes outside of steps, delivered by the next one
+        self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Raises ValueError when the request can never run or its id is in use; the engine goes on unharmed."""
@@ -65,22 +67,39 @@ class EngineCore:
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
 
     def has_unfinished_requests(self) -> bool:
-        return self.scheduler.has_unfinished_requests() or bool(self._pending) or bool(self._preparing)
+        """Also while a step is on the device whose sequences have all ended: its results must still be taken."""
+        return (
+            self.scheduler.has_unfinished_requests()
+            or bool(self._pending)
+            or bool(self._preparing)
+            or bool(self._in_flight)
+        )
 
     def step(self) -> EngineCoreOutputs:
-        """Schedule and compute once. When the model itself fails, every sequence of the step ends with an error."""
+        """Hand out a step and take the results of the oldest one, which is the same one unless steps may overlap.
+
+        When the model itself fails, every sequence of the step ends with an error.
+        """
         started = time.perf_counter()
         if self._preparing:
             self._admit_prepared()
         outputs, self._pending = self._pending, []
-        step = self.scheduler.schedule(now=time.time())
-        if step.num_scheduled_tokens:
-            outputs += self.scheduler.update_from_output(self._execute(step))
+        taken: SchedulerOutput | None = None
+        while taken is None:
+            step = self.scheduler.schedule(now=time.time())
+            if step.num_scheduled_tokens:
+                self._in_flight.append((step, self._execute(step)))
+                if len(self._in_flight) < self.executor.max_in_flight:
+                    continue
+            elif not self._in_flight:
+                break
+            taken, output = self._take_results()
+            outputs += self.scheduler.update_from_output(output)
             self.num_steps += 1
         stats = self.scheduler.make_stats()
-        stats.num_prompt_tokens = step.num_prompt_tokens
+        stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
-        stats.step_is_prefill = step.num_prompt_tokens > 0
+        stats.step_is_prefill = stats.num_prompt_tokens > 0
         stats.step_time = time.perf_counter() - started
         return EngineCoreOutputs(outputs, stats, time.time())
 
@@ -108,15 +127,27 @@ class EngineCore:
         for index in range(request.sampling_params.n):
             self._pending.append(EngineCoreOutput(request.request_id, index, [], finish_reason=reason, error=error))
 
-    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, step: SchedulerOutput) -> PendingOutput:
         try:
             return self.executor.execute_model(step)
         except Exception as error:
-            logger.exception(
-                "step %d failed; its %d sequences end with an error", step.step_id, len(step.num_scheduled_tokens)
-            )
-            return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, f"the step failed: {error}"))
+            failed = _failed(step, error)
+            return lambda: failed
+
+    def _take_results(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
+        """The oldest step in flight and what it gave; waits for that."""
+        step, pending = self._in_flight.popleft()
+        try:
+            return step, pending()
+        except Exception as error:
+            return step, _failed(step, error)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the engine's bookkeeping contradicts itself."""
         self.scheduler.check_integrity()
+
+
+def _failed(step: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
+    req_ids = list(step.num_scheduled_tokens)
+    logger.error("step %d failed; its %d sequences end with an error", step.step_id, len(req_ids), exc_info=error)
+    return ModelRunnerOutput(errors=dict.fromkeys(req_ids, f"the step failed: {error}"))

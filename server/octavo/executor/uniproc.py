@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config import EngineConfig
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
+from octavo.core.sched_output import PendingOutput, SchedulerOutput
 
 
 class Executor(Protocol):
@@ -20,7 +20,12 @@ class Executor(Protocol):
         """KV cache blocks, the null block included."""
         ...
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput: ...
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that may have been handed out before the first one's results are asked for."""
+        ...
+
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput: ...
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
         """Compile in the background; the future carries a ValueError when it cannot be used."""
@@ -28,14 +33,16 @@ class Executor(Protocol):
 
 
 class UniProcExecutor:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
+        """``overlap``: let steps overlap (None: where the device has a queue of its own)."""
         from octavo.worker.worker import Worker
 
-        self.worker = Worker(config)
+        self.worker = Worker(config, overlap)
         self.config = self.worker.config
         self.num_blocks = self.worker.ledger.num_blocks
+        self.max_in_flight = self.worker.max_in_flight
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         return self.worker.execute_model(step)
 
     def prepare_grammar(self, grammar: str) -> Future[None]:

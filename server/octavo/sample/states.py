@@ -43,10 +43,14 @@ class _Row:
 class SamplingStates:
     """``max_num_reqs`` rows for a vocabulary. A request keeps its row from `add_request` to `remove_request`."""
 
-    def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, max_num_reqs: int, vocab_size: int, device: torch.device | str = "cpu", use_kernels: bool = False
+    ) -> None:
+        """``use_kernels``: draw with octavo_kernels on a CPU too, as is always done elsewhere."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.uses_kernels = self.device.type != "cpu" or octavo_kernels.backend_name(self.device) == "triton"
+        on_cpu = self.device.type == "cpu" and octavo_kernels.backend_name(self.device) != "triton"
+        self.uses_kernels = use_kernels or not on_cpu
         self.pool = TokenPool(vocab_size, self.device, keep_seen=self.uses_kernels)
         n = max_num_reqs
         # What the kernels read of a request, as one array, so that it is brought to the device in one copy.

@@ -5,6 +5,8 @@ A step gathers its rows by index; nothing is moved when others come and go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -25,6 +27,7 @@ class InputBatch:
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
+        self.lives = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
         self.row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_reqs - 1, -1, -1))
 
@@ -36,6 +39,7 @@ class InputBatch:
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
+        self.lives[row] += 1
         return row
 
     def update_blocks(self, data: CachedRequestData) -> None:
@@ -102,3 +106,12 @@ class StepInputs:
             max_seq_len=max_seq_len,
             num_actual_tokens=total,
         )
+
+    def to(self, put: Callable[[np.ndarray], torch.Tensor]) -> None:
+        """Bring the tensors to a device."""
+        metadata = self.metadata
+        self.input_ids, self.positions = put(self.input_ids.numpy()), put(self.positions.numpy())
+        metadata.query_start_loc = put(metadata.query_start_loc.numpy())
+        metadata.seq_lens = put(metadata.seq_lens.numpy())
+        metadata.block_table = put(metadata.block_table.numpy())
+        metadata.slot_mapping = put(metadata.slot_mapping.numpy())

@@ -9,11 +9,12 @@ import torch
 
 import octavo_kernels
 from octavo.config import EngineConfig
-from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
 from octavo.engine.messages import LogprobsLists
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
+from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
 from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
@@ -33,6 +34,8 @@ NOTHING_TO_SAMPLE = (
 class ModelRunner:
     """Runs steps of one model on one device. ``kv_caches``: one tensor a layer."""
 
+    samples_with_kernels = False  # on a CPU too
+
     def __init__(
         self, config: EngineConfig, model: CausalLM, device: torch.device, kv_caches: list[torch.Tensor]
     ) -> None:
@@ -42,7 +45,7 @@ class ModelRunner:
         self.device = device
         max_num_seqs, vocab_size = config.scheduler.max_num_seqs, config.model.vocab_size
         self.batch = InputBatch(max_num_seqs, config.scheduler.max_model_len, config.cache.block_size)
-        self.states = SamplingStates(max_num_seqs, vocab_size, device)
+        self.states = SamplingStates(max_num_seqs, vocab_size, device, self.samples_with_kernels)
         self.sampler = Sampler()
         self.kv_caches = kv_caches
         self._recorded_steps = RecordedSteps(model, self.batch, kv_caches) if device.type == "cpu" else None
@@ -53,7 +56,7 @@ class ModelRunner:
         self.grammars = SequenceGrammars(self.grammar_compiler, vocab_size)
 
     @torch.inference_mode()
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Compute one step; its order is the SchedulerOutput's contract: drop rows, copy blocks, add rows, compute."""
         self._update_rows(step)
         req_ids = list(step.num_scheduled_tokens)
@@ -62,12 +65,10 @@ class ModelRunner:
         bitmask = self.grammars.start_fill(step.sampled_req_ids)
         output = ModelRunnerOutput()
         if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(self.pooler):
-            logits = self._recorded_steps.run(rows) if self._recorded_steps else None
-            if logits is not None:
-                self.batch.num_computed[rows] += 1
-                self._sample(output, logits, req_ids, rows, bitmask)
-                return output
-        inputs = StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
+            pending = self._decode(output, req_ids, rows, bitmask)
+            if pending is not None:
+                return pending
+        inputs = self._make_inputs(rows, num_scheduled)
         hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
         if self._prompt_logprobs:
             self._add_prompt_logprobs(output, inputs, hidden, req_ids)
@@ -76,10 +77,27 @@ class ModelRunner:
         if len(self.pooler):
             self._pool(output, sampled, inputs, hidden, req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
-        if len(indices):
-            logits = self._logits(hidden, inputs.starts[indices + 1] - 1)
-            self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
-        return output
+        if not len(indices):
+            return lambda: output
+        logits = self._logits(hidden, inputs.starts[indices + 1] - 1)
+        return self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
+
+    def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
+        return StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
+
+    def _decode(
+        self,
+        output: ModelRunnerOutput,
+        req_ids: list[str],
+        rows: np.ndarray,
+        bitmask: Callable[[], torch.Tensor | None],
+    ) -> PendingOutput | None:
+        """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
+        logits = self._recorded_steps.run(rows) if self._recorded_steps else None
+        if logits is None:
+            return None
+        self.batch.num_computed[rows] += 1
+        return self._sample(output, logits, req_ids, rows, bitmask)
 
     def _update_rows(self, step: SchedulerOutput) -> None:
         for req_id in step.finished_req_ids:
@@ -148,36 +166,45 @@ class ModelRunner:
         ids: list[str],
         rows: np.ndarray,
         bitmask: Callable[[], torch.Tensor | None],
-    ) -> None:
+    ) -> PendingOutput:
         """A token for each of the sequences ``ids``, which have just computed all that they have."""
         positions = self.batch.num_computed[rows]
+        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask))
+        # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
+        tokens = result.sampled_token_ids.tolist()
+        self.batch.token_ids[rows, positions] = tokens
+        self._report(output, ids, tokens, result.invalid.tolist())
+        if result.logprobs is not None:
+            add_logprobs(output, ids, self._wanted_logprobs(ids), result.logprobs)
+        return lambda: output
+
+    def _sampling_metadata(
+        self, rows: np.ndarray, positions: np.ndarray, bitmask: Callable[[], torch.Tensor | None]
+    ) -> SamplingMetadata:
         metadata = self.states.make_metadata(rows.tolist(), positions.tolist())
         if len(self.grammars):
             metadata.grammar_bitmask = bitmask()
-        result = self.sampler(logits, metadata)
-        tokens = result.sampled_token_ids.tolist()
-        # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
-        self.batch.token_ids[rows, positions] = tokens
+        return metadata
+
+    def _report(
+        self,
+        output: ModelRunnerOutput,
+        ids: list[str],
+        tokens: list[int],
+        invalid: list[bool],
+    ) -> None:
+        """Tell what each of the sequences ``ids`` got; the host has everything by now."""
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
         if len(self.grammars):
             for req_id, token in zip(ids, tokens, strict=True):
                 problem = self.grammars.accept(req_id, token)
                 if problem is not None:
                     output.errors[req_id] = problem
-        if result.invalid.any():
-            for req_id, invalid in zip(ids, result.invalid.tolist(), strict=True):
-                if invalid:
-                    output.errors[req_id] = NOTHING_TO_SAMPLE
-        if result.logprobs is not None:
-            self._add_logprobs(output, result.logprobs, ids)
+        if any(invalid):
+            output.errors |= {req_id: NOTHING_TO_SAMPLE for req_id, bad in zip(ids, invalid, strict=True) if bad}
 
-    def _add_logprobs(self, output: ModelRunnerOutput, logprobs: LogprobsTensors, req_ids: list[str]) -> None:
-        token_ids, values, ranks = logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist()
-        for i, req_id in enumerate(req_ids):
-            wanted = self._logprobs.get(req_id)
-            if wanted is not None:
-                end = wanted + 1 if wanted >= 0 else None
-                output.logprobs[req_id] = LogprobsLists([token_ids[i][:end]], [values[i][:end]], [ranks[i]])
+    def _wanted_logprobs(self, ids: list[str]) -> list[int | None]:
+        return [self._logprobs.get(req_id) for req_id in ids]
 
     def _add_prompt_logprobs(
         self,
@@ -206,3 +233,14 @@ class ModelRunner:
                 lists.logprobs += part.logprobs.tolist()
                 lists.ranks += part.ranks.tolist()
             output.prompt_logprobs[req_id] = lists
+
+
+def add_logprobs(
+    output: ModelRunnerOutput, ids: list[str], wanted: list[int | None], logprobs: LogprobsTensors
+) -> None:
+    """``wanted``: how many alternatives each of the sequences asked for, -1 for all, None for no log-probabilities."""
+    token_ids, values, ranks = logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist()
+    for i, (req_id, count) in enumerate(zip(ids, wanted, strict=True)):
+        if count is not None:
+            end = count + 1 if count >= 0 else None
+            output.logprobs[req_id] = LogprobsLists([token_ids[i][:end]], [values[i][:end]], [ranks[i]])

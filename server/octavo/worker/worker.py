@@ -11,11 +11,14 @@ import torch
 from octavo import platform
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
+from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
-from octavo.worker.memory import MemoryLedger, plan_cpu_memory
+from octavo.worker.device_runner import DeviceModelRunner
+from octavo.worker.graphs import CudaCapture, capture_sizes
+from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.profile import activation_peak
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +34,15 @@ def choose_device(device: str) -> torch.device:
 
 
 class Worker:
-    def __init__(self, config: EngineConfig) -> None:
+    """``overlap``: let steps overlap (None: on devices with a queue of their own)."""
+
+    def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
         self.device = choose_device(config.device)
-        if self.device.type == "cpu":
+        on_cpu = self.device.type == "cpu"
+        if on_cpu:
             torch.set_num_threads(platform.cpu_count())
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
-        weights = self.model.num_weight_bytes()
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         specs: list[KVCacheSpec] = self.model.kv_cache_specs()
         kv_dtype = config.cache.kv_cache_dtype
@@ -45,20 +50,53 @@ class Worker:
             kv_dtype = "bfloat16"  # finer than the weights are
         if kv_dtype != "auto":
             specs = [replace(spec, dtype=kv_dtype) for spec in specs]
-        self.ledger: MemoryLedger = plan_cpu_memory(
-            config.cache, specs, weights, config.scheduler.max_model_len, config.fit_max_model_len
-        )
+        scheduler = self._scheduler_config(config.scheduler)
+        self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
         for line in self.ledger.lines():
             logger.info(line)
-        self.config = replace(config, scheduler=self._scheduler_config(config.scheduler))
+        scheduler = replace(scheduler, max_model_len=self.ledger.max_model_len)
+        self.config = replace(config, scheduler=scheduler)
         kv_caches = [self._allocate_kv(spec) for spec in specs]
-        self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
+        self.max_in_flight = 1
+        if overlap if overlap is not None else not on_cpu:
+            self.max_in_flight = 2
+            self.runner: ModelRunner = self._device_runner(kv_caches)
+        else:
+            self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
+
+    def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
+        if self.config.enforce_eager or self.device.type == "cpu":
+            return DeviceModelRunner(self.config, self.model, self.device, kv_caches)
+        started = time.perf_counter()
+        runner = DeviceModelRunner(self.config, self.model, self.device, kv_caches, CudaCapture())
+        runner.capture_all()
+        torch.cuda.synchronize(self.device)
+        logger.info("captured steps of %d sizes in %.2f s", len(runner.sizes), time.perf_counter() - started)
+        return runner
 
     def _scheduler_config(self, asked: SchedulerConfig) -> SchedulerConfig:
         budget = asked.max_num_batched_tokens
         if budget == 0:
             budget = max(STEP_TOKENS[self.device.type], asked.max_num_seqs)
-        return replace(asked, max_model_len=self.ledger.max_model_len, max_num_batched_tokens=budget)
+        return replace(asked, max_num_batched_tokens=budget)
+
+    def _plan_memory(self, config: EngineConfig, specs: list[KVCacheSpec]) -> MemoryLedger:
+        weights, scheduler, cache = self.model.num_weight_bytes(), config.scheduler, config.cache
+        if self.device.type == "cpu":
+            return plan_cpu_memory(cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len)
+        peak = activation_peak(self.model, specs, scheduler, cache.block_size, self.device)
+        sizes = capture_sizes(scheduler.max_num_seqs)
+        graphs = 0
+        if not config.enforce_eager:
+            # The largest graph's share of what a step takes, its results, and the driver's own.
+            per_row = config.model.hidden_size * 4
+            share = peak * sizes[-1] // max(scheduler.max_num_batched_tokens, sizes[-1])
+            graphs = 3 * len(sizes) * GRAPH_BYTES + sum(sizes) * per_row + share
+        free, total = torch.cuda.mem_get_info(self.device)
+        return plan_device_memory(
+            cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len,
+            device_total=total, in_use=total - free, activations=peak, graphs=graphs,
+        )  # fmt: skip
 
     def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
         """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are used."""
@@ -67,5 +105,5 @@ class Worker:
         kv[:, 0].zero_()
         return kv
 
-    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         return self.runner.execute_model(step)

@@ -1,0 +1,72 @@
+"""Work that is launched again and again on the same tensors: captured once, replayed with one call.
+
+What is captured reads its inputs and leaves its results where they lay when it was captured. Captures of one `Capture`
+share memory for what they need inside, so they must be replayed one after the other, which a stream does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+Tensors = tuple[Tensor, ...]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """``outputs`` are filled anew by every `replay`."""
+
+    outputs: Tensors
+    replay: Callable[[], None]
+
+
+class Capture(Protocol):
+    def __call__(self, work: Callable[[], Tensors]) -> Captured:
+        """Run ``work`` (at least once, so it must be harmless then) and keep it."""
+        ...
+
+
+class CudaCapture:
+    """CUDA graphs over one memory pool. Capture the largest first: smaller ones then fit into what it has left."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, work: Callable[[], Tensors]) -> Captured:
+        # Kernels are compiled and libraries find their workspaces in a run that is not captured.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (the heartbeat reads the device's memory) may call CUDA meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            outputs = work()
+        return Captured(outputs, graph.replay)
+
+
+def run_again(work: Callable[[], Tensors]) -> Captured:
+    """No capture: every replay does the work anew and leaves the results where the first ones lay."""
+    outputs = work()
+
+    def replay() -> None:
+        for old, new in zip(outputs, work(), strict=True):
+            old.copy_(new)
+
+    return Captured(outputs, replay)
+
+
+def capture_sizes(max_num_seqs: int, multiple: int = 1) -> list[int]:
+    """Numbers of sequences that steps are captured for, ascending: padding costs at most 7 rows up to 256, 15 above.
+
+    All of them are multiples of ``multiple``.
+    """
+    largest = -(-min(max_num_seqs, 512) // multiple) * multiple
+    sizes = [*(1, 2, 4), *range(8, 257, 8), *range(272, 513, 16)]
+    return sorted({size for size in sizes if size < largest and size % multiple == 0} | {largest})
