@@ -55,7 +55,8 @@ def watching(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("prometheus")
     labels = {"namespace": "models", "llmdeployment": "tiny", "pod": "tiny-0"}
     job = {"job_name": "engine", "static_configs": [{"targets": [engine.metrics_address], "labels": labels}]}
-    with Prometheus(folder, [job], rules(folder)) as one:
+    interval = "5s" if os.environ.get("OCTAVO_REAL_DURATIONS") else "1s"
+    with Prometheus(folder, [job], rules(folder), interval) as one:
         eventually(lambda: one.up().get(engine.metrics_address))
         yield one
 

@@ -56,15 +56,17 @@ def _fetch(target: Path) -> bool:
 
 
 class Prometheus:
-    """One process that scrapes and evaluates every second. A context manager."""
+    """One process that scrapes and evaluates every second, or less often. A context manager."""
 
-    def __init__(self, folder: Path, jobs: list[dict[str, Any]], rules: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, jobs: list[dict[str, Any]], rules: Path | None = None, interval: str = "1s"
+    ) -> None:
         self.folder = folder
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},
             "scrape_configs": jobs,
             "rule_files": [str(rules)] if rules else [],
         }
