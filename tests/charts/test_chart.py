@@ -84,6 +84,22 @@ def test_no_right_too_many(name: str) -> None:
         assert not roles
 
 
+@pytest.mark.parametrize("name", MATRIX)
+def test_an_api_of_the_whole_cluster_is_served_only_by_an_operator_of_the_whole_cluster(name: str) -> None:
+    objects = rendered(*MATRIX[name])
+    env = {variable["name"]: variable.get("value", "x") for variable in container(objects)["env"]}
+    config = OperatorConfig.from_environment(env)
+    assert config.metrics_api is (name not in ("namespaced", "no-metrics-api"))
+    services = [one for one in of_kind(objects, "Service") if one["metadata"]["name"] == config.metrics_service]
+    assert len(services) == 1
+    assert "selector" not in services[0]["spec"], "the operator that works says itself that it is the one to ask"
+    bindings = of_kind(objects, "RoleBinding") + of_kind(objects, "ClusterRoleBinding")
+    bound = {(one["metadata"].get("namespace"), one["roleRef"]["name"]) for one in bindings}
+    needed = {("kube-system", "extension-apiserver-authentication-reader"), (None, config.metrics_service)}
+    assert needed & bound == (needed if config.metrics_api and name != "no-rbac" else set())
+    assert config.metrics_owner == ("" if name == "no-rbac" else config.metrics_service)
+
+
 def test_the_crd_comes_along_and_stays() -> None:
     (installed,) = of_kind(rendered(), "CustomResourceDefinition")
     assert installed["spec"] == crd.manifest()["spec"]
