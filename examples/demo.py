@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -283,11 +284,11 @@ def burst(cluster: Cluster) -> None:
         _wait("the new spec to be ready", lambda: condition(cluster, "Ready").get("status") == "True")
     load = [
         "octavo", "bench", "serve", "--base-url", "http://smollm2", "--model", "smollm2", "--tokenizer",
-        "smollm2-135m-instruct", "--num-prompts", "100000", "--max-concurrency", "32", "--random-input-len", "64",
+        "smollm2-135m-instruct", "--num-prompts", "2000", "--max-concurrency", "32", "--random-input-len", "64",
         "--random-output-len", "128", "--ignore-eos", "--disable-tqdm",
     ]  # fmt: skip
     cluster.kubectl(*_pod(cluster, "load", load))
-    print("\n           queue  desired  ready", flush=True)
+    print("\n         requests: running  waiting   replicas: desired  ready", flush=True)
     with step("burst, from one replica to two"):
         _watch(cluster, 2)
     cluster.kubectl("delete", "pod", "load", "-n", NAMESPACE, "--wait=false", "--grace-period=1")
@@ -302,21 +303,22 @@ def _watch(cluster: Cluster, replicas: int) -> None:
     def reached() -> bool:
         nonlocal last
         found = model(cluster)
-        now = (_queue(cluster), found["spec"]["replicas"], found.get("status", {}).get("readyReplicas", 0))
+        now = (*_requests(cluster), found["spec"]["replicas"], found.get("status", {}).get("readyReplicas", 0))
         if now != last:
-            say("  {:>7}  {:>7}  {:>5}".format(*now))
+            say("            {:>7}  {:>7}            {:>7}  {:>5}".format(*now))
             last = now
-        return now[1:] == (replicas, replicas)
+        return now[2:] == (replicas, replicas)
 
     _wait(f"{replicas} replicas", reached)
 
 
-def _queue(cluster: Cluster) -> str:
+def _requests(cluster: Cluster) -> tuple[str, str]:
+    """How many run and how many wait, as the autoscaler is told."""
     try:
-        items = json.loads(cluster.kubectl("get", "--raw", QUEUE))["items"]
-        return str(items[0]["value"]) if items else "-"
-    except DemoError:  # for the moment nobody knows
-        return "?"
+        labels = json.loads(cluster.kubectl("get", "--raw", QUEUE))["items"][0]["metricLabels"]
+    except (DemoError, IndexError):  # for the moment nobody knows
+        return "?", "?"
+    return labels.get("running", "?"), labels.get("waiting", "?")
 
 
 def _wait(what: str, done: Callable[[], bool]) -> None:
@@ -367,6 +369,7 @@ def main() -> int:
     was_up = context is None and is_up()
     cluster: Cluster | None = None
     failed = True
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as after Ctrl-C
     try:
         cluster = foreign_cluster(context) if context else own_cluster()
         for act in (install, deploy, ask, show, burst):
