@@ -150,9 +150,9 @@ def test_a_real_page_is_understood() -> None:
     for number in range(10_000):
         prometheus.Gauge(f"other_{number}", "text", registry=registry)
     page = prometheus.generate_latest(registry)
-    start = time.perf_counter()
+    start = time.process_time()
     assert parse(page) == Load(12, 1e6)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_any_bytes_are_a_load_or_refused(junk: bytes) -> None:
 
 def test_no_page_takes_long() -> None:
     for part in (b"vllm:num_requests_running{", b'vllm:num_requests_running{a="', b"vllm:num_requests_running "):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(BadPage):
             parse(part * (2**21 // len(part)))
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 1
 
 
 # Which pods are asked.

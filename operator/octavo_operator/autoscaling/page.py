@@ -18,8 +18,10 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 MAX_RUNNING = "octavo:max_num_seqs"
 
 _NAMES = (RUNNING, WAITING, KV_USAGE, MAX_RUNNING)
-_SAMPLE = re.compile(
-    rb"^(" + "|".join(map(re.escape, _NAMES)).encode() + rb')(?:\{(?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*\})?[ \t]+(\S+)',
+_SAMPLE = re.compile(  # *+ and ++ never go back: each byte is looked at once
+    rb"^("
+    + "|".join(map(re.escape, _NAMES)).encode()
+    + rb')(?:\{(?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+\})?+[ \t]++(\S++)',
     re.MULTILINE,
 )
 

@@ -71,24 +71,23 @@ class Reader:
         self._store, self._changed, self._clock = store, changed, clock
         self._memory: dict[Key, _Memory] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._parsed: dict[Key, tuple[str, LLMDeployment | None]] = {}  # with the version that was parsed
         self._session: aiohttp.ClientSession | None = None
 
     def deployment(self, key: Key) -> LLMDeployment | None:
         """The LLMDeployment if it is to be scaled."""
         seen = self._store.get(KIND, *key)
-        deployment = _parsed(seen.body) if seen else None
-        if deployment is None or deployment.deleting or not deployment.spec.autoscaling:
+        if seen is None or b'"autoscaling"' not in seen.text:
+            self._parsed.pop(key, None)
             return None
-        return deployment
+        known = self._parsed.get(key)
+        if known is None or known[0] != seen.resource_version:
+            known = self._parsed[key] = (seen.resource_version, _scaled(seen.body))
+        return known[1]
 
     def scaled(self) -> list[LLMDeployment]:
         """All LLMDeployments that are to be scaled."""
-        out = []
-        for key in self._store.deployments():
-            seen = self._store.get(KIND, *key)
-            if seen and b'"autoscaling"' in seen.text and (deployment := self.deployment(key)):
-                out.append(deployment)
-        return out
+        return [deployment for key in self._store.deployments() if (deployment := self.deployment(key))]
 
     def problem(self, key: Key) -> Problem | None:
         """What the last reading met."""
@@ -117,6 +116,7 @@ class Reader:
             for gone in self._memory.keys() - set(keys):
                 if self._memory[gone].running is None:
                     del self._memory[gone]
+                    self._parsed.pop(gone, None)
             now = self._clock()
             due = [key for key in keys if now - self._memory.get(key, _Memory()).read_at > IDLE_READING_SECONDS]
             await asyncio.gather(*(self.read(key) for key in due), return_exceptions=True)
@@ -150,8 +150,8 @@ class Reader:
             memory.capacity = learn(memory.capacity, loads)
             memory.decision, memory.read_at = decision, self._clock()
             return decision
-        except NoReading as error:
-            memory.decision, memory.read_at, memory.problem = None, self._clock(), error.problem
+        except NoReading:
+            memory.decision, memory.read_at = None, self._clock()
             raise
         finally:
             if memory.problem != before:
@@ -246,11 +246,12 @@ def places(deployment: LLMDeployment, pods: list[Json], live: Json | None) -> tu
     return out, sure
 
 
-def _parsed(body: Json) -> LLMDeployment | None:
+def _scaled(body: Json) -> LLMDeployment | None:
     try:
-        return LLMDeployment.from_json(body)
+        deployment = LLMDeployment.from_json(body)
     except SpecError:
         return None
+    return deployment if deployment.spec.autoscaling and not deployment.deleting else None
 
 
 def _management_port(pod: Json) -> int:
