@@ -1,6 +1,9 @@
 # Every command a person needs; each is idempotent.
 PORT ?= 8000
 PYTHON ?= python3
+# On a GPU machine with a torch of its own nothing need be installed.
+GPU_PYTHON ?= $(PYTHON)
+SECTION ?= engine
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
 TAG ?= 0.1.0
 WITH_MODEL ?= 0
@@ -8,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast lint format bench cluster cluster-down test-cluster crd pins clean
+.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins clean
 
 demo:  ## a cluster, both images, the operator, a model, an answer; KEEP=1, KUBE_CONTEXT=name (Linux, root)
 	@$(PYTHON) examples/demo.py
@@ -43,7 +46,13 @@ format: setup
 	ruff check --fix .
 	ruff format .
 
-bench: setup  ## print what the engine costs on this machine
+peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or OCTAVO_PEERS), for make bench
+	python benchmarks/peers/install.py $(ARGS)
+
+bench: setup  ## our server against whichever peers are installed: ratios, JSON, a plot (20 minutes; ARGS=--quick: 3)
+	python benchmarks/peers/compare.py $(ARGS)
+
+bench-parts: setup  ## what each part of the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
 
 image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1
@@ -52,6 +61,13 @@ image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, 
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
 	    --build-arg WITH_MODEL=$(WITH_MODEL) || exit 1; \
 	done
+
+test-gpu:  ## the tests of the Triton kernels and of the engine on a CUDA device (torch and triton suffice)
+	PYTHONPATH=server:kernels $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+
+bench-gpu:  ## SECTION=engine | attention | sampling | layers: figures as fractions of the device's measured limits
+	mkdir -p benchmarks/results
+	$(GPU_PYTHON) benchmarks/gpu/$(SECTION).py $(ARGS)
 
 cluster:  ## a real Kubernetes on this machine (Linux, root); kubeconfig at .cluster/kubeconfig
 	$(PYTHON) tests/cluster/rig.py up

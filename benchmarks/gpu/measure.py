@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "kernels")]
+sys.path[:0] = [str(Path(__file__).parents[2] / room) for room in ("kernels", "server")]
 
 DRY = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if DRY else "cuda")
