@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.render.names import ENGINE, FETCH
+from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
 
@@ -45,6 +46,35 @@ def diagnose(pod: Json, gpu_resource: str | None = None) -> Problem | None:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(condition, gpu_resource)
     return None
+
+
+CLAIM_PATIENCE = 15.0  # seconds that a volume may take before its absence is called a problem
+
+
+def claim_pending(claim: Json | None, pods: list[Json], now: float) -> tuple[Problem | None, float | None]:
+    """What is wrong when a pod waits for the cache's volume alone, or else after how many seconds to look again.
+
+    The scheduler is silent then: it has chosen a node, and waits for whoever makes volumes.
+    """
+    if claim is None or (claim.get("status") or {}).get("phase", "Pending") != "Pending":
+        return None, None
+    ages = [
+        now - parse_time(pod["metadata"]["creationTimestamp"])
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+        and not (pod.get("spec") or {}).get("nodeName")
+        and not any(one["type"] == "PodScheduled" for one in (pod.get("status") or {}).get("conditions") or [])
+    ]
+    if not ages:
+        return None, None
+    if max(ages) < CLAIM_PATIENCE:
+        return None, CLAIM_PATIENCE - max(ages)
+    name = claim["metadata"]["name"]
+    text = (
+        f"the PersistentVolumeClaim {name} has got no volume for {CLAIM_PATIENCE:.0f} s: `kubectl describe pvc {name}` "
+        "says what its provisioner has against it; check cache.pvc.storageClassName and size"
+    )
+    return Problem("PVCPending", text), None
 
 
 def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:

@@ -3,7 +3,9 @@ swallowed, no annotation is written, and no finalizer holds an object up."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from typing import Any
 
 import kopf
@@ -35,8 +37,16 @@ def registry(cluster: Cluster, controller: Controller, freshness: Freshness) -> 
 
         kopf.on.event(resource.api_version, resource.plural, id=f"saw-{kind.lower()}", registry=out)(handler)
 
+    logins: list[float] = []
+
     @kopf.on.login(registry=out)
     async def login(**_: Any) -> kopf.AiohttpSession:
+        # kopf logs in anew whenever it is refused, for each watch: with credentials that are no longer good, never stop
+        # trying, but do not knock all the time.
+        now = time.monotonic()
+        logins[:] = [when for when in logins if now - when < 300]
+        await asyncio.sleep(min(2 ** len(logins) - 1, 30))
+        logins.append(time.monotonic())
         return kopf.AiohttpSession(
             server=cluster.server,
             default_namespace=cluster.namespace,

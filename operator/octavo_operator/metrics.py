@@ -26,8 +26,8 @@ from prometheus_client.registry import Collector
 from octavo_operator import __version__
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
-from octavo_operator.rollout import parse_time
 from octavo_operator.store import Key
+from octavo_operator.times import parse_time
 
 if TYPE_CHECKING:
     from octavo_operator.controller import Controller

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
+from octavo_operator.diagnosis import Problem, claim_pending
 from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
 from octavo_operator.render import BadPodPatch, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
@@ -85,6 +85,9 @@ def look(
     autoscaler = next(
         (one.body for one in children if (one.kind, one.name) == (autoscaler_kind(deployment), deployment.name)), None
     )
+    if problem is None:
+        problem, claim_again = claim_pending(claim, pods, now)
+        again = min((one for one in (again, claim_again) if one is not None), default=None)
     seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling_problem, apis)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 

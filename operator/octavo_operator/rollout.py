@@ -13,11 +13,11 @@ How a Deployment's rollout would stand still, and what is done about it:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from octavo_operator.api import GROUP, LLMDeployment
 from octavo_operator.render.deployment import shares_nothing
+from octavo_operator.times import parse_time
 
 MAKE_ROOM = f"{GROUP}/make-room"  # annotation of the Deployment: the rollout for which old pods go first
 _REVISION = "deployment.kubernetes.io/revision"  # which rollout it is, as the Deployment's controller counts them
@@ -41,10 +41,6 @@ class Room:
     def of(cls, text: str | None) -> Room | None:
         rollout, _, count = (text or "").partition("/")
         return cls(rollout, int(count)) if count.isdigit() else None
-
-
-def parse_time(text: str) -> float:
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def make_room(

@@ -9,7 +9,7 @@ import time
 from octavo_operator.api import KIND
 from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster, CredentialsError
 from octavo_operator.config import ConfigError, OperatorConfig
-from octavo_operator.rollout import parse_time
+from octavo_operator.times import parse_time
 
 
 async def check(config: OperatorConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -30,6 +31,12 @@ SYSTEM = f"octavo-system-{NUMBER}"
 RELEASE = f"octavo-{NUMBER}"
 
 
+def _die_with_parent() -> None:
+    """A session that is killed leaves no operator behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 class Operator:
     """A running operator; `start`, `stop`, `kill` and `restart` as often as a test likes."""
 
@@ -46,15 +53,18 @@ class Operator:
         self.process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
-    def start(self, patience: float = 30, **more: str) -> None:
+    def start(self, patience: float = 60, **more: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         environment = {**self.environment, "OCTAVO_HEALTH_PORT": str(self.port), **more}
         with self.log_file.open("ab") as log:
             command = [sys.executable, "-m", "octavo_operator"]
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd="/")
-        eventually(self.is_ready, patience)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, cwd="/", preexec_fn=_die_with_parent
+            )
+        if patience:
+            eventually(self.is_ready, patience)
 
     def is_ready(self) -> bool:
         assert self.process and self.process.poll() is None, self.log()[-3000:]

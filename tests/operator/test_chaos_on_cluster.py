@@ -44,6 +44,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
 
 def test_the_end_is_that_of_an_undisturbed_run(cluster: Cluster, namespace: str, operator: Any) -> None:
     rng = random.Random(int(os.environ.get("OCTAVO_SEED", "7")))
+    kills = 0
     for _ in range(CHANGES):
         body = toy(settings.TOOLBOX_IMAGE, name=rng.choice(NAMES), replicas=0, **copy.deepcopy(random_spec(rng)))
         body["metadata"]["namespace"] = namespace
@@ -59,9 +60,12 @@ def test_the_end_is_that_of_an_undisturbed_run(cluster: Cluster, namespace: str,
             kind = rng.choice(["service", "deployment", "networkpolicy"])
             cluster.kubectl("delete", kind, rng.choice(NAMES), "-n", namespace, "--ignore-not-found", "--wait=false")
         time.sleep(rng.random() * 0.3)
-        if rng.random() < 0.3:
+        if rng.random() < 0.4:
             operator.kill()
-            operator.start()
+            kills += 1
+            operator.start(patience=0)  # the next end may find it while it is starting
+    eventually(operator.is_ready, 60)
+    print(f"{CHANGES} changes, {kills} ends of the operator")
     eventually(lambda: not differences(cluster, namespace), 60, every=1)
 
 

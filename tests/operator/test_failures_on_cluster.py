@@ -190,6 +190,22 @@ def test_the_storage_class_does_not_exist(cluster: Cluster, namespace: str, degr
     assert "storage class" in degraded("PVCPending")
 
 
+def test_nobody_makes_the_volume(
+    cluster: Cluster, namespace: str, degraded: Degraded, request: pytest.FixtureRequest
+) -> None:
+    """The scheduler has chosen a node and waits, without a word, for a provisioner that does nothing."""
+    storage = {
+        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": namespace},
+        "provisioner": "example.com/none", "volumeBindingMode": "WaitForFirstConsumer",
+    }  # fmt: skip
+    cluster.apply(storage, namespace=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "storageclass", namespace))
+    pvc = {"mode": "pvc", "pvc": {"size": "1Mi", "storageClassName": namespace}}
+    cluster.apply(toy(IMAGE, model={**FETCHED, "cache": pvc}), namespace=namespace)
+    message = degraded("PVCPending", seconds=40)
+    assert "toy-model-cache has got no volume" in message
+
+
 def test_a_claim_does_not_exist(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     cluster.apply(toy(IMAGE, model={"uri": "pvc://none-such/x"}), namespace=namespace)
     assert "no PersistentVolumeClaim none-such" in degraded("PVCNotFound")
