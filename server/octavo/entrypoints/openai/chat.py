@@ -118,9 +118,11 @@ def _interpret(
 ) -> tuple[list[int], ToolPlan | None, Constraint | None]:
     """The prompt's token ids, how tools are called, and what the answer must be like. Raises ValueError, APIError."""
     constraint = constraint_of(body)
+    tools.narrow(body)
     plan = tools.plan(body, state.args, _template(state, body)) if body.tools or body.tool_choice else None
     if plan is not None:
-        constraint = tools.combined(constraint, plan)
+        assert state.engine.tokenizer is not None
+        constraint = tools.combined(constraint, plan, state.engine.tokenizer.backend.token_to_id)
     return render(state, body, messages), plan, constraint
 
 

@@ -54,9 +54,9 @@ class Constraint:
 class CallGrammar:
     """How a model writes calls of its tools."""
 
-    rule: str  # one call: Lark, with special tokens as {<token>} and the call itself as @call
-    call: str  # the grammar of @call
-    max_calls: int | None
+    rule: str  # all calls of an answer: Lark, with special tokens as {<token>} or {[TOKEN]}
+    parts: dict[str, str]  # grammars that the rule refers to, by their names: @name
+    rules: str = ""  # further Lark that it refers to
 
 
 def _named(error: ValueError, field: str) -> Exception:
@@ -169,10 +169,10 @@ def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | N
 
 def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
     """A grammar in whose place tool calls may stand."""
-    call = re.sub(r"\{(<[^}]*>)\}", lambda tag: _literal(tag[1], token_id), calls.rule)
-    lead = f"start: @answer | ({call}){'' if calls.max_calls == 1 else '+'}\n"
-    answer = {**_parts(grammar)[0], "name": "answer"}
-    return json.dumps({"grammars": [{"lark_grammar": lead}, answer, {**_parts(calls.call)[0], "name": "call"}]})
+    rule = re.sub(r"\{([<\[][^}]*[>\]])\}", lambda tag: _literal(tag[1], token_id), calls.rule)
+    lead = {"lark_grammar": f"start: @answer | {rule}\n{calls.rules}\n"}
+    parts = [{**_parts(part)[0], "name": name} for name, part in {"answer": grammar, **calls.parts}.items()]
+    return json.dumps({"grammars": [lead, *parts]})
 
 
 def _parts(grammar: str) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,10 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.structured import CallGrammar, Constraint
+from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constraint_of, parameters_of
 from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
-from octavo.structured_output import StructuredOutputsParams
 
 MAX_TOOLS = 1_024
 MAX_NAME = 256
@@ -72,7 +72,7 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
             )
         return ToolPlan(TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions)
     if choice == "required":
-        constraint = _constraint(_any_call(functions, max_calls), "tools")
+        constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
         return ToolPlan(JsonListParser, names, max_calls, short_ids, constraint)
     name = _named(choice)
     if name not in names:
@@ -81,27 +81,47 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
             "tool_choice.function.name",
         )
     index = names.index(name)
-    constraint = _constraint(_parameters(functions[index]), f"tools.{index}.function.parameters")
+    constraint = constraint_of(parameters_of(functions[index]), f"tools.{index}.function.parameters")
     return ToolPlan(NamedCallParser, (name,), 1, short_ids, constraint)
 
 
-def combined(asked: Constraint | None, plan: ToolPlan) -> Constraint | None:
+def combined(asked: Constraint | None, plan: ToolPlan, token_id: Callable[[str], int | None]) -> Constraint | None:
     """What an answer with tools must be like. Raises APIError when the request wants two things at once."""
-    if asked is None or plan.constraint is None:
-        if asked is not None and asked.field.startswith("response_format"):
-            if plan.parser.call_grammar is None:
-                raise bad_request(
-                    f"{asked.field} leaves no room for calls in this model's format; "
-                    'send tool_choice "none" with it, or drop one of them',
-                    asked.field,
-                )
-            call = _one_call(plan.functions, plan.parser.arguments_key)
-            grammar = _constraint(call, "tools").grammar()
-            plan.or_calls = CallGrammar(plan.parser.call_grammar, grammar, plan.max_calls)
-        return asked or plan.constraint  # a grammar of the client's own may spell calls out
-    raise bad_request(
-        f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
-    )
+    if asked is not None and plan.constraint is not None:
+        raise bad_request(
+            f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
+        )
+    if asked is not None and asked.field.startswith("response_format"):
+        plan.or_calls = calls_of(plan.parser, plan.functions, plan.max_calls, token_id)
+    return asked or plan.constraint  # a grammar of the client's own may spell calls out
+
+
+def narrow(body: ChatCompletionRequest) -> None:
+    """Of `tool_choice` "allowed_tools" make the tools and the choice that it stands for: the model is told of the
+    allowed ones alone. Raises APIError."""
+    choice = body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return
+    allowed = choice.get("allowed_tools", choice)  # the Responses API has no inner object
+    where = "tool_choice.allowed_tools"
+    mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise bad_request(f'{where}.mode must be "auto" or "required", got {shown(mode)}', f"{where}.mode")
+    if not isinstance(listed, list) or not listed:
+        raise bad_request(f"{where}.tools must be a list of at least one tool, got {shown(listed)}", f"{where}.tools")
+    names = {_name_in(tool) for tool in listed}
+    known = {_name_in(tool) for tool in body.tools or []}
+    for name in names - known:
+        raise bad_request(f"{where}.tools names {shown(name)}, which is none of the tools", f"{where}.tools")
+    body.tools = [tool for tool in body.tools or [] if _name_in(tool) in names]
+    body.tool_choice = mode
+
+
+def _name_in(tool: Any) -> str | None:
+    """The name in a tool, or in a reference to one."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _bounded(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,98 +157,9 @@ def _named(choice: Any) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise bad_request(
-            'tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, '
+            'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+            '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}, '
             f"got {shown(choice)}",
             "tool_choice",
         )
     return name
-
-
-# Grammars of calls.
-
-
-def _constraint(schema: dict[str, Any], field: str) -> Constraint:
-    schema = {**schema, "x-guidance": {"lenient": True}}  # a keyword that no grammar can hold is no reason to refuse
-    return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field)
-
-
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object always."""
-    schema = function.get("parameters")
-    if not schema:
-        return {"type": "object", "additionalProperties": False}
-    return _closed(schema if "type" in schema or "$ref" in schema else {"type": "object", **schema})
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without arguments that it does not name, where it does not say whether there may be others: a model
-    that has to write JSON otherwise goes on inventing some."""
-    return schema if _adds_up(schema) else _close(schema)
-
-
-def _adds_up(schema: Any) -> bool:
-    """Whether an object's properties may come from several places: then none of these says what all of them are."""
-    if isinstance(schema, list):
-        return any(map(_adds_up, schema))
-    if not isinstance(schema, dict):
-        return False
-    together = "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf", "$ref", "if"})
-    return bool(together) or any(map(_adds_up, schema.values()))
-
-
-def _close(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_close(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: value if key in _DATA else _close(value) for key, value in schema.items()}
-    properties, required = schema.get("properties"), schema.get("required") or []
-    if (
-        isinstance(properties, dict)
-        and not schema.keys() & _MORE_PROPERTIES
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in properties for name in required)
-    ):
-        closed["additionalProperties"] = False
-    return closed
-
-
-_DATA = frozenset({"const", "enum", "default", "examples", "required"})
-_MORE_PROPERTIES = frozenset({
-    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties",
-})  # fmt: skip
-
-
-def _any_call(functions: list[dict[str, Any]], max_calls: int | None) -> dict[str, Any]:
-    """The schema of a list of at least one call."""
-    call = _one_call(functions, "parameters")
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call, "$defs": call.pop("$defs")}
-    if max_calls is not None:
-        schema["maxItems"] = max_calls
-    return schema
-
-
-def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    calls, definitions = [], {}
-    for i, function in enumerate(functions):
-        definitions[f"tool{i}"] = _moved(_parameters(function), f"#/$defs/tool{i}")
-        calls.append({
-            "type": "object",
-            "properties": {"name": {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
-            "required": ["name", key],
-            "additionalProperties": False,
-        })  # fmt: skip
-    return {"anyOf": calls, "$defs": definitions}
-
-
-def _moved(schema: Any, where: str) -> Any:
-    """A schema that stands at ``where`` of another one: its references into itself follow."""
-    if isinstance(schema, list):
-        return [_moved(item, where) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, where) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = where + reference[1:]
-    return moved

@@ -49,10 +49,6 @@ class ToolParser(ABC):
     """
 
     needs_special_tokens: ClassVar[bool] = False  # the format's markers are special tokens of the model
-    # The format as a grammar, where it has one: a call and what stands around it (Lark; "@call" is the JSON object),
-    # and the name that the arguments have in the object.
-    call_grammar: ClassVar[str | None] = None
-    arguments_key: ClassVar[str] = "arguments"
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self.num_calls = 0

@@ -14,7 +14,6 @@ class HermesParser(ToolParser):
     """``<tool_call>{"name": "f", "arguments": {...}}</tool_call>``, any number, between text: Hermes and Qwen."""
 
     BEGIN, END = "<tool_call>", "</tool_call>"
-    call_grammar = r"/\n?/ {<tool_call>} /\n?/ @call /\n?/ {</tool_call>}"
 
     def _parse(self) -> Steps[None]:
         while (yield from self._content_until(self.BEGIN)):
@@ -47,8 +46,6 @@ class Llama3JsonParser(ToolParser):
 
     TAG = "<|python_tag|>"
     needs_special_tokens = True
-    call_grammar = "@call /(; )?/"
-    arguments_key = "parameters"
 
     def _parse(self) -> Steps[None]:
         following = yield from self._skip_space()

@@ -1,0 +1,194 @@
+"""What an answer must be like for its calls to be found in it: schemas and grammars of tool calls. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from octavo.entrypoints.openai.errors import bad_request
+from octavo.entrypoints.openai.structured import CallGrammar, Constraint
+from octavo.entrypoints.openai.tool_parsers import ToolParser
+from octavo.entrypoints.openai.tool_parsers.formats import HermesParser, Llama3JsonParser, MistralParser
+from octavo.structured_output import StructuredOutputsParams
+
+# Calls as the model's own format writes them.
+
+
+def calls_of(
+    parser: type[ToolParser],
+    functions: list[dict[str, Any]],
+    max_calls: int | None,
+    token_id: Callable[[str], int | None],
+) -> CallGrammar:
+    """``token_id``: of a text that is one token of the model's vocabulary. Raises APIError."""
+    more = "" if max_calls == 1 else "+"
+    if issubclass(parser, HermesParser):
+        rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
+        return CallGrammar(rule, {"call": _grammar(_one_call(functions, "arguments"))})
+    if issubclass(parser, Llama3JsonParser):
+        return CallGrammar(f"(@call /(; )?/){more}", {"call": _grammar(_one_call(functions, "parameters"))})
+    if not issubclass(parser, MistralParser):
+        return _python_calls(functions, more)
+    if token_id("[ARGS]") is None:
+        return CallGrammar("{[TOOL_CALLS]} @calls", {"calls": _grammar(any_call(functions, max_calls, "arguments"))})
+    named = [f"{json.dumps(function['name'])} {{[ARGS]}} @args{i}" for i, function in enumerate(functions)]
+    arguments = {f"args{i}": _grammar(parameters_of(function)) for i, function in enumerate(functions)}
+    return CallGrammar(f"({{[TOOL_CALLS]}} ({' | '.join(named)})){more}", arguments)
+
+
+def _grammar(schema: dict[str, Any]) -> str:
+    return constraint_of(schema, "tools").grammar()
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_PYTHON_VALUES = r"""
+value: STRING | NUMBER | "True" | "False" | "None" | list | dict
+list: "[" (value (", " value)*)? "]"
+dict: "{" (STRING ": " value (", " STRING ": " value)*)? "}"
+STRING: /"([^"\\\n]|\\["'\\nrt])*"/ | /'([^'\\\n]|\\["'\\nrt])*'/
+INTEGER: /-?(0|[1-9][0-9]{0,18})/
+NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/
+"""
+
+
+def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
+    """``[f(a=1, b="x"), g()]``: arguments by their names, in the order of the schema."""
+    rules, names = [_PYTHON_VALUES], []
+    for i, function in enumerate(functions):
+        schema = parameters_of(function)
+        properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
+        usable = {name: _python_value(value) for name, value in properties.items() if _IDENTIFIER.fullmatch(name)}
+        if not _DOTTED.fullmatch(function["name"]) or not required <= usable.keys():
+            continue  # Python cannot write its calls
+        names.append(f"call{i}")
+        rules.append(f'call{i}: "{function["name"]}(" args{i} ")"')
+        arguments = [(f'"{name}=" ({value})', name in required) for name, value in usable.items()]
+        firsts = []
+        for j, (argument, is_required) in enumerate(arguments):
+            others = [f'(", " {a})' + ("" if needed else "?") for a, needed in arguments[j + 1 :]]
+            firsts.append(" ".join([argument, *others]))
+            if is_required:
+                break
+        else:
+            firsts.append('""')
+        rules.append(f"args{i}: " + " | ".join(firsts))
+    if not names:
+        raise bad_request("tools have no name that Python could call, as this model does; rename them", "tools")
+    rules.append("call: " + " | ".join(names))
+    repeated = '(", " call)*' if more else ""
+    return CallGrammar(f'"[" call {repeated} "]"', {}, "\n".join(rules))
+
+
+def _python_value(schema: Any) -> str:
+    """Lark for a value of this schema; for what it does not understand, any value."""
+    if not isinstance(schema, dict):
+        return "value"
+    options = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(options, list) and options and all(isinstance(option, (str, int, float)) for option in options):
+        return " | ".join(json.dumps(_python_literal(option)) for option in options)
+    simple = {"string": "STRING", "integer": "INTEGER", "number": "NUMBER", "boolean": '"True" | "False"',
+              "null": '"None"', "object": "dict"}  # fmt: skip
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and kinds and all(kind in simple for kind in kinds):
+        return " | ".join(simple[kind] for kind in kinds)
+    if kinds == "array":
+        item = _python_value(schema.get("items"))
+        return f'"[" (({item}) (", " ({item}))*)? "]"'
+    return simple.get(kinds, "value") if isinstance(kinds, str) else "value"
+
+
+def _python_literal(value: str | int | float) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+# Schemas of calls as JSON.
+
+
+def constraint_of(schema: dict[str, Any], field: str) -> Constraint:
+    schema = {**schema, "x-guidance": {"lenient": True}}  # a keyword that no grammar can hold is no reason to refuse
+    return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field)
+
+
+def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object always."""
+    schema = function.get("parameters")
+    if not schema:
+        return {"type": "object", "additionalProperties": False}
+    return _closed(schema if "type" in schema or "$ref" in schema else {"type": "object", **schema})
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without arguments that it does not name, where it does not say whether there may be others: a model
+    that has to write JSON otherwise goes on inventing some."""
+    return schema if _adds_up(schema) else _close(schema)
+
+
+def _adds_up(schema: Any) -> bool:
+    """Whether an object's properties may come from several places: then none of these says what all of them are."""
+    if isinstance(schema, list):
+        return any(map(_adds_up, schema))
+    if not isinstance(schema, dict):
+        return False
+    together = "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf", "$ref", "if"})
+    return bool(together) or any(map(_adds_up, schema.values()))
+
+
+def _close(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_close(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: value if key in _DATA else _close(value) for key, value in schema.items()}
+    properties, required = schema.get("properties"), schema.get("required") or []
+    if (
+        isinstance(properties, dict)
+        and not schema.keys() & _MORE_PROPERTIES
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    ):
+        closed["additionalProperties"] = False
+    return closed
+
+
+_DATA = frozenset({"const", "enum", "default", "examples", "required"})
+_MORE_PROPERTIES = frozenset({
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties",
+})  # fmt: skip
+
+
+def any_call(functions: list[dict[str, Any]], max_calls: int | None, key: str) -> dict[str, Any]:
+    """The schema of a list of at least one call, with its arguments under ``key``."""
+    call = _one_call(functions, key)
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call, "$defs": call.pop("$defs")}
+    if max_calls is not None:
+        schema["maxItems"] = max_calls
+    return schema
+
+
+def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
+    calls, definitions = [], {}
+    for i, function in enumerate(functions):
+        definitions[f"tool{i}"] = _moved(parameters_of(function), f"#/$defs/tool{i}")
+        calls.append({
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
+            "required": ["name", key],
+            "additionalProperties": False,
+        })  # fmt: skip
+    return {"anyOf": calls, "$defs": definitions}
+
+
+def _moved(schema: Any, where: str) -> Any:
+    """A schema that stands at ``where`` of another one: its references into itself follow."""
+    if isinstance(schema, list):
+        return [_moved(item, where) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, where) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = where + reference[1:]
+    return moved

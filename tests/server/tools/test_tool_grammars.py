@@ -1,0 +1,146 @@
+"""Where an answer must have a form, its grammar leaves room for calls in every model's way of writing them: what the
+grammar lets through, the parser takes for calls that keep to the tools' schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import jsonschema_rs
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.openai.structured import or_calls
+from octavo.entrypoints.openai.tool_grammars import calls_of
+from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, CallPiece
+from octavo.structured_output import StructuredOutputsParams, to_grammar
+
+WEATHER = {
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "days": {"type": "integer"},
+            "city": {"enum": ["Paris", "Zürich", 'the "Hague"']},
+            "sure": {"type": ["boolean", "null"]},
+            "hours": {"type": "array", "items": {"type": "number"}},
+        },
+        "required": ["city"],
+    },
+}
+NOW = {"name": "now"}
+ANSWER = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+TOKENIZER = LLTokenizer("byte")
+CALLS = [("get_weather", {"city": "Paris"}), ("now", {})]
+# How each format writes CALLS.
+WRITTEN = {
+    "hermes": "".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+        for name, arguments in CALLS
+    ),
+    "llama3_json": "; ".join(f'{{"name": "{name}", "parameters": {json.dumps(args)}}}' for name, args in CALLS),
+    "mistral": "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in CALLS]),
+    "mistral v11": '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}',
+    "pythonic": '[get_weather(city="Paris"), now()]',
+}
+
+
+def no_token(text: str) -> int | None:
+    return None
+
+
+def grammar(kind: str, max_calls: int | None = None, functions: list[dict] | None = None) -> str:
+    """The answer's form or calls. Markers are text here, for the byte tokenizer has no tokens for them."""
+    calls = calls_of(
+        TOOL_PARSERS[kind.partition(" ")[0]],
+        [WEATHER, NOW] if functions is None else functions,
+        max_calls,
+        (lambda text: 1) if kind == "mistral v11" else no_token,
+    )
+    return or_calls(to_grammar(StructuredOutputsParams(json=ANSWER)), calls, no_token)
+
+
+def accepts(text: str, *of: object) -> bool:
+    matcher = LLMatcher(TOKENIZER, grammar(*of))
+    assert not matcher.is_error(), matcher.get_error()
+    return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+def parse(kind: str, text: str) -> tuple[list[tuple[str, dict]], str]:
+    """The calls and the content."""
+    parser = TOOL_PARSERS[kind.partition(" ")[0]](["get_weather", "now"])
+    calls: list[list[str]] = []
+    content = ""
+    for piece in [*parser.feed(text), *parser.finish()]:
+        if not isinstance(piece, CallPiece):
+            content += piece
+        elif piece.name is not None:
+            calls.append([piece.name, piece.arguments])
+        else:
+            calls[-1][1] += piece.arguments
+    return [(name, json.loads(arguments)) for name, arguments in calls], content
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_calls_and_answers_pass_and_nothing_else(kind):
+    assert parse(kind, WRITTEN[kind]) == (CALLS, "")
+    assert accepts(WRITTEN[kind], kind)
+    assert accepts('{"a": true}', kind)
+    assert not accepts('{"a": 1}', kind)
+    assert not accepts("Hello", kind)
+    assert not accepts(WRITTEN[kind].replace("now", "never"), kind)
+    assert not accepts(WRITTEN[kind].replace("Paris", "London"), kind)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_one_call_when_more_are_not_wanted(kind):
+    assert not accepts(WRITTEN[kind], kind, 1)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_whatever_the_grammar_lets_through_are_calls_that_keep_to_the_schemas(kind):
+    rng = random.Random(kind)
+    finished = 0
+    for _ in range(40):
+        text = random_text(LLMatcher(TOKENIZER, grammar(kind)), rng)
+        if text is None:
+            continue
+        finished += 1
+        calls, content = parse(kind, text)
+        if not calls:
+            assert json.loads(content).keys() == {"a"}, text
+        for name, arguments in calls:
+            schema = {"get_weather": WEATHER["parameters"], "now": {"type": "object", "maxProperties": 0}}[name]
+            jsonschema_rs.validate(schema, arguments)
+        assert not (calls and content.strip()), text
+    assert finished > 10
+
+
+def random_text(matcher: LLMatcher, rng: random.Random) -> str | None:
+    """A random walk through the grammar; None when it did not end in time, or not in valid UTF-8."""
+    walked = bytearray()
+    while len(walked) < 600:
+        if matcher.is_accepting() and (matcher.is_stopped() or rng.random() < 0.5):
+            try:
+                return walked.decode()
+            except UnicodeDecodeError:
+                return None
+        mask = matcher.compute_bitmask()
+        allowed = [i for i in range(256) if mask[i // 8] >> (i % 8) & 1]
+        if not allowed:
+            return None
+        closing = [i for i in allowed if i in b'"]})']  # or texts and lists would hardly end
+        byte = rng.choice(closing if closing and rng.random() < 0.5 else allowed)
+        assert matcher.consume_token(byte)
+        walked.append(byte)
+    return None
+
+
+def test_tools_that_python_cannot_call_are_refused():
+    with pytest.raises(APIError, match="rename"):
+        grammar("pythonic", None, [{"name": "get-weather"}])
+    needs = {"name": "f", "parameters": {"type": "object", "properties": {"a-b": {}}, "required": ["a-b"]}}
+    with pytest.raises(APIError, match="rename"):
+        grammar("pythonic", None, [needs])
+    assert "get-weather" not in grammar("pythonic", None, [{"name": "get-weather"}, NOW])
