@@ -343,7 +343,8 @@ def logprobs_kernel(
     tl.store(ranks_ptr + row, before + 1)
     if k > 0:
         block = tl.arange(0, BLOCKS)
-        keys = ordered(tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf")))
+        bests = tl.load(best_row + block, mask=block < chunks * TILE, other=LOWEST)
+        keys = ordered(tl.where(bests > LOWEST, bests, float("-inf")))
         lowest = ordered(tl.full((), LOWEST, tl.float32))
         floor = lowest
         rest = ordered(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor
@@ -362,6 +363,6 @@ def logprobs_kernel(
             else:
                 at = _next_of_value(source, best_row, chunks, rest, after, TILE, STEPS)
                 after = at
-                top = tl.load(source[0] + at).to(tl.float32)
+                top = tl.load(source[0] + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
             tl.store(ids_ptr + out + place, at)
             tl.store(values_ptr + out + place, top - norm)

@@ -101,9 +101,9 @@ def small_linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if x.device.type != "cpu" and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype == weight.dtype and x.dtype in DTYPES:
+    if x.device.type != "cpu" and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype in DTYPES:
         config = small_config(*weight.shape)
-        if config is not None and x.stride(1) == weight.stride(1) == 1:
+        if config is not None and x.dtype == weight.dtype and x.stride(1) == weight.stride(1) == 1:
             return small_linear(x, weight, bias, config)
     return F.linear(x, weight, bias)
 
