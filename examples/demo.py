@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -82,8 +83,10 @@ def rig(*arguments: str) -> str:
     for line in process.stderr:
         text = line.rstrip().removeprefix("[rig] ")
         said.append(text)
-        if "STEP" not in text or "RUN" in text:
-            say(f"    {text[:130]}")
+        if found := re.fullmatch(r" *(\[\S+\] )?STEP \S+ (RUN )?(.*)", text):
+            text = f"  {' '.join(found[3].split())}" if found[2] else ""  # of a build, what takes time
+        if text:
+            say(f"    {text[:110]}")
     output = process.stdout.read()
     if process.wait():
         raise DemoError("\n".join(said[-30:]))

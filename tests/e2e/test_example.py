@@ -135,6 +135,16 @@ def test_the_operator_s_image_has_no_engine_s_packages(cluster: Cluster, install
     assert cluster.kubectl("exec", "-n", installed, name, "--", "python", "-c", script).strip() == "[]"
 
 
+def test_the_engine_s_image_compiles_what_triton_needs_on_a_gpu(cluster: Cluster, model: str) -> None:
+    script = (
+        "import ctypes, subprocess, sysconfig; c = 'gcc -O2 -shared -fPIC -x c - -o /tmp/launcher.so -I'"
+        " + sysconfig.get_paths()['include']; code = '#include <Python.h>\\nint f(void) { return PY_MAJOR_VERSION; }';"
+        "subprocess.run(c.split(), input=code, text=True, check=True);"
+        "import triton; print(ctypes.CDLL('/tmp/launcher.so').f(), bool(triton.__version__))"
+    )
+    assert in_pod(cluster, model, "python", "-c", script).split() == ["3", "True"]
+
+
 def test_helm_test(helm: Callable[..., str], installed: str) -> None:
     assert "Succeeded" in helm("test", installed, "-n", installed, "--timeout=2m")
 
