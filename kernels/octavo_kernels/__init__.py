@@ -119,14 +119,17 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's pages; returns ``[T, Hq, D]`` in q.dtype.
 
     Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and sees the positions up to its own, only the
     last ``window`` of them when that is set (itself included). ``softcap`` c bends scores to ``c * tanh(score / c)``.
     Decode and prefill rows may be mixed. Padding rows (from ``metadata.num_actual_tokens`` on) give zeros.
+    The cache holds ``k / k_scale`` and ``v / v_scale`` (for an fp8 one).
     """
-    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap)
+    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale)
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:

@@ -73,6 +73,8 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), DTYPES.get(kv_cache.dtype)
     rows, num_heads, head_size = q.shape
@@ -82,8 +84,9 @@ def paged_attention(
         or kv_dtype is None
         or head_size > MAX_HEAD_SIZE
         or not kv_cache.is_contiguous()
+        or not k_scale == v_scale == 1.0
     ):
-        return reference.paged_attention(q, kv_cache, metadata, scale, window, softcap)
+        return reference.paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale)
     q = dense(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:

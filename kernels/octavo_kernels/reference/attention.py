@@ -69,6 +69,8 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> Tensor:
     num_heads = q.shape[1]
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
@@ -81,8 +83,8 @@ def paged_attention(
             continue
         pages = metadata.block_table[r, : -(-length // block_size)].long()
         keys, values = (
-            cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, kv_cache.shape[4])[:length].to(wide)
-            for cache in kv_cache
+            cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, kv_cache.shape[4])[:length].to(wide) * factor
+            for cache, factor in zip(kv_cache, (k_scale, v_scale), strict=True)
         )
         group = num_heads // num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)

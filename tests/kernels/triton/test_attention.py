@@ -194,7 +194,7 @@ def test_keys_and_values_in_float8(device, Sequence, lay_out, assert_close, dtyp
     out = attend(device, q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
     wide = kv_cache.to(torch.float64) * torch.tensor([0.5, 3.0]).reshape(2, 1, 1, 1, 1)
     exact = reference.paged_attention(q.double(), wide, metadata, 0.2)
-    plain = reference.paged_attention(q, wide.to(dtype), metadata, 0.2)
+    plain = reference.paged_attention(q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
     assert_close(out, exact, plain, slack=1e-6)
 
 
