@@ -63,7 +63,7 @@ image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, 
 	done
 
 test-gpu:  ## the tests of the Triton kernels and of the engine on a CUDA device (torch and triton suffice)
-	PYTHONPATH=server:kernels $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+	TRITON_INTERPRET=0 PYTHONPATH=server:kernels:tests $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
 
 bench-gpu:  ## SECTION=engine | attention | sampling | layers: figures as fractions of the device's measured limits
 	mkdir -p benchmarks/results

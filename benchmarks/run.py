@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark of this folder that runs on a CPU, one after the other.
+"""`make bench-parts`: every benchmark of this folder that runs on a CPU, one after the other.
 
 python benchmarks/run.py [NAME ...]
 """
