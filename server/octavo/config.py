@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.loader.files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -86,6 +87,7 @@ class EngineConfig:
     device: str = "cpu"  # cpu | cuda
     load_format: str = "auto"
     enforce_eager: bool = False
+    attention_backend: str = "auto"  # of octavo_kernels: auto | reference | cpu | triton
     skip_tokenizer_init: bool = False
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
 
@@ -132,6 +134,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     generation_config: str = "auto"  # auto: the model's generation_config.json; vllm: none
     enforce_eager: bool = False
+    attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
 
     @classmethod
@@ -194,6 +197,7 @@ class EngineArgs:
             device=self.device,
             load_format=self.load_format,
             enforce_eager=self.enforce_eager,
+            attention_backend=self.attention_backend,
             skip_tokenizer_init=self.skip_tokenizer_init,
             fit_max_model_len=self.max_model_len == "auto",
         )
@@ -233,6 +237,7 @@ class EngineArgs:
         one_of("scheduling_policy", ("fcfs", "priority"))
         one_of("generation_config", ("auto", "vllm"))
         one_of("device", ("auto", "cpu", "cuda"))
+        one_of("attention_backend", ATTENTION_BACKENDS)
         at_least("block_size", 1)
         at_least("max_num_seqs", 1)
         at_least("max_num_batched_tokens", 1)

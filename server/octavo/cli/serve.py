@@ -11,7 +11,7 @@ import time
 
 from octavo.cli.flags import add_flags, from_flags
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import DTYPES, LOAD_FORMATS, EngineArgs
+from octavo.config import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, EngineArgs
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
@@ -44,6 +44,7 @@ ENGINE_HELP = {
     "scheduling_policy": "who is served first",
     "generation_config": "where default sampling parameters come from; vllm: none of the model's own",
     "enforce_eager": "capture no graphs",
+    "attention_backend": "whose kernels compute; auto: what suits the device (or OCTAVO_KERNEL_BACKEND)",
     "skip_tokenizer_init": "no tokenizer: prompts and answers are token ids",
 }
 SERVER_HELP = {
@@ -87,6 +88,7 @@ SERVER_HELP = {
 }
 ENGINE_CHOICES = {
     "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ATTENTION_BACKENDS,
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
     "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),

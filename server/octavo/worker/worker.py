@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+import octavo_kernels
 from octavo import platform
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
@@ -27,10 +28,20 @@ STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 
 def choose_device(device: str) -> torch.device:
-    """Raises ConfigError when CUDA is asked for and not there."""
+    """ "auto": CUDA where there is one. Raises ConfigError when CUDA is asked for and not there."""
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device 'cuda' was asked for and torch sees no CUDA device; use device='cpu' or 'auto'")
-    return torch.device("cpu" if device == "auto" else device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def choose_kernels(backend: str) -> None:
+    """Raises ConfigError when the backend of ``octavo_kernels`` cannot run here."""
+    try:
+        octavo_kernels.select_backend(backend)
+    except (ValueError, octavo_kernels.BackendUnavailableError) as error:
+        raise ConfigError(f"attention_backend: {error}") from error
 
 
 class Worker:
@@ -38,6 +49,7 @@ class Worker:
 
     def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
         self.device = choose_device(config.device)
+        choose_kernels(config.attention_backend)
         on_cpu = self.device.type == "cpu"
         if on_cpu:
             torch.set_num_threads(platform.cpu_count())
@@ -55,7 +67,7 @@ class Worker:
         for line in self.ledger.lines():
             logger.info(line)
         scheduler = replace(scheduler, max_model_len=self.ledger.max_model_len)
-        self.config = replace(config, scheduler=scheduler)
+        self.config = replace(config, scheduler=scheduler, device=self.device.type)
         kv_caches = [self._allocate_kv(spec) for spec in specs]
         self.max_in_flight = 1
         if overlap if overlap is not None else not on_cpu:

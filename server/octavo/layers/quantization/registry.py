@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+import octavo_kernels
 from octavo.config import ModelConfig
 from octavo.errors import ConfigError, ModelError
 from octavo.layers.quantization.base import QuantizationConfig
@@ -19,7 +20,8 @@ _KNOWN: dict[str, Callable[[ModelConfig], QuantizationConfig]] = {
 
 
 def quantization_config(config: ModelConfig, device: torch.device | str = "cpu") -> QuantizationConfig:
-    """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU.
+    """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU that
+    has the C kernels (plain torch would be slower with it than without).
 
     Raises ConfigError for a name that is not known, ModelError for a checkpoint whose quantisation is not.
     """
@@ -31,9 +33,16 @@ def quantization_config(config: ModelConfig, device: torch.device | str = "cpu")
             "use the model's unquantised or GGUF weights"
         )
     on_cpu = torch.device(device).type == "cpu"
-    name = config.quantization or stored or ("int8" if config.files.format == "gguf" and on_cpu else "none")
+    packed = on_cpu and config.files.format == "gguf" and _has_kernels()
+    name = config.quantization or stored or ("int8" if packed else "none")
     if name == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
     if name not in _KNOWN:
         raise ConfigError(f"quantization must be one of {known}, got {name!r}")
     return _KNOWN[name](config)
+
+
+def _has_kernels() -> bool:
+    from octavo_kernels import cpu
+
+    return octavo_kernels.backend_name(torch.device("cpu")) == "cpu" and cpu.unavailable_reason() is None

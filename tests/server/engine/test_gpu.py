@@ -1,0 +1,53 @@
+"""The engine on a CUDA device: graphs and overlapping steps give what plain steps of the reference kernels give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.overlapped import CASES, PARAMS, answers, prompts_of, tiny
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def on_gpu(path: Path, **changes: Any) -> LLM:
+    return tiny(path, device="cuda", **changes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_change_no_token(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+    family, changes = CASES[case]
+    path, prompts = tiny_checkpoints[family], prompts_of(family, len(PARAMS))
+    params = [SamplingParams(**values) for values in PARAMS]
+    graphs, eager = on_gpu(path, **changes), on_gpu(path, enforce_eager=True, **changes)
+    for _ in range(2):
+        ours = [[o.token_ids for o in r.outputs] for r in graphs.generate(prompts, params, use_tqdm=False)]
+        assert ours == [[o.token_ids for o in r.outputs] for r in eager.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt"])
+def test_greedy_tokens_are_those_of_the_cpu(family: str, tiny_checkpoints: dict[str, Path]) -> None:
+    prompts = prompts_of(family, 8)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    cpu = tiny(tiny_checkpoints[family], device="cpu")
+    gpu = on_gpu(tiny_checkpoints[family])
+    ours, theirs = (llm.generate(prompts, params, use_tqdm=False) for llm in (gpu, cpu))
+    assert [o[0][0] for o in answers(ours)] == [o[0][0] for o in answers(theirs)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs(dtype: str, tiny_checkpoints: dict[str, Path]) -> None:
+    llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype)
+    outputs = llm.generate(prompts_of(dtype, 20), SamplingParams(temperature=0.7, max_tokens=40), use_tqdm=False)
+    assert all(o.outputs[0].finish_reason in ("length", "stop") and o.outputs[0].token_ids for o in outputs)
+    llm.engine.check_integrity()
+
+
+def test_what_does_not_fit_names_the_flag(tiny_checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="gpu_memory_utilization"):
+        LLM(str(tiny_checkpoints["llama"]), skip_tokenizer_init=True, device="cuda", gpu_memory_utilization=0.001)
