@@ -43,7 +43,7 @@ class LeaseHolder:
         return self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds
 
     async def run(self) -> None:
-        period = self._config.lease_seconds / 3
+        period = self._config.lease_seconds / 5
         while True:
             try:
                 held = await self._try(period)
@@ -57,7 +57,8 @@ class LeaseHolder:
                 self.leading.clear()
                 logger.error("the Lease was lost; another operator may lead now")
                 return
-            await asyncio.sleep(period if held else min(period, 2.0))
+            is_fresh = time.monotonic() - self._renewed < period
+            await asyncio.sleep(period if held and is_fresh else min(period, 1.0))
 
     async def _try(self, seconds: float) -> bool:
         name = self._config.lease_name

@@ -73,6 +73,6 @@ def installed(cluster: Cluster, image_values: list[str], helm: Callable[..., str
     cluster.kubectl("delete", "llmd", "--all", "-n", name, "--timeout=60s", timeout=90)
     helm("uninstall", name, "-n", name, "--wait", "--timeout=60s")
     cluster.kubectl("delete", "namespace", name, "--wait=false")
-    left = cluster.try_kubectl("get", "llmd", "-A", "-o", "name").stdout
-    if not was_there and not left:  # others may use it by now
+    left = cluster.try_kubectl("get", "llmd", "-A", "-o", "name")
+    if not cluster.is_rig and not was_there and left.returncode == 0 and not left.stdout:  # others may use it by now
         cluster.kubectl("delete", "crd", "llmdeployments.octavo.dev", "--timeout=60s")

@@ -45,7 +45,7 @@ class Operator:
     def __init__(self, kubeconfig: Path, folder: Path, name: str = "one") -> None:
         self.environment = {
             **os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name,
-            "OCTAVO_LEASE_NAME": RELEASE, "OCTAVO_LEASE_SECONDS": "3", "OCTAVO_RESYNC_SECONDS": "30",
+            "OCTAVO_LEASE_NAME": RELEASE, "OCTAVO_LEASE_SECONDS": "6", "OCTAVO_RESYNC_SECONDS": "30",
             "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}", "OCTAVO_METRICS_SERVICE": f"{RELEASE}-metrics",
         }  # fmt: skip
         self.environment.pop("KUBERNETES_SERVICE_HOST", None)
@@ -105,8 +105,8 @@ def helm(cluster: Cluster) -> Callable[..., str]:  # noqa: F811
 
 @pytest.fixture(scope="session")
 def crd(cluster: Cluster) -> Iterator[Callable[[], None]]:  # noqa: F811
-    """The kind of this tree, installed; calling it does so again. It goes only where it was not before: others may use
-    the cluster, too."""
+    """The kind of this tree, installed; calling it does so again. It stays on the rig, which is thrown away, and goes
+    from another cluster only when it was not there before and nobody has used it since."""
 
     def apply() -> None:
         cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRD))
@@ -115,8 +115,8 @@ def crd(cluster: Cluster) -> Iterator[Callable[[], None]]:  # noqa: F811
     was_there = cluster.try_kubectl("get", "crd", "llmdeployments.octavo.dev").returncode == 0
     apply()
     yield apply
-    left = cluster.try_kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name").stdout
-    if not was_there and not left:  # all LLMDeployments go with it, and nothing may hang
+    others = cluster.try_kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name")
+    if not cluster.is_rig and not was_there and others.returncode == 0 and not others.stdout:
         cluster.kubectl("delete", "crd", "llmdeployments.octavo.dev", "--timeout=60s")
 
 

@@ -109,7 +109,7 @@ def writes(cluster: Cluster, since: int, operator: Any) -> collections.Counter[s
 
 def test_a_crowd_is_served(cluster: Cluster, crowd: str, operator: Any) -> None:
     path = f"/apis/octavo.dev/v1alpha1/namespaces/{crowd}/llmdeployments"
-    operator.restart(OCTAVO_LEASE_SECONDS="15")
+    operator.restart(OCTAVO_LEASE_SECONDS="60")
     names = [f"m-{number}" for number in range(COUNT)]
     start, since = time.monotonic(), cluster.audit_log.stat().st_size
     everywhere(cluster, lambda client, name: client.call("POST", path, one(name, crowd), timeout=60), names)
@@ -137,7 +137,7 @@ def test_a_crowd_is_served(cluster: Cluster, crowd: str, operator: Any) -> None:
     assert memory(operator, "VmHWM") < 300
 
     start = time.monotonic()
-    operator.restart(OCTAVO_LEASE_SECONDS="15", OCTAVO_RESYNC_SECONDS="3")
+    operator.restart(OCTAVO_LEASE_SECONDS="60", OCTAVO_RESYNC_SECONDS="3")
     print(f"started anew and ready after {time.monotonic() - start:.1f} s")
     silence(cluster, operator, 12)
     print(f"operator after a restart: {memory(operator, 'VmHWM'):.0f} MiB at most")

@@ -77,6 +77,7 @@ class Hub:
     damage: bool = False  # turn a bit of every large file
     ignore_range: bool = False
     hide_sizes: bool = False
+    host: str = "127.0.0.1"  # where it listens
     seen: list[Seen] = field(default_factory=list)
 
     def __enter__(self) -> Hub:
@@ -85,10 +86,10 @@ class Hub:
         class Handler(_Handler):
             state = hub
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer((self.host, 0), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://{self.host}:{self.port}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self.thread.start()
         return self
