@@ -33,8 +33,8 @@ def test_any_order(
     own = f"{namespace}-own"
     cluster.kubectl("create", "namespace", own)
     request.addfinalizer(lambda: cluster.kubectl("delete", "namespace", own, "--ignore-not-found", "--wait=false"))
-    cluster.apply(toy(IMAGE), namespace=own)
-    is_ready(cluster, own)
+    cluster.apply(toy(IMAGE, replicas=0), namespace=own)  # pods need seconds to end, whoever deletes what
+    eventually(lambda: cluster.get("poddisruptionbudget", "toy", namespace=own), 20)
     for what in order:
         if what == "object":
             cluster.kubectl("delete", "llmd", "toy", "-n", own, "--ignore-not-found", "--timeout=10s", timeout=15)
