@@ -269,7 +269,10 @@ class SamplingStates:
         return out
 
     def _put(self, array: NDArray) -> Tensor:  # type: ignore[type-arg]
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            host = host.pin_memory()  # or the host would wait for the copy
+        return host.to(self.device, non_blocking=True)
 
     def _checked(self, ids: Sequence[int], name: str, keep_known: bool = False) -> NDArray[np.int64]:
         """As an array; ids outside the vocabulary raise ValueError, or are left out with ``keep_known``."""

@@ -134,10 +134,13 @@ class DeviceModelRunner(ModelRunner):
         """Let the captured steps of ``size`` be about ``rows``: nothing to do while the batch stays the same."""
         wanted = rows.tolist() + [self.state.null_row] * (size - len(rows))
         if wanted != self._rows_now:
-            self._rows[:size] = self.state.put(np.array(wanted, dtype=np.int64))
+            self._rows[:size] = self._put(np.array(wanted, dtype=np.int64))
             self._rows_now = wanted
 
     # -- any step ----------------------------------------------------------------------------------------------------
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        return self.state.put(array)
 
     def _update_rows(self, step: SchedulerOutput) -> None:
         super()._update_rows(step)
@@ -166,10 +169,10 @@ class DeviceModelRunner(ModelRunner):
     def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         inputs = super()._make_inputs(rows, num_scheduled)
         unknown = (inputs.input_ids == UNKNOWN).nonzero()[:, 0]
-        inputs.to(self.state.put)
+        inputs.to(self._put)
         if len(unknown):  # the last token of a sequence that was sampled in a step still under way
             owners = rows[np.searchsorted(inputs.starts, unknown.numpy(), side="right") - 1]
-            inputs.input_ids[self.state.put(unknown.numpy())] = self.state.last_tokens[self.state.put(owners)]
+            inputs.input_ids[self._put(unknown.numpy())] = self.state.last_tokens[self._put(owners)]
         self.state.set_computed(self.batch, rows, self.batch.num_computed[rows] + num_scheduled)
         return inputs
 
@@ -183,7 +186,7 @@ class DeviceModelRunner(ModelRunner):
     ) -> PendingOutput:
         positions = self.batch.num_computed[rows]
         result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask))
-        self.state.last_tokens[self.state.put(rows)] = result.sampled_token_ids
+        self.state.last_tokens[self._put(rows)] = result.sampled_token_ids
         return self._await(output, ids, rows, result)
 
     def _await(

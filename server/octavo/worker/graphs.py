@@ -43,11 +43,16 @@ class CudaCapture:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             work()
+            torch.cuda.synchronize()
+            # Not torch.cuda.graph: it collects garbage and empties the cache each time, which takes longer than this.
+            graph = torch.cuda.CUDAGraph()
+            # Other threads (the heartbeat reads the device's memory) may call CUDA meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                outputs = work()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads (the heartbeat reads the device's memory) may call CUDA meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = work()
         return Captured(outputs, graph.replay)
 
 

@@ -109,8 +109,7 @@ class ModelRunner:
                 self.pooler.remove(req_id)
                 self.grammars.remove(req_id)
         if step.block_copies:
-            pairs = torch.tensor(step.block_copies, dtype=torch.int64, device=self.device)
-            octavo_kernels.copy_blocks(self.kv_caches, pairs)
+            octavo_kernels.copy_blocks(self.kv_caches, self._put(np.array(step.block_copies, dtype=np.int64)))
         for data in step.scheduled_new_reqs:
             self._add_row(data)
         for change in step.scheduled_cached_reqs:
@@ -153,11 +152,14 @@ class ModelRunner:
                     output.embeddings[req_id] = vector
                     finished.discard(req_id)
 
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
     def _logits(self, hidden: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
         """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
         padded = np.zeros(-(-len(indices) // self.row_multiple) * self.row_multiple, dtype=np.int64)
         padded[: len(indices)] = indices
-        return self.model.compute_logits(hidden[torch.from_numpy(padded).to(self.device)])[: len(indices)]
+        return self.model.compute_logits(hidden[self._put(padded)])[: len(indices)]
 
     def _sample(
         self,
@@ -183,7 +185,8 @@ class ModelRunner:
     ) -> SamplingMetadata:
         metadata = self.states.make_metadata(rows.tolist(), positions.tolist())
         if len(self.grammars):
-            metadata.grammar_bitmask = bitmask()
+            mask = bitmask()
+            metadata.grammar_bitmask = None if mask is None else self._put(mask.numpy())
         return metadata
 
     def _report(
