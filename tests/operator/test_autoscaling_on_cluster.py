@@ -46,7 +46,7 @@ def environment(operator: Any, **more: str) -> dict[str, str]:
     name = f"{operator.environment['OCTAVO_LEASE_NAME']}-metrics"
     return {
         "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": name,
-        "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, **more,
+        "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, "OCTAVO_LEASE_SECONDS": "15", **more,
     }  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_a_burst_on_real_engines(cluster: Cluster, namespace: str, api: Api, sca
     body = manifest("toy", namespace, engine=engine, autoscaling=autoscaling, lifecycle={"preStopSeconds": 2})
     cluster.apply(body, namespace=namespace)
     becomes(api, namespace, "Scaling", 240)
-    eventually(lambda: condition(api, namespace, "Ready").get("status") == "True", 120)
+    eventually(lambda: condition(api, namespace, "Ready").get("status") == "True", 300)
     (pod,) = cluster.get("pods", namespace=namespace)["items"]
     service = cluster.get("service", "toy", namespace=namespace)["spec"]["clusterIP"]
     stop, failures = threading.Event(), []
@@ -287,7 +287,7 @@ def test_a_burst_on_real_engines(cluster: Cluster, namespace: str, api: Api, sca
         queued = time.monotonic()
         eventually(lambda: watch.seen[-1][1] == 2, 30, every=0.02)
         waited = watch.seen[-1][0] - queued
-        eventually(lambda: condition(api, namespace, "Ready").get("message", "").startswith("2 of 2"), 180)
+        eventually(lambda: condition(api, namespace, "Ready").get("message", "").startswith("2 of 2"), 300)
         time.sleep(3 * SYNC_SECONDS)
         stop.set()
         for thread in clients:
