@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -41,14 +42,20 @@ class Program:
         """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive."""
         self._library.run(self._operations, threads)
 
-    def by_kind(self) -> dict[str, Program]:
-        """The operations of each kind as a program of its own, to see where the time goes. Results are meaningless."""
+    def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program]:
+        """The operations of each kind as a program of its own, to see where the time goes. Results are meaningless.
+
+        ``label`` may tell apart what is of one kind: it is given the kind and how many of it came before.
+        """
         kinds: dict[str, bytes] = {}
+        seen: Counter[str] = Counter()
         at = 0
         while at < len(self._operations):
             code, words = struct.unpack_from("=qq", self._operations, at)
             end = at + 16 + words * 8
-            kinds[NAMES[code]] = kinds.get(NAMES[code], b"") + self._operations[at:end]
+            name = label(NAMES[code], seen[NAMES[code]])
+            seen[NAMES[code]] += 1
+            kinds[name] = kinds.get(name, b"") + self._operations[at:end]
             at = end
         return {name: Program(self._library, part, None, self._memory) for name, part in kinds.items()}
 

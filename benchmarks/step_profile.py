@@ -1,0 +1,304 @@
+"""Where one step goes: every part of it, at 1, 20 and 128 rows, beside what memory and arithmetic would allow.
+
+    python benchmarks/step_profile.py [--rows 1,20,128] [--no-server] [--page]
+
+Three measurements on the embedded model, all in one run. The machine: how fast it reads memory and multiplies int8. The
+kernels: a recorded step taken apart, each kind replayed with the caches emptied of its weights. The rest: timers around
+the scheduler, the runner and the sampler of an engine that generates, and the CPU time of a server's two processes
+under that many users. ``--page`` writes the tables into docs/performance.md; figures go to results/step_profile.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.append(str(Path(__file__).parent / "peers"))
+from kernels_cpu import best, limits, runtime
+from sections import replace_section
+
+from octavo import LLM, SamplingParams
+from octavo.engine.core import EngineCore
+from octavo.layers.attention import ForwardContext
+from octavo_kernels import AttentionMetadata, cpu
+from octavo_kernels.cpu.recording import Program
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+CONTEXT, PROMPT, OUTPUT = 192, 128, 128
+LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
+HEAD = "linear: head"
+KINDS = {
+    "embedding": "embedding", "quantized_embedding": "embedding", "quantize": "norms, activation, quantise",
+    "rms_norm": "norms, activation, quantise", "silu_and_mul": "norms, activation, quantise",
+    "rope_and_cache": "rotary, cache write", "paged_attention": "attention",
+}  # fmt: skip
+
+
+class Timers:
+    """Seconds spent in methods, one list of calls a name."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, list[float]] = {}
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def watch(self, owner: Any, method: str, name: str) -> None:
+        original, calls = getattr(owner, method), self.calls.setdefault(name, [])
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                calls.append(time.perf_counter() - started)
+
+        self._undo.append((owner, method, original))
+        setattr(owner, method, timed)
+
+    def stop(self) -> None:
+        for owner, method, original in self._undo:
+            setattr(owner, method, original)
+
+    def median_ms(self, name: str, last: int) -> float:
+        """Of the last calls: those before belong to prompts, or recorded what is replayed now."""
+        calls = self.calls[name][-last:]
+        return 1e3 * statistics.median(calls) if calls else 0.0
+
+
+# ---------------------------------------------------------------- kernels
+
+
+def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int) -> list[dict[str, Any]]:
+    """Parts of a step of ``rows`` sequences that compute ``new`` tokens each: milliseconds, and the least possible."""
+    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+    model, caches = runner.model, runner.kv_caches
+    length = CONTEXT if new == 1 else new
+    block = caches[0].shape[3]
+    pages = -(-length // block)
+    table = (torch.randperm(rows * pages) % (caches[0].shape[1] - 1) + 1).int().view(rows, pages)
+    at = torch.arange(length - new, length)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.arange(0, rows * new + 1, new, dtype=torch.int32),
+        seq_lens=torch.full((rows,), length, dtype=torch.int32),
+        block_table=table,
+        slot_mapping=(table[:, at // block].long() * block + at % block).flatten(),
+        max_query_len=new, max_seq_len=length, num_actual_tokens=rows * new,
+    )  # fmt: skip
+    ids, positions = torch.randint(0, 40_000, (rows * new,)), at.repeat(rows)
+    _, program = cpu.record(
+        lambda: model.compute_logits(model(ids, positions, ForwardContext(metadata, caches))[new - 1 :: new])
+    )
+    layers = [layer.method.packed for layer in model.linear_layers() if layer is not model.lm_head]
+    count = len(layers)
+
+    def label(kind: str, number: int) -> str:
+        if kind == "quantized_linear":
+            return HEAD if number == count else LINEARS[number % 4]
+        return KINDS.get(kind, kind)
+
+    evict = torch.ones(1 << 27, dtype=torch.uint8)
+    least: dict[str, tuple[float, float]] = {}
+    for number, packed in enumerate([*layers, model.lm_head.method.packed]):
+        name = label("quantized_linear", number)
+        taken = rows if name == HEAD else rows * new
+        size, macs = least.get(name, (0.0, 0.0))
+        least[name] = (size + packed.nbytes, macs + taken * packed.channels * packed.width * packed.terms)
+    least["attention"] = (
+        len(caches) * rows * length * 2 * caches[0].shape[2] * caches[0].shape[4] * caches[0].itemsize,
+        0,
+    )
+    parts = []
+    for name, part in program.by_kind(label).items():
+        ms = 1e3 * cold(part, evict if name in least else None, repeats)
+        entry: dict[str, Any] = {"part": name, "ms": ms}
+        if name in least:
+            size, macs = least[name]
+            entry |= {"memory_ms": size / limit["read_gb_s"] / 1e6, "int8_ms": macs / limit["int8_gmac_s"] / 1e6}
+        parts.append(entry)
+    parts.append({"part": "all kernels, replayed as one", "ms": 1e3 * cold(program, None, 2 * repeats)})
+    return parts
+
+
+def cold(program: Program, evict: torch.Tensor | None, repeats: int) -> float:
+    """Seconds of the fastest replay; weights alone would stay in the cache from one replay to the next."""
+    times = []
+    for _ in range(repeats):
+        if evict is not None:
+            evict.sum(dtype=torch.int64)
+        started = time.perf_counter()
+        program.replay()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+# ---------------------------------------------------------------- engine
+
+
+def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
+    """Median milliseconds a decode step of ``rows`` sequences in the engine's loop, part by part."""
+    core = llm.engine
+    assert isinstance(core, EngineCore)
+    runner = core.executor.worker.runner  # type: ignore[attr-defined]
+    steps = 48
+    params = SamplingParams(max_tokens=steps + 8, ignore_eos=True, temperature=0)
+    generator = torch.Generator().manual_seed(rows)
+    prompts = torch.randint(100, 40_000, (rows, PROMPT), generator=generator).tolist()
+    outputs: list[Any] = []
+    timers = Timers()
+    timers.watch(core, "step", "step")
+    timers.watch(core.scheduler, "schedule", "schedule")
+    timers.watch(core.scheduler, "update_from_output", "update")
+    timers.watch(core.executor, "execute_model", "execute")
+    timers.watch(runner, "sampler", "sampler")
+    timers.watch(Program, "replay", "replay")
+    take = core.step
+    core.step = lambda: outputs.append(take()) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
+    try:
+        llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    finally:
+        timers.stop()
+    ms = {name: timers.median_ms(name, steps) for name in timers.calls}
+    messages = _messages(outputs[-steps // 2])
+    return [
+        {"part": "kernels", "ms": ms["replay"]},
+        {"part": "sampler", "ms": ms["sampler"]},
+        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["replay"] - ms["sampler"]},
+        {"part": "scheduler", "ms": ms["schedule"] + ms["update"]},
+        {"part": "statistics, loop", "ms": ms["step"] - ms["execute"] - ms["schedule"] - ms["update"]},
+        {"part": "message to the API, packed", "ms": messages[0]},
+        {"part": "message to the API, unpacked", "ms": messages[1]},
+    ]
+
+
+def _messages(outputs: Any) -> tuple[float, float]:
+    """Milliseconds to pack one step's results for the other process, and to unpack them there."""
+    import msgspec
+
+    encode = msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder(type(outputs)).decode
+    packed = encode(outputs)
+    return 1e3 * best(lambda: encode(outputs), 50), 1e3 * best(lambda: decode(packed), 50)
+
+
+# ---------------------------------------------------------------- server
+
+
+def server(rows_of: list[int]) -> dict[int, dict[str, float]]:
+    """Under as many users: milliseconds a step over HTTP, and the CPU time a step of each of the processes."""
+    from compare import Prompts
+    from engines import all_engines, peers_folder
+    from load import run_level
+    from server import Server
+
+    ours = all_engines(peers_folder(), 1)[0]
+    prompts, found = Prompts(), {}
+    with Server(ours) as running:
+        for rows in rows_of:
+            run_level(running.port, ours.model, prompts.take(rows), rows, 8)
+            api, core = running.tree()[:2]
+            before = [sum(process.cpu_times()[:2]) for process in (api, core)]
+            requests = 4 if rows == 1 else 1
+            level = run_level(running.port, ours.model, prompts.take(requests * rows), rows, OUTPUT)
+            spent = [sum(p.cpu_times()[:2]) - was for p, was in zip((api, core), before, strict=True)]
+            steps = requests * OUTPUT
+            found[rows] = {
+                "itl_p50_ms": level.itl_p50, "tok_s": level.tok_s, "ms_per_step": 1e3 * level.seconds / steps,
+                "api_cpu_ms": 1e3 * spent[0] / steps, "core_cpu_ms": 1e3 * spent[1] / steps,
+            }  # fmt: skip
+    return found
+
+
+# ---------------------------------------------------------------- the page
+
+
+def page(figures: dict[str, Any]) -> str:
+    limit = figures["limits"]
+    lines = [
+        f"{figures['cpu']}, {figures['threads']} threads, {figures['isa']} kernels. In the same run the machine read "
+        f"memory at {limit['read_gb_s']:.1f} GB/s and did {limit['int8_gmac_s']:.0f} thousand million int8 products a "
+        f"second, {figures['date']}.",
+        "",
+    ]
+    for step in figures["steps"]:
+        what = f"{step['rows']} rows" if step["new"] == 1 else f"one prompt of {step['new']} tokens"
+        context = f", each over {CONTEXT} tokens of context" if step["new"] == 1 else ""
+        lines += [f"### Kernels: {what.replace('1 rows', '1 row')}{context}", ""]
+        lines += ["| part | ms | memory allows | int8 allows | of the limit |", "|---|---:|---:|---:|---:|"]
+        total = [0.0, 0.0]
+        for part in step["kernels"]:
+            bound = max(part.get("memory_ms", 0), part.get("int8_ms", 0))
+            cells = [f"{part[key]:.2f}" if part.get(key) else "" for key in ("memory_ms", "int8_ms")]
+            if part["part"].startswith("all"):
+                bound = total[1]
+            else:
+                total = [total[0] + part["ms"], total[1] + bound]
+            share = f"{bound / part['ms']:.0%}" if bound else ""
+            lines.append(f"| {part['part']} | {part['ms']:.2f} | {cells[0]} | {cells[1]} | {share} |")
+        lines.append("")
+    engines = {step["rows"]: step for step in figures["steps"] if step["new"] == 1}
+    lines += ["### The whole step", "", "| part, ms | " + " | ".join(f"{rows} rows" for rows in engines) + " |"]
+    lines.append("|---" + "|---:" * len(engines) + "|")
+    names = [part["part"] for part in next(iter(engines.values()))["engine"]]
+    for number, name in enumerate(names):
+        lines.append(f"| {name} | " + " | ".join(f"{s['engine'][number]['ms']:.2f}" for s in engines.values()) + " |")
+    titles = {
+        "itl_p50_ms": "over HTTP: between two tokens of a user (p50)",
+        "core_cpu_ms": "over HTTP: CPU time of the core, all threads",
+        "api_cpu_ms": "over HTTP: CPU time of the API process",
+    }
+    for key, title in titles.items():
+        if all("http" in step for step in engines.values()):
+            lines.append(f"| {title} | " + " | ".join(f"{s['http'][key]:.2f}" for s in engines.values()) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", default="1,20,128", help="(default: 1,20,128)")
+    parser.add_argument("--repeats", type=int, default=15, help="of each replay; the fastest counts (default: 15)")
+    parser.add_argument("--no-server", action="store_true", help="leave the measurements over HTTP out")
+    parser.add_argument("--page", action="store_true", help="write the tables into docs/performance.md")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
+    args = parser.parse_args()
+    rows_of = [int(rows) for rows in args.rows.split(",")]
+    library = runtime.get_library()
+    if library is None:
+        raise SystemExit("the CPU kernels are not built: python -m octavo_kernels.cpu.build")
+    from compare import machine
+
+    torch.manual_seed(0)
+    figures: dict[str, Any] = {
+        "cpu": machine()["cpu"], "isa": library.isa, "date": time.strftime("%Y-%m-%d"), "limits": limits(),
+    }  # fmt: skip
+    llm = LLM(max_num_seqs=max(rows_of))
+    figures["threads"] = torch.get_num_threads()
+    figures["steps"] = []
+    with torch.inference_mode():
+        for rows, new in [*((rows, 1) for rows in rows_of), (1, PROMPT)]:
+            print(f"{rows} x {new}", flush=True)
+            step = {"rows": rows, "new": new, "kernels": kernels(llm, rows, new, figures["limits"], args.repeats)}
+            if new == 1:
+                step["engine"] = engine(llm, rows)
+            figures["steps"].append(step)
+    del llm
+    if not args.no_server:
+        print("over HTTP", flush=True)
+        for rows, found in server(rows_of).items():
+            next(step for step in figures["steps"] if step["rows"] == rows and step["new"] == 1)["http"] = found
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(figures, indent=1) + "\n")
+    text = page(figures)
+    print(text)
+    if args.page:
+        replace_section(PAGE, "step-profile", text)
+
+
+if __name__ == "__main__":
+    main()
