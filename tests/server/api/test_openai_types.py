@@ -1,0 +1,91 @@
+"""Every answer and every streamed chunk fits OpenAI's published types: those that its package carries, made from its
+OpenAPI document, checked strictly and as JSON Schema too."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import TypeAdapter
+
+USER = [{"role": "user", "content": "Hello"}]
+NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "two answers": {"n": 2, "seed": 1},
+    "log-probabilities": {"logprobs": True, "top_logprobs": 2},
+    "stopped": {"stop": ["e", "a", "o"], "max_tokens": 60},
+    "a form": {"response_format": {"type": "json_object"}, "max_tokens": 30},
+    "a call": {"tools": [NOW], "tool_choice": "required", "max_tokens": 60},
+    "one of the allowed calls": {
+        "tools": [NOW],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NOW]}},
+    },
+    "vLLM's extras": {"return_token_ids": True, "prompt_logprobs": 1},
+}
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several prompts": {"prompt": ["a", "b"], "n": 2},
+    "log-probabilities": {"logprobs": 2},
+    "echo": {"echo": True},
+}
+
+
+@cache
+def checks(kind: Any) -> tuple[TypeAdapter[Any], Any]:
+    adapter = TypeAdapter(kind)
+    return adapter, jsonschema_rs.validator_for(adapter.json_schema())
+
+
+def fits(kind: Any, raw: str) -> None:
+    adapter, schema = checks(kind)
+    adapter.validate_json(raw, strict=True)
+    schema.validate(json.loads(raw))
+
+
+def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=30) as response:
+        assert response.status_code == 200, response.read()
+        events = response.read().decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""] and all(event.startswith("data: ") for event in events[:-1])
+    return [event.removeprefix("data: ") for event in events[:-2]]
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_chats(shared_server, name):
+    body = {"model": "tiny", "messages": USER, "max_tokens": 6, **CHATS[name]}
+    fits(ChatCompletion, shared_server.post("/v1/chat/completions", body).text)
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        found = chunks(shared_server, "/v1/chat/completions", {**body, **options})
+        for chunk in found:
+            fits(ChatCompletionChunk, chunk)
+        assert len(found) >= 2
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_completions(shared_server, name):
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 6, **COMPLETIONS[name]}
+    fits(Completion, shared_server.post("/v1/completions", body).text)
+    for chunk in chunks(shared_server, "/v1/completions", {**body, "stream_options": {"include_usage": True}}):
+        value = json.loads(chunk)
+        for choice in value["choices"]:
+            # OpenAI's own chunks say null while an answer goes on, which its types leave out.
+            assert choice["finish_reason"] in (None, "stop", "length")
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+        fits(Completion, json.dumps(value))
+
+
+def test_embeddings_and_models(shared_server):
+    body = {"model": "tiny", "input": ["a", "b"]}
+    fits(CreateEmbeddingResponse, shared_server.post("/v1/embeddings", body).text)
+    listed = shared_server.get("/v1/models").json()
+    assert listed["object"] == "list" and listed["data"]
+    for model in listed["data"]:
+        fits(Model, json.dumps(model))
+    fits(Model, shared_server.get("/v1/models/tiny").text)
