@@ -1,0 +1,158 @@
+"""What quantisation costs in quality: against float32 on the same weights, position by position, on real text.
+
+    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8] [--page]
+
+The text is Python's own documentation. W4A8 is what a CPU runs by default on the embedded GGUF file; its reference is
+that file's own values in float32. W8A8 is `--quantization int8` on a safetensors copy of those values, whose weights
+are rounded to 8 bits as well. Figures go to results/quality.json, with ``--page`` into docs/performance.md too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pydoc_data.topics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.config import EngineArgs, ModelConfig
+from octavo.layers.attention import ForwardContext
+from octavo.loader.load_model import load_model
+from octavo.models.base import CausalLM
+from octavo.tokenizer import Tokenizer
+from octavo_kernels import AttentionMetadata
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+LENGTH, BLOCK = 256, 16  # tokens of text in one piece
+MAX_KL, MIN_AGREEMENT = 0.02, 0.97
+
+
+def texts(tokenizer: Tokenizer, positions: int) -> list[list[int]]:
+    """Pieces of up to LENGTH tokens from different topics, ``positions`` tokens together."""
+    pieces: list[list[int]] = []
+    for topic in sorted(pydoc_data.topics.topics):
+        left = positions - sum(map(len, pieces))
+        if left <= 0:
+            break
+        text = pydoc_data.topics.topics[topic]
+        if len(text) > 6 * LENGTH:
+            pieces.append(tokenizer.encode(text[: 8 * LENGTH])[: min(LENGTH, left)])
+    return pieces
+
+
+def logits_of(model: CausalLM, tokens: list[int], dtype: torch.dtype) -> Tensor:
+    """float32 [len(tokens), vocabulary], through a paged cache of ``dtype``, as the engine has it."""
+    padded = -(-len(tokens) // 8) * 8
+    pages = -(-len(tokens) // BLOCK)
+    caches = [
+        torch.zeros(2, pages + 1, spec.num_kv_heads, BLOCK, spec.head_size, dtype=dtype)
+        for spec in model.kv_cache_specs()
+    ]
+    slots = torch.full((padded,), -1)
+    slots[: len(tokens)] = torch.arange(BLOCK, BLOCK + len(tokens))
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, len(tokens)], dtype=torch.int32),
+        seq_lens=torch.tensor([len(tokens)], dtype=torch.int32),
+        block_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
+        slot_mapping=slots, max_query_len=len(tokens), max_seq_len=len(tokens), num_actual_tokens=len(tokens),
+    )  # fmt: skip
+    ids = torch.tensor(tokens + [0] * (padded - len(tokens)))
+    hidden = model(ids, torch.arange(padded), ForwardContext(metadata, caches))
+    return model.compute_logits(hidden)[: len(tokens)].float()
+
+
+def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]]) -> dict[str, float]:
+    """Mean and largest KL divergence in nats, share of equal best tokens, and the loss of each in nats a token."""
+    kls, equal, losses = [], [], []
+    for tokens in pieces:
+        theirs = logits_of(reference, tokens, torch.float32).log_softmax(-1)
+        ours = logits_of(model, tokens, torch.bfloat16).log_softmax(-1)
+        kls.append((theirs.exp() * (theirs - ours)).sum(-1))
+        equal.append(ours.argmax(-1) == theirs.argmax(-1))
+        following = torch.tensor(tokens[1:])[:, None]
+        losses.append(torch.stack([-rows[:-1].gather(1, following).squeeze(1) for rows in (ours, theirs)]))
+        print(".", end="", flush=True)
+    kl, loss = torch.cat(kls), torch.cat(losses, 1).mean(1)
+    return {
+        "positions": float(kl.numel()), "kl": kl.mean().item(), "kl_p99": kl.quantile(0.99).item(),
+        "top1": torch.cat(equal).float().mean().item(), "loss": loss[0].item(), "loss_float32": loss[1].item(),
+    }  # fmt: skip
+
+
+def model_config(model: str | None) -> ModelConfig:
+    return EngineArgs(model=model, dtype="float32", quantization="none").create_engine_config(progress=False).model
+
+
+def write_checkpoint(config: ModelConfig, folder: Path) -> None:
+    """The model's values as safetensors, with the files that describe it."""
+    import safetensors.torch
+
+    from octavo.loader.checkpoint import iterate_weights
+
+    for file in Path(config.files.directory).iterdir():
+        if file.suffix in (".json", ".jinja"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    tensors = {name: source.load(torch.float32) for name, source in iterate_weights(config.files)}
+    safetensors.torch.save_file(tensors, str(folder / "model.safetensors"))
+
+
+def page(figures: dict[str, Any]) -> str:
+    lines = [
+        "| | positions | mean KL, nats | KL p99 | same best token | loss, nats a token | in float32 |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, f in figures["results"].items():
+        lines.append(
+            f"| {name} | {f['positions']:,.0f} | {f['kl']:.4f} | {f['kl_p99']:.4f} | {f['top1']:.2%} | "
+            f"{f['loss']:.4f} | {f['loss_float32']:.4f} |"
+        )
+    return "\n".join(
+        [*lines, "", f"Goals: mean KL at most {MAX_KL} nats, the same best token for {MIN_AGREEMENT:.0%}."]
+    )
+
+
+@torch.inference_mode()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--positions", type=int, default=2000, help="(default: 2000)")
+    parser.add_argument("--only", default="w4a8,w8a8", help="(default: w4a8,w8a8)")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "quality.json")
+    args = parser.parse_args()
+    config = model_config(None)
+    reference = load_model(config)
+    pieces = texts(Tokenizer.from_files(config.files), args.positions)
+    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "text": "pydoc topics", "results": {}}
+    titles = {"w4a8": "W4A8: the GGUF file, the default", "w8a8": "W8A8: `--quantization int8` on safetensors"}
+    for key in args.only.split(","):
+        print(titles[key], end=" ", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            which = config
+            if key == "w8a8":
+                write_checkpoint(config, Path(folder))
+                which = model_config(folder)
+            model = load_model(dataclasses.replace(which, quantization="int8"))
+        result = compare(model, reference, pieces)
+        figures["results"][titles[key]] = result
+        print(f" KL {result['kl']:.5f} nats, same best token {result['top1']:.2%}", flush=True)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(figures, indent=1) + "\n")
+    print(page(figures))
+    if args.page:
+        from sections import replace_section
+
+        replace_section(PAGE, "quality", page(figures))
+    met = all(f["kl"] <= MAX_KL and f["top1"] >= MIN_AGREEMENT for f in figures["results"].values())
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
