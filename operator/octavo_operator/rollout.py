@@ -100,7 +100,7 @@ def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:
     if not pods or status.get("observedGeneration", 0) < live["metadata"].get("generation", 1):
         return None
     newest = revision(max(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
-    none_is_new = status.get("updatedReplicas") == 0
+    none_is_new = not status.get("updatedReplicas")  # absent when it is 0
     old = [pod for pod in pods if none_is_new or revision(pod) != newest]
     holding = [pod for pod in old if _condition(pod, "PodScheduled").get("status") != "False"]
     if not holding:
