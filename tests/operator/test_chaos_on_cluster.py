@@ -18,6 +18,7 @@ from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
 
 from octavo_operator.config import OperatorConfig
+from octavo_operator.controller import OPTIONAL
 from octavo_operator.diff import first_difference
 from octavo_operator.plan import CHILD_KINDS
 from octavo_operator.reconcile import look, parse
@@ -91,7 +92,7 @@ def differences(cluster: Cluster, namespace: str) -> list[str]:
             wanted = [v["name"] for v in deep(manifest, "spec", "template", "spec", "containers", 0, "env") or []]
             if env != wanted:
                 out.append(f"{kind} {name}: {env}")
-    kinds = ",".join(kind for kind in CHILD_KINDS if "Monitor" not in kind)
+    kinds = ",".join(kind for kind in CHILD_KINDS if kind not in OPTIONAL)
     found = cluster.get(kinds, namespace=namespace)["items"]
     ours = {(o["kind"], o["metadata"]["name"]) for o in found if o["metadata"].get("ownerReferences")}
     return out + [f"{kind} {name} is left over" for kind, name in ours - expected]
