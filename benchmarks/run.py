@@ -16,6 +16,7 @@ BENCHMARKS = {
     "block_waste": "share of the KV cache's slots that hold a token",
     "startup": "from the start of the process to the first 200 of /health",
     "api_overhead": "what HTTP adds to the core alone",
+    "event_loop": "how long work of one request holds up the others in the API process",
     "kernels_cpu": "CPU kernels against the machine's limits",
 }
 

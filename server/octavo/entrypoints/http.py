@@ -186,6 +186,7 @@ class EventStream(Response):
             if not writer.done():
                 writer.cancel()
                 await asyncio.wait((writer,))
+            await self.items.aclose()
 
     async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
