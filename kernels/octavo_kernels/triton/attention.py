@@ -96,6 +96,7 @@ def paged_attention(
         "BLOCK_N": decode.block_n,
         "MIN_CHUNK": splits.min_chunk,
     }
+    group_pad = configs.next_power_of_2(group)
     if items:
         decode_attention[(num_kv_heads, items)](
             q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
@@ -105,7 +106,7 @@ def paged_attention(
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=configs.next_power_of_2(group), BLOCK_C=16 if head_pad <= 128 else 8, num_warps=4, **split, **shape,
+        GROUP_PAD=group_pad, BLOCK_C=configs.chunks_at_once(group_pad * head_pad), num_warps=4, **split, **shape,
     )  # fmt: skip
     return out
 

@@ -188,43 +188,34 @@ def reduce_chunks(
         return
     token = t - begin
     item = tl.sum(tl.where(lanes < r, items, 0)) + token // TOKENS * chunks
-    row = token % TOKENS * GROUP
-    base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + row
+    base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + token % TOKENS * GROUP
     step = NUM_KV_HEADS * BLOCK_M
+    m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    l = tl.zeros([GROUP_PAD], tl.float32)  # noqa: E741
+    acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
     if FIXED_CHUNK > 0:
-        m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
-        l = tl.zeros([GROUP_PAD], tl.float32)  # noqa: E741
-        acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
         for c in tl.range(0, chunks):
             place = base + c * step + g
             m_next = tl.load(maxima_ptr + place, mask=g < GROUP, other=float("-inf"))
             l_next = tl.load(weights_ptr + place, mask=g < GROUP, other=0.0)
             acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=inside, other=0.0)
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
-        out = acc / l[:, None] * out_scale
-        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        c = tl.arange(0, BLOCK_C)
-        for i in tl.range(0, GROUP):
-            m = float("-inf")
-            l = 0.0  # noqa: E741
-            acc = tl.zeros([HEAD_PAD], tl.float32)
-            for start in tl.range(0, chunks, BLOCK_C):
-                there = start + c < chunks
-                place = base + i + (start + c).to(tl.int64) * step
-                m_next = tl.load(maxima_ptr + place, mask=there, other=float("-inf"))
-                l_next = tl.load(weights_ptr + place, mask=there, other=0.0)
-                acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=there[:, None], other=0.0)
-                m_new = tl.maximum(m, tl.max(m_next, 0))
-                m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-                alpha = tl.exp2(m - m_safe)
-                w = tl.exp2(m_next - m_safe)
-                l = l * alpha + tl.sum(w * l_next, 0)  # noqa: E741
-                acc = acc * alpha + tl.sum(acc_next * w[:, None], 0)
-                m = m_new
-            out = acc / l * out_scale
-            tl.store(
-                out_ptr + (t.to(tl.int64) * NUM_KV_HEADS + head) * (GROUP * HEAD_SIZE) + i * HEAD_SIZE + d,
-                out.to(out_ptr.dtype.element_ty),
-                mask=d < HEAD_SIZE,
+        for first_chunk in tl.range(0, chunks, BLOCK_C):
+            c = first_chunk + tl.arange(0, BLOCK_C)
+            there = (c < chunks)[:, None] & (g < GROUP)[None, :]
+            place = base + c.to(tl.int64)[:, None] * step + g[None, :]
+            m_next = tl.load(maxima_ptr + place, mask=there, other=float("-inf"))
+            l_next = tl.load(weights_ptr + place, mask=there, other=0.0)
+            acc_next = tl.load(
+                sums_ptr + place[:, :, None] * HEAD_PAD + d[None, None, :], mask=there[:, :, None], other=0.0
             )
+            m_new = tl.maximum(m, tl.max(m_next, 0))
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+            alpha = tl.exp2(m - m_safe)
+            w = tl.exp2(m_next - m_safe[None, :])
+            l = l * alpha + tl.sum(w * l_next, 0)  # noqa: E741
+            acc = acc * alpha[:, None] + tl.sum(acc_next * w[:, :, None], 0)
+            m = m_new
+    out = acc / l[:, None] * out_scale
+    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -120,5 +120,13 @@ def splits(device: torch.device) -> Splits:
     return Splits(sms * PROGRAMS_PER_SM, MIN_CHUNK)
 
 
+def chunks_at_once(width: int) -> int:
+    """Chunks that a program of 4 warps sums in one pass over ``width`` numbers each: 64 registers a thread hold them.
+
+    One at a time would wait for memory once a chunk, and a long sequence has dozens.
+    """
+    return max(1, min(32, 8192 // width))
+
+
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
