@@ -62,36 +62,35 @@ def assert_same(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     return ours.token_ids
 
 
-@pytest.mark.parametrize("kind", ["normal", "full of ties", "all equal", "peaked"])
+CUTS = [
+    {"temperature": 0.0},
+    {"temperature": [0.3, 2.5, 1e-5, 1e30]},
+    {"top_k": [1, 7, 20, 200]},
+    {"top_p": [1e-6, 0.3, 0.9, 0.999]},
+    {"min_p": [1e-6, 0.001, 0.1, 1]},
+    {"top_k": [3, 20, 50, 300], "top_p": [0.9, 0.5, 0.95, 0.2], "min_p": [0, 0.1, 0.01, 0]},
+]
+KINDS = {
+    "normal": lambda logits: logits,
+    "full of ties": lambda logits: logits.round(),  # the k-th token and the boundary of top-p among equals
+    "all equal": lambda logits: logits * 0,
+    "peaked": lambda logits: logits * 20,
+}
+
+
 @pytest.mark.parametrize(
-    "cuts",
-    [
-        {"temperature": 0.0},
-        {"temperature": [0.3, 1, 2.5, 1e-5, 1e30, 0]},
-        {"top_k": [1, 2, 7, 16, 40, 200]},
-        {"top_p": [1e-6, 0.1, 0.5, 0.9, 0.99, 0.9999]},
-        {"min_p": [1e-6, 0.001, 0.05, 0.3, 0.9, 1]},
-        {
-            "top_k": [3, 20, 50, 300, 301, 1],
-            "top_p": [0.9, 0.5, 0.95, 0.2, 0.7, 0.5],
-            "min_p": [0, 0.1, 0, 0, 0.001, 0],
-        },
-    ],
-    ids=lambda cuts: "+".join(cuts),
+    "kind, cuts",
+    [(kind, cuts) for kind in KINDS for cuts in (CUTS if kind in ("normal", "full of ties") else (CUTS[0], CUTS[-1]))],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_tokens_are_those_of_plain_torch(device, kind, cuts):
-    logits = random_logits(6, device)
-    if kind == "full of ties":
-        logits = logits.round()  # the k-th token and the boundary of top-p among equals
-    elif kind == "all equal":
-        logits = torch.zeros_like(logits)
-    elif kind == "peaked":
-        logits = logits * 20
-    assert_same(logits, rows_of(table(6, device, **cuts), truncated="temperature" not in cuts))
+    assert_same(
+        KINDS[kind](random_logits(4, device)), rows_of(table(4, device, **cuts), truncated=cuts not in CUTS[:2])
+    )
 
 
 @given(seed=st.integers(0, 2**31))
-@settings(max_examples=5, **FIXTURES)
+@settings(max_examples=4, **FIXTURES)
 def test_any_mixture_of_rows(device, seed):
     """Greedy rows, rows without cuts and rows of all cuts side by side, under constraints, in any dtype of logits."""
     rng = np.random.default_rng(seed)
@@ -174,7 +173,7 @@ def test_offsets_beyond_32_bits(device):
 
 
 @pytest.mark.parametrize("kind", ["normal", "full of ties", "all equal", "few allowed"])
-@pytest.mark.parametrize("k", [0, 5, 16, 40])
+@pytest.mark.parametrize("k", [0, 16, 40])
 def test_top_logprobs(device, kind, k):
     """Ids and ranks exactly, values to float32's rounding; the lower id first among equals."""
     logits = random_logits(4, device)
@@ -245,7 +244,7 @@ def chi_square_sigma(counts: np.ndarray, probs: np.ndarray) -> float:
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str)
 def test_draws_follow_the_distribution(device, cuts):
     """Over many seeds, tokens come as often as the softmax of what the cuts leave says (chi-square)."""
-    n = 250 if backend.INTERPRETED else 50_000
+    n = 120 if backend.INTERPRETED else 50_000
     vocab = 12
     logits = random_logits(1, device, 1.0, vocab=vocab)
     one = table(1, device, vocab, **cuts)

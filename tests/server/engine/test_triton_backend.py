@@ -1,0 +1,61 @@
+"""Whole models on the Triton kernels, which run in Triton's interpreter here, give the tokens of the plain torch ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import octavo_kernels
+from octavo import LLM, SamplingParams
+from octavo_kernels.triton import INTERPRETED, sampling
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1"),
+]
+
+PROMPTS = [[5, 9, 300, 17, 3, 44, 8], list(range(20, 40)), [7]]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=0.9, seed=11, max_tokens=4, ignore_eos=True, presence_penalty=0.5, logit_bias={7: 2.0}),
+    SamplingParams(temperature=1.2, seed=12, max_tokens=4, ignore_eos=True, top_k=40, top_p=0.9, min_p=0.01),
+]
+
+
+@pytest.fixture(autouse=True)
+def restored_backend() -> Iterator[None]:
+    yield
+    octavo_kernels.select_backend("auto")
+
+
+def generate(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
+    monkeypatch.setenv("OCTAVO_KERNEL_BACKEND", backend)
+    octavo_kernels.select_backend("auto")
+    llm = LLM(
+        str(path),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=64,
+        max_model_len=64,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,  # the second prompt comes in chunks, beside rows that decode
+    )
+    assert octavo_kernels.backend_name(torch.device("cpu")) == backend
+    prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+    llm.engine.check_integrity()
+    first = [sorted(step) for step in outputs[0].outputs[0].logprobs or []]
+    return [(o.outputs[0].token_ids, first) for o in outputs]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_models_give_the_reference_backends_tokens(
+    family: str, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy and seeded, prompts in chunks and decoding rows in one step, log-probabilities of the same tokens."""
+    monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
+    expected = generate(tiny_checkpoints[family], "reference", monkeypatch)
+    assert generate(tiny_checkpoints[family], "triton", monkeypatch) == expected
