@@ -69,6 +69,7 @@ def logits_of(model: CausalLM, tokens: list[int], dtype: torch.dtype) -> Tensor:
     return model.compute_logits(hidden)[: len(tokens)].float()
 
 
+@torch.inference_mode()
 def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]]) -> dict[str, float]:
     """Mean and largest KL divergence in nats, share of equal best tokens, and the loss of each in nats a token."""
     kls, equal, losses = [], [], []
@@ -119,7 +120,6 @@ def page(figures: dict[str, Any]) -> str:
     )
 
 
-@torch.inference_mode()
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--positions", type=int, default=2000, help="(default: 2000)")

@@ -1,0 +1,107 @@
+"""The comparison with others times what came, when it came, and judges goals by the right engines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
+
+import load  # noqa: E402
+import report  # noqa: E402
+from sections import replace_section  # noqa: E402
+
+
+def event(text: str, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice], "usage": None}).encode() + b"\n\n"
+
+
+def cut(data: bytes, places: list[float]) -> list[bytes]:
+    at = sorted({round(place * len(data)) for place in places} | {0, len(data)})
+    return [data[start:end] for start, end in itertools.pairwise(at)]
+
+
+@given(
+    texts=st.lists(st.text(max_size=8), min_size=1, max_size=12),
+    chunks=st.lists(st.floats(0, 1), max_size=15),
+    packets=st.lists(st.floats(0, 1), max_size=15),
+    chunked=st.booleans(),
+)
+def test_a_token_has_come_when_its_event_has(
+    texts: list[str], chunks: list[float], packets: list[float], chunked: bool
+) -> None:
+    """However the server frames what it writes, and wherever the network cuts it."""
+    usage = {"choices": [], "usage": {"completion_tokens": len(texts), "prompt_tokens": 7}}
+    events = [event(text) for text in texts]
+    tail = event("", "length") + b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n"
+    head, body = b"HTTP/1.1 200 OK\r\n\r\n", b"".join(events) + tail
+    # Where each event is over: with the first of its two newlines, the second says nothing more.
+    places = [len(b"".join(events[: i + 1])) - 1 for i in range(len(events))]
+    if chunked:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        framed, ends, done = b"", [], 0
+        for part in cut(body, chunks):
+            begin = len(framed) + len(f"{len(part):x}\r\n")
+            framed += f"{len(part):x}\r\n".encode() + part + b"\r\n"
+            ends += [begin + place - done for place in places if done < place <= done + len(part)]
+            done += len(part)
+        body, places = framed + b"0\r\n\r\n", ends
+    pieces = [(0.5 + number, piece) for number, piece in enumerate(cut(head + body, packets))]
+    received, times = 0, []
+    for at, piece in pieces:
+        received += len(piece)
+        times += [at] * (sum(len(head) + place <= received for place in places) - len(times))
+    answer = load.read(load.Answer(pieces=pieces))
+    assert not answer.error
+    assert (answer.output_tokens, answer.prompt_tokens) == (len(texts), 7)
+    assert [answer.ttft, *answer.gaps] == pytest.approx([times[0], *(b - a for a, b in itertools.pairwise(times))])
+
+
+def test_an_answer_that_is_no_stream_is_an_error_that_says_what_came() -> None:
+    refused = load.read(load.Answer(pieces=[(0.1, b'HTTP/1.1 404 Not Found\r\n\r\n{"error": "no such model"}')]))
+    assert "no such model" in refused.error
+    assert load.read(load.Answer()).error
+
+
+def run(engine: str, label: str, rates: dict[int, float], **figures: Any) -> dict[str, Any]:
+    levels = [{"users": users, "tok_s": rate, "itl_p50": 10.0, "itl_p99": 20.0} for users, rate in rates.items()]
+    return {"engine": engine, "label": label, "levels": levels, **figures}
+
+
+def test_goals_are_judged_against_each_rival_at_its_best() -> None:
+    runs = [
+        run("Octavo", "Octavo", {1: 100, 20: 400}, warm_ttft_ms=30, ready_s=[1, 3, 2]),
+        run("Octavo", "Octavo", {1: 120, 20: 600}, warm_ttft_ms=50),
+        run("vLLM", "vLLM float32", {1: 20, 20: 100}, warm_ttft_ms=160),
+        run("vLLM", "vLLM bfloat16", {1: 10, 20: 250}, warm_ttft_ms=100),
+        run("llama.cpp", "llama.cpp Q4_0", {1: 110, 20: 200}),
+        run("Hugging Face", "generate", {1: 10, 20: 90}),
+    ]
+    judged = {goal.what: goal for goal in report.goals(report.engines_of({"runs": runs}))}
+    assert judged["20 users, tok/s / vLLM bfloat16"].value == 2.0
+    assert not judged["20 users, tok/s / vLLM bfloat16"].met
+    assert judged["1 user, tok/s / vLLM float32"].value == 5.5
+    assert judged["1 user, tok/s / llama.cpp Q4_0"].value == 1.0
+    assert judged["20 users, tok/s / generate, one at a time"].value == 50
+    assert judged["warm prefix of 800, TTFT / vLLM bfloat16"].value == pytest.approx(0.4)
+    assert judged["ready, warm cache"].value == 2 and judged["ready, warm cache"].met
+    assert not any("64 users" in what for what in judged)  # nothing was measured there
+
+
+def test_only_the_section_between_its_marks_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin: a -->\nold\n<!-- end: a -->\nafter\n")
+    for _ in range(2):
+        replace_section(page, "a", "new")
+        assert page.read_text() == "before\n<!-- begin: a -->\nnew\n<!-- end: a -->\nafter\n"
+    with pytest.raises(ValueError, match="no section b"):
+        replace_section(page, "b", "new")
