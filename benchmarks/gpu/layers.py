@@ -1,0 +1,124 @@
+"""The layers' kernels on a GPU beside torch's: norms, activation, rotary and cache write, linears of few rows.
+
+Where cuBLAS is faster than the linear of few rows, name the shape in `octavo_kernels.triton.small_linear.MEASURED`.
+
+    python benchmarks/gpu/layers.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from measure import DEVICE, DRY, copies_for, microseconds
+from report import Report
+
+from octavo_kernels import reference
+from octavo_kernels import triton as backend
+from octavo_kernels.triton.small_linear import small_config, small_linear
+
+DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter cannot multiply bfloat16
+# Hidden, feed-forward, query heads, key heads, head size, norms of heads, vocabulary.
+MODELS = {
+    "8B": (4096, 14336, 32, 8, 128, False, 128_256),
+    "0.6B": (1024, 3072, 16, 8, 128, True, 151_936),
+}
+LAYERS, BLOCKS, ROWS = 32, 512, (1, 64, 2048)
+if DRY:
+    MODELS = {"tiny": (128, 128, 2, 1, 64, True, 130)}
+    LAYERS, BLOCKS, ROWS = 2, 4, (3,)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE).to(DTYPE)
+
+
+def elementwise(report: Report, name: str, rows: int) -> None:
+    hidden, ffn, heads, kv_heads, size, norm, _ = MODELS[name]
+    label, weight = f"{name} {rows} rows", randn(hidden)
+    count = copies_for(rows * hidden * 2)
+    xs, residuals = ([randn(rows, hidden) for _ in range(count)] for _ in range(2))
+    pairs = list(zip(xs, residuals, strict=True))
+    report.add(
+        f"{label} fused_add_rms_norm",
+        microseconds([partial(backend.fused_add_rms_norm, x, r, weight, 1e-6) for x, r in pairs]),
+        4 * rows * hidden * 2,
+        torch=microseconds([lambda x=x, r=r: F.rms_norm(x + r, (hidden,), weight) for x, r in pairs]),
+    )
+    gates = [randn(rows, 2 * ffn) for _ in range(copies_for(rows * ffn * 4))]
+    report.add(
+        f"{label} silu_and_mul",
+        microseconds([partial(backend.silu_and_mul, x) for x in gates]),
+        3 * rows * ffn * 2,
+        torch=microseconds([partial(reference.silu_and_mul, x) for x in gates]),
+    )
+    width = (heads + 2 * kv_heads) * size
+    qkvs = [randn(rows, width) for _ in range(copies_for(rows * width * 2))]
+    table = torch.randn(4096, size, device=DEVICE)
+    positions = torch.randint(0, 4096, (rows,), device=DEVICE)
+    blocks = rows + 16
+    cache = torch.zeros(2, blocks, kv_heads, 16, size, dtype=DTYPE, device=DEVICE)
+    slots = torch.randperm(blocks * 16, device=DEVICE)[:rows]
+    norms = (randn(size), randn(size)) if norm else (None, None)
+    arguments = (positions, table, cache, slots, heads, kv_heads, size, *norms, 1e-6)
+    report.add(
+        f"{label} rope_and_cache",
+        microseconds([partial(backend.rope_and_cache, x, *arguments) for x in qkvs]),
+        2 * rows * width * 2,
+    )
+
+
+def linears(report: Report, name: str) -> None:
+    hidden, ffn, heads, kv_heads, size, _, vocab = MODELS[name]
+    shapes = {
+        "qkv": ((heads + 2 * kv_heads) * size, hidden),
+        "o": (hidden, heads * size),
+        "gate_up": (2 * ffn, hidden),
+        "down": (hidden, ffn),
+        "head": (vocab, hidden),
+    }
+    for part, (n, k) in shapes.items():
+        weights = [randn(n, k) * k**-0.5 for _ in range(copies_for(n * k * 2))]
+        config = small_config(n, k)
+        for rows in (1, 4, 16):
+            x = randn(rows, k)
+            blas = microseconds([partial(F.linear, x, w) for w in weights])
+            if config is None:
+                report.add(f"{name} {part} {rows} x {n} x {k}: cuBLAS", blas, n * k * 2)
+                continue
+            ours = microseconds([partial(small_linear, x, w, None, config) for w in weights])
+            report.add(f"{name} {part} {rows} x {n} x {k}, {config.splits} splits", ours, n * k * 2, cuBLAS=blas)
+
+
+def block_copies(report: Report) -> None:
+    caches = [torch.randn(2, BLOCKS, 8, 16, 128, device=DEVICE).to(DTYPE) for _ in range(LAYERS)]
+    for count in (1, BLOCKS // 32, BLOCKS // 4):
+        if not count:
+            continue
+        pairs = torch.randperm(BLOCKS, device=DEVICE)[: 2 * count].view(count, 2)
+        moved = 2 * count * len(caches) * 2 * caches[0][0, 0].numel() * 2
+        us = microseconds([partial(backend.copy_blocks, caches, pairs)])
+        plain = microseconds([partial(reference.copy_blocks, caches, pairs)])
+        report.add(f"copy {count} blocks of {LAYERS} layers", us, moved, torch=plain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    report = Report("layers")
+    for name in MODELS:
+        for rows in ROWS:
+            elementwise(report, name, rows)
+        linears(report, name)
+    block_copies(report)
+    if arguments.json:
+        report.save(arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What the benchmarks of small kernels print: figures as fractions of the copy bandwidth measured in the same run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from measure import device_name, limits
+
+
+@dataclass
+class Row:
+    """One line; ``others`` are microseconds of other ways to do the same."""
+
+    name: str
+    us: float
+    bytes_moved: int
+    others: dict[str, float] = field(default_factory=dict)
+
+
+class Report:
+    def __init__(self, section: str) -> None:
+        self.bandwidth, _ = limits()
+        self.section = section
+        self.rows: list[Row] = []
+        print(f"{section:50} {'us':>9} {'of copy':>8}   others, us", flush=True)
+
+    def add(self, name: str, us: float, bytes_moved: int, **others: float) -> None:
+        self.rows.append(Row(name, us, bytes_moved, others))
+        text = "  ".join(f"{other} {time:.1f} ({time / us:.2f}x)" for other, time in others.items())
+        print(f"{name:50} {us:9.2f} {bytes_moved / us * 1e6 / self.bandwidth:8.0%}   {text}", flush=True)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"section": self.section, "device": device_name(), "copy_bytes_per_second": self.bandwidth}
+        path.write_text(json.dumps(about | {"rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
