@@ -66,7 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept in the JSON")
     out.add_argument("--result-dir", default=".", help="(default: here)")
     out.add_argument("--result-filename", help="(default: named after the run)")
-    out.add_argument("--plot-timeline", metavar="PNG", help="draw every request's life into this file")
+    out.add_argument(
+        "--plot-timeline",
+        metavar="PNG",
+        nargs="?",
+        const="timeline.png",
+        help="draw every request's life into this file (timeline.png where none is named)",
+    )
     out.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
