@@ -116,6 +116,8 @@ class Cluster:
 
 def own_cluster() -> Cluster:
     """The rig and both images, made side by side."""
+    if sys.version_info < (3, 11):
+        raise DemoError(f"this is Python {sys.version.split()[0]}, and 3.11 is needed: make demo PYTHON=python3.11")
     if os.geteuid() != 0:
         raise DemoError(
             "the demo makes a Kubernetes on this machine, which needs root. Either\n"
@@ -388,7 +390,8 @@ def main() -> int:
         print("\ndemo: stopped", file=sys.stderr)
     if not keep:
         clean_up(cluster, own=context is None, was_up=was_up)
-    say("FAILED" if failed else "done")
+    if cluster:
+        say("FAILED" if failed else "done")
     return int(failed)
 
 
