@@ -74,4 +74,6 @@ class ParallelLMHead(LinearBase):
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.tp.all_gather(self.method.apply(self, hidden, None))
-        return logits[:, : self.vocab_size].float()
+        logits = logits[:, : self.vocab_size]
+        # The sampling kernels of other devices read any dtype: no copy of twice the size.
+        return logits.float() if logits.device.type == "cpu" else logits

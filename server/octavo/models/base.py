@@ -31,7 +31,7 @@ class CausalLM(nn.Module):
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits float32 ``[R, vocab_size]`` of ``hidden [R, H]``."""
+        """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""
         return self.lm_head(hidden)
 
     def linear_layers(self) -> list[LinearBase]:

@@ -28,8 +28,7 @@ VOCAB = 301  # not a multiple of anything
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Three chunks, 96 blocks of 4 tokens, 16 looked into: cuts fall inside and outside of what is looked into."""
-    if backend.INTERPRETED:
-        monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=32, steps=4, keep=16))
+    monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=32, steps=4, keep=16))
 
 
 def table(n: int, device: str, vocab: int = VOCAB, **given: object) -> SamplingTable:
@@ -127,6 +126,17 @@ def test_any_mixture_of_rows(device, seed):
     if backend.INTERPRETED and dtype == torch.bfloat16:
         logits = logits.float()  # as a bfloat16 model gives them: full of ties
     assert_same(logits, rows_of(table(n, device, **choices), constraints, seed=seed))
+
+
+@pytest.mark.skipif(backend.INTERPRETED, reason="needs a GPU: TRITON_INTERPRET=0")
+@pytest.mark.parametrize("sigma", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("cuts", CUTS, ids="+".join)
+def test_a_real_vocabulary(device, monkeypatch, cuts, sigma):
+    monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig())
+    vocab = 151_936
+    some = {name: torch.as_tensor(value).clamp(max=vocab).expand(4).repeat(4) for name, value in cuts.items()}
+    logits = random_logits(16, device, sigma, vocab=vocab).bfloat16()
+    assert_same(logits, rows_of(table(16, device, vocab, **some), truncated=cuts not in CUTS[:2]))
 
 
 def test_rows_that_cannot_be_sampled(device):
