@@ -110,6 +110,12 @@ class _Watch(TorchDispatchMode):
         self.buffers: list[Tensor] = []
         self.foreign: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing compiles these steps, and to skip the compiler torch would first import it, for a second and
+        more in the middle of the first step, and keep it in memory."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
