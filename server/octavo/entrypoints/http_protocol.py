@@ -93,20 +93,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._idle_since = self.loop.time()
+        if self._last_call and self._is_idle and self.is_open:
+            self._close_when_idle()
 
     # The server is about to end.
 
     def say_farewell(self) -> None:
-        """A request under way is the connection's last. An idle connection may bring one more, until it has been idle
-        for so long that its client will hardly use it again: closing it at once would break a request that is just
-        being sent, and sending one away that cannot know better would be no kinder."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False
-            return
+        """The next answer tells the client to close. Until then it cannot know, and may well send one more request: to
+        close at once, be it right behind an answer, would break that. So a connection is closed by us only when it has
+        been idle for so long that its client will hardly use it again."""
         self._last_call = True
-        if not self._head_bytes:  # else one is arriving
-            left = max(0.0, self._idle_since + LAST_CALL_SECONDS - self.loop.time())
-            self._farewell = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        if self._is_idle and not self._head_bytes:  # else a request is under way, or arriving
+            self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        left = max(0.0, self._idle_since + LAST_CALL_SECONDS - self.loop.time())
+        self._cancel_farewell()
+        self._farewell = self.loop.call_later(left, self.timeout_keep_alive_handler)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     @property
     def is_open(self) -> bool:

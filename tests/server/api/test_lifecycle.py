@@ -113,14 +113,23 @@ def test_a_drain_refuses_nobody_who_cannot_know_better(start):
     """Clients that keep a connection open learn of the drain only by an answer over it."""
     server = start(*SMALL)
     body = {"prompt": "x", "max_tokens": 2}
-    with httpx.Client(base_url=server.url, timeout=30) as early, httpx.Client(base_url=server.url, timeout=30) as idle:
-        for client in (early, idle):
-            assert client.post("/v1/completions", json=body).headers.get("connection") != "close"
-        server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in server.log, 5)
-        began = time.monotonic()
-        answer = early.post("/v1/completions", json=body)  # over the connection from before
+
+    def last(answer: httpx.Response) -> None:
         assert answer.status_code == 200 and answer.headers["connection"] == "close"
+
+    with contextlib.ExitStack() as stack:
+        early, idle, busy = (stack.enter_context(httpx.Client(base_url=server.url, timeout=60)) for _ in range(3))
+        with busy.stream("POST", "/v1/completions", json={**body, "max_tokens": 200, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for client in (early, idle):
+                assert client.post("/v1/completions", json=body).headers.get("connection") != "close"
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: "draining" in server.log, 5)
+            last(early.post("/v1/completions", json=body))
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        last(busy.post("/v1/completions", json=body))  # though its answer from before the drain is over
+        began = time.monotonic()
         assert server.post("/v1/completions", body).status_code == 503  # over a new one
         assert server.process.wait(20) == 0
         assert time.monotonic() - began < 10  # and it does not wait for the idle one for ever
