@@ -108,9 +108,14 @@ def measure(engine: Engine, plan: Plan, prompts: Prompts) -> dict[str, Any]:
 
 
 def _level(server: Server, users: int, requests: int, prompts: Prompts) -> dict[str, Any]:
-    run_level(server.port, server.engine.model, prompts.take(users), users, 8)  # warms up
     others = Bystanders(server)
-    level = run_level(server.port, server.engine.model, prompts.take(users * requests), users, OUTPUT)
+    try:
+        run_level(server.port, server.engine.model, prompts.take(users), users, 8)  # warms up
+        others = Bystanders(server)
+        level = run_level(server.port, server.engine.model, prompts.take(users * requests), users, OUTPUT)
+    except TimeoutError:  # the other levels may still be possible
+        say(f"    {users:3d} users: not done in time")
+        return {"users": users, "errors": users * requests, "error": "not done in time"}
     busy = others.share()
     say(
         f"    {users:3d} users {level.tok_s:8.1f} tok/s   TTFT {level.ttft_p50:7.0f} / {level.ttft_p99:7.0f} ms   ITL "

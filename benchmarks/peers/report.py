@@ -144,7 +144,7 @@ def _drift(engines: list[Engine]) -> str:
     ours = next((engine for engine in engines if engine.label == OURS and len(engine.runs) > 1), None)
     if ours is None:
         return ""
-    runs = [{lv["users"]: lv["tok_s"] for lv in run["levels"]} for run in ours.runs]
+    runs = [{lv["users"]: lv["tok_s"] for lv in run["levels"] if "tok_s" in lv} for run in ours.runs]
     changes = [runs[-1][users] / runs[0][users] - 1 for users in runs[0] if users in runs[-1] and runs[0][users]]
     if not changes:
         return ""

@@ -29,7 +29,7 @@ def free_port() -> int:
 class Server:
     """``with Server(engine) as server``: ready when the block begins, gone when it ends."""
 
-    def __init__(self, engine: Engine, env: dict[str, str] | None = None, timeout: float = 300) -> None:
+    def __init__(self, engine: Engine, env: dict[str, str] | None = None, timeout: float = 420) -> None:
         self.engine, self.port = engine, free_port()
         # Bytecode is kept, as for anybody who starts a server twice.
         self._env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | engine.env | (env or {})

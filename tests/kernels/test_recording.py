@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -148,3 +151,18 @@ def test_a_program_can_be_taken_apart_by_kind():
     assert sum(len(part._operations) for part in parts.values()) == len(program._operations)
     for part in parts.values():
         part.replay()
+    named = program.by_kind(lambda kind, number: f"{kind} {number % 4}" if kind == "quantized_linear" else "other")
+    assert set(named) == {"other", *(f"quantized_linear {number}" for number in range(4))}
+    assert sum(len(part._operations) for part in named.values()) == len(program._operations)
+
+
+def test_recording_does_not_import_the_compiler():
+    """torch would, for a second and 150 MB in the middle of the first request."""
+    code = """
+import sys, torch
+from octavo_kernels import cpu
+x, weight = torch.randn(2, 64), torch.ones(64)
+cpu.record(lambda: cpu.rms_norm(x, weight, 1e-5))
+assert not {"torch._dynamo", "sympy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
