@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from pathlib import Path
@@ -64,3 +65,11 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
             if numbers and numbers[0] > 0:
                 limit = min(limit, numbers[0])
     return limit
+
+
+def trim_memory() -> None:
+    """Give memory that was freed back to the system: glibc keeps what small objects and several threads leave."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):  # another C library
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.weights import WeightSlot, fill_tensor
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import WeightSource
 
 
 def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:
@@ -28,9 +32,17 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.tp, self.shard = tp, _vocab_shard(vocab_size, hidden_size, tp)
         rows = -(-vocab_size // tp.size)
-        self.weight = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
+        self.dtype = torch.get_default_dtype()
+        self._head: list[ParallelLMHead] = []  # one with the same table; in a list it is not registered here
+
+    def share(self, head: ParallelLMHead) -> None:
+        """Leave the table to a tied head that is quantised, if that one keeps the checkpoint's very values."""
+        self._head = [head]
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        if self.weight is None:
+            return self._head[0].method.embed(input_ids, self.dtype)
         if self.tp.size == 1:
             return octavo_kernels.embedding(input_ids, self.weight)
         local = input_ids - self.shard.rows.start
@@ -39,8 +51,14 @@ class VocabParallelEmbedding(nn.Module):
         return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        rows = self.weight[: self.shard.num_rows]
-        yield WeightSlot(0, "weight", self.shard.shape, lambda source: fill_tensor(rows, source, self.shard.rows))
+        yield WeightSlot(0, "weight", self.shard.shape, self._load)
+
+    def _load(self, source: WeightSource) -> None:
+        if self._head and self._head[0].method.keeps_values(source):
+            self.weight = None  # never touched, so it has cost no memory
+        else:
+            assert self.weight is not None
+            fill_tensor(self.weight[: self.shard.num_rows], source, self.shard.rows)
 
 
 class ParallelLMHead(LinearBase):
@@ -55,7 +73,9 @@ class ParallelLMHead(LinearBase):
         super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], False, tp)
         self.vocab_size = vocab_size
         self.output_size = -(-vocab_size // tp.size)
-        self.tied_weight = [tied_to.weight] if tied_to is not None else []  # a list, so that it is not registered twice
+        # Lists, so that nothing is registered twice.
+        self.tied_weight = [tied_to.weight] if tied_to is not None and tied_to.weight is not None else []
+        self._tied_to = [tied_to] if tied_to is not None else []
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
         self.method = method
@@ -63,6 +83,8 @@ class ParallelLMHead(LinearBase):
             self.weight = self.tied_weight[0]
         else:
             method.create_weights(self, dtype)
+            if self._tied_to and self.tp.size == 1:
+                self._tied_to[0].share(self)
 
     @property
     def shares_weight(self) -> bool:

@@ -55,6 +55,7 @@ class Worker:
             torch.set_num_threads(platform.cpu_count())
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
+        platform.trim_memory()  # of what loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         specs: list[KVCacheSpec] = self.model.kv_cache_specs()
         kv_dtype = config.cache.kv_cache_dtype

@@ -13,6 +13,7 @@ from octavo.layers.weights import WeightSlot
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard
+    from octavo.loader.checkpoint import WeightSource
 
 
 class LinearMethod(ABC):
@@ -43,6 +44,14 @@ class LinearMethod(ABC):
     def num_bytes(self) -> int:
         """Of weights that are not parameters of the layer."""
         return 0
+
+    def keeps_values(self, source: WeightSource) -> bool:
+        """Whether `embed` gives the very values of this tensor."""
+        return False
+
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` int64 [T] of the weight: ``[T, input_size]`` in ``dtype``."""
+        raise NotImplementedError
 
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -55,6 +55,13 @@ class Int8LinearMethod(LinearMethod):
         assert self.packed is not None
         return octavo_kernels.quantized_linear(x, self.packed, bias)
 
+    def keeps_values(self, source: WeightSource) -> bool:
+        return source.qtype in GGUF_TYPES  # the file's own codes
+
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        assert self.packed is not None
+        return octavo_kernels.quantized_embedding(ids, self.packed, dtype)
+
     def num_bytes(self) -> int:
         return self.packed.nbytes if self.packed is not None else 0
 
