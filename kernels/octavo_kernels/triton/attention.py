@@ -73,7 +73,7 @@ def paged_attention(
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
-        tiles = rows // prefill.block_m + min(num_seqs, rows // (max_queries + 1))
+        tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
         prefill_attention[(num_heads, tiles)](
             q, kv_cache, out, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, factor, log2_scale, v_scale, *strides,
@@ -81,7 +81,7 @@ def paged_attention(
             **prefill.launch(), **shape, **tile,
         )  # fmt: skip
     most = min(longest, max_queries)
-    tiles = min(num_seqs * -(-most // (decode.block_m // group)), rows)
+    tiles = min(num_seqs * -(-most // (decode.block_m // group)), num_rows)
     if exact:
         items = tiles * -(-metadata.max_seq_len // configs.EXACT_CHUNK)
     else:
@@ -98,7 +98,7 @@ def paged_attention(
     }
     group_pad = configs.next_power_of_2(group)
     if items:
-        decode_attention[(num_kv_heads, items)](
+        decode_attention[(items * num_kv_heads,)](
             q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
             **decode.launch(), **split, **shape, **tile,

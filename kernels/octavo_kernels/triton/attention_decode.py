@@ -52,15 +52,15 @@ def decode_attention(
     PRECISION: tl.constexpr,
     SEQS: tl.constexpr,
 ):
-    """Grid (kv heads, items): one chunk of keys for one tile of rows.
+    """Grid (items * kv heads): one chunk of keys for one tile of rows.
 
     A sequence of one chunk is written to ``out``; else the tile's sums go to ``sums [item, kv head, M, D]``, its row
     maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
-    head = tl.program_id(0)
-    item = tl.program_id(1)
+    head = tl.program_id(0) % NUM_KV_HEADS
+    item = tl.program_id(0) // NUM_KV_HEADS
     chunk, items = share_out(
         starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
         NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,

@@ -45,6 +45,14 @@ def small(monkeypatch):
     monkeypatch.setattr(configs, "EXACT_CHUNK", 64)
 
 
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Memory that nobody has written holds NaN: a result left out is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 def split_into(monkeypatch, programs: int, min_chunk: int) -> None:
     monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(programs, min_chunk))
 
@@ -163,11 +171,23 @@ def test_rows_without_work_give_zeros_and_read_nothing(device, Sequence, lay_out
     metadata.seq_lens = torch.tensor([13, 0, 0, 0], dtype=torch.int32)
     far = torch.full((3, metadata.block_table.shape[1]), 2**30, dtype=torch.int32)
     metadata.block_table = torch.cat([metadata.block_table, far])
-    for actual in (8, 5, 3):
+    for actual in (8, 5, 3, 2):
         metadata.num_actual_tokens = actual
         out = attend(device, q, kv_cache, metadata, 0.25)
-        assert torch.equal(out[:3], alone)
-        assert torch.equal(out[3:], torch.zeros_like(out[3:]))
+        rows = min(actual, 3)
+        assert torch.equal(out[:rows], alone[:rows])
+        assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
+
+
+def test_prompts_of_padding_cost_no_row(device, Sequence, lay_out):
+    """Sequences after the actual rows may be prompts too: theirs are zeros, the others' right."""
+    parts = make_parts(Sequence, [(3, 40), (2, 30), (0, 60)], 2, 1, 16, torch.float16)
+    q, kv_cache, metadata = lay_out(parts, 16)
+    whole = attend(device, q, kv_cache, metadata, 0.25)
+    metadata.num_actual_tokens = 50
+    out = attend(device, q, kv_cache, metadata, 0.25)
+    assert torch.equal(out[:50], whole[:50])
+    assert torch.equal(out[50:], torch.zeros_like(out[50:]))
 
 
 @pytest.mark.parametrize("new", [1, 12])
