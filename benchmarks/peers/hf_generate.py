@@ -11,7 +11,7 @@ import time
 
 import torch
 import transformers
-from engines import gguf_file
+from engines import checkpoint_folder, gguf_file, peers_folder
 
 
 def main() -> None:
@@ -23,10 +23,11 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     args = parser.parse_args()
     started = time.perf_counter()
-    path = gguf_file()
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=getattr(torch, args.dtype)
-    ).eval()
+    copy, file = checkpoint_folder(peers_folder()), gguf_file()  # the same values; the copy is read sooner
+    where = {"pretrained_model_name_or_path": copy} if copy.exists() else {
+        "pretrained_model_name_or_path": file.parent, "gguf_file": file.name,
+    }  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, args.dtype)).eval()
     ready = time.perf_counter() - started
 
     def generate(tokens: int, seed: int) -> None:
