@@ -37,6 +37,7 @@ from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
+_MANY_MESSAGES = 500  # from which checking them is worth a thread
 _LONG_CHAT = 20_000  # bytes of a body from which rendering and tokenising is worth a thread
 # What the template is given by us; chat_template_kwargs may not replace it.
 _RESERVED = frozenset(
@@ -86,7 +87,11 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: str) -> _Job:
-    messages = check_messages(body.messages)
+    messages = (
+        check_messages(body.messages)
+        if len(body.messages) < _MANY_MESSAGES
+        else await state.engine.run_in_thread(check_messages, body.messages)
+    )
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = serving.sampling_params(state, body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
     size = sum(len(message["content"]) for message in messages)

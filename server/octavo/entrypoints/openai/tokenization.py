@@ -71,7 +71,7 @@ async def tokenize(request: Request) -> Response:
     processor = state.engine.input_processor
     if body.messages is not None:
         options = body.model_dump(exclude={"prompt", "return_token_strs", "model", "messages"}, exclude_none=True)
-        messages = check_messages(body.messages)
+        messages = await state.engine.run_in_thread(check_messages, body.messages)
         chat_body = ChatCompletionRequest(messages=body.messages, **options)
         ids = await state.engine.run_in_thread(chat.render, state, chat_body, messages)
     else:
