@@ -57,6 +57,14 @@ CASES: dict[str, dict[str, Any]] = {
         "rollout": {"type": "Recreate"},
         "networkPolicy": {"egress": []},
     },
+    "autoscaled": {
+        "autoscaling": {
+            "minReplicas": 2,
+            "maxReplicas": 5,
+            "queueDepth": {"targetPerReplica": 3},
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}},
+        },
+    },
     "one-writer": {
         "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
         "suspend": True,
