@@ -1,4 +1,4 @@
-"""Whole models on the Triton kernels, which run in Triton's interpreter here, give the tokens of the plain torch ones."""
+"""Whole models on the Triton kernels, in Triton's interpreter, give the tokens of the plain torch ones."""
 
 from __future__ import annotations
 
