@@ -69,7 +69,9 @@ class ModelRunner:
             if pending is not None:
                 return pending
         inputs = self._make_inputs(rows, num_scheduled)
-        hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
+        hidden = self._recorded_steps.forward(inputs) if self._recorded_steps else None
+        if hidden is None:
+            hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
         if self._prompt_logprobs:
             self._add_prompt_logprobs(output, inputs, hidden, req_ids)
         self.batch.num_computed[rows] += num_scheduled
@@ -93,7 +95,7 @@ class ModelRunner:
         bitmask: Callable[[], torch.Tensor | None],
     ) -> PendingOutput | None:
         """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
-        logits = self._recorded_steps.run(rows) if self._recorded_steps else None
+        logits = self._recorded_steps.decode(rows) if self._recorded_steps else None
         if logits is None:
             return None
         self.batch.num_computed[rows] += 1

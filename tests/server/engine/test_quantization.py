@@ -110,4 +110,4 @@ def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() 
         outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called)]
         ours, theirs = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in one] for one in outputs)
         assert ours == theirs
-    assert set(steps._programs) == {1, 2, 3, 4}
+    assert set(steps._decodes) == {1, 2, 3, 4} and steps._forwards
