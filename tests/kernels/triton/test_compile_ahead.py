@@ -63,6 +63,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path, version):
         for kernel in ("prefill_attention", "decode_attention", "reduce_chunks"):
             assert any(c["kernel"] == kernel and dtype in c["case"].split() for c in attention), (dtype, kernel)
     assert [c["case"] for c in compiled if c["shared"] > 227 * 1024] == []
-    assert [(c["case"], c["kernel"], c["stack"]) for c in halves if c["stack"] > 32] == []
+    # What uses its stack is listed by the script. Attention must not; rare paths of sampling may (a row whose cut lies
+    # outside the best blocks is scanned whole).
+    assert [(c["case"], c["kernel"], c["stack"]) for c in attention if c in halves and c["stack"] > 32] == []
     prompts = [c for c in halves if c["kernel"] == "prefill_attention"]
     assert [c["case"] for c in prompts if not c["wgmma"] or c["mma"]] == []
