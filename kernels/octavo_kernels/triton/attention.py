@@ -106,7 +106,8 @@ def paged_attention(
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=configs.chunks_at_once(group_pad * head_pad), num_warps=4, **split, **shape,
+        GROUP_PAD=group_pad, BLOCK_C=configs.chunks_at_once(group_pad * head_pad),
+        num_warps=configs.reduce_warps(group_pad * head_pad), **split, **shape,
     )  # fmt: skip
     return out
 

@@ -130,3 +130,8 @@ def chunks_at_once(width: int) -> int:
 
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
+
+
+def reduce_warps(elements: int) -> int:
+    """Warps for sums of ``elements`` float32: at most 64 of them a thread, or they would not stay in registers."""
+    return max(4, min(16, elements // 2048))
