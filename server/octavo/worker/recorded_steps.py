@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo import platform
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
@@ -82,6 +83,7 @@ class RecordedSteps:
             logger.info("steps run one operation at a time: %s", error)
             self._possible = False
             return None
+        platform.trim_memory()  # recording keeps every intermediate result until it ends
         return result
 
     def _fill_decode(self, rows: np.ndarray) -> None:
