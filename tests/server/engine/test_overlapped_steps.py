@@ -32,14 +32,14 @@ def test_overlapping_changes_no_bit(case: str, tiny_checkpoints: dict[str, Path]
 def test_sequences_that_end_or_are_aborted_leave_nothing_to_those_after_them(tiny_checkpoints: dict[str, Path]) -> None:
     """Rows, blocks and tokens under way of sequences that go are not seen by those that come, with the same ids too."""
     rng = random.Random(5)
-    llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False, max_num_seqs=4)
+    llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False, max_num_seqs=4, long_prefill_token_threshold=3)
     prompts = prompts_of("aborted", 12)
     params = [SamplingParams(temperature=0.8, seed=i, max_tokens=3 + i, ignore_eos=True) for i in range(12)]
     alone = [
         llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(prompts, params, strict=True)
     ]
     core = overlapped(llm).engine
-    ids = [f"r{i % 5}" for i in range(40)]
+    ids = [f"r{i % 5}" for i in range(120)]
     running: dict[str, int] = {}
     got: dict[str, list[int]] = {}
     finished = 0
@@ -50,7 +50,7 @@ def test_sequences_that_end_or_are_aborted_leave_nothing_to_those_after_them(tin
             prompt = prompts[which]
             request = llm._input.process(request_id, prompt, params[which])
             core.add_request(request)
-        elif running and rng.random() < 0.1:
+        elif running and rng.random() < 0.25:
             request_id = rng.choice(list(running))
             core.abort_requests([request_id])
             del running[request_id]
