@@ -142,7 +142,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def text() -> str:
-    return yaml.dump(manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+    # What holds nothing else stands on one line (flow style None): over half of the text would be indentation.
+    return yaml.dump(
+        manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
+    )
 
 
 if __name__ == "__main__":

@@ -7,9 +7,6 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-_NAME = {"type": "string", "maxLength": 317}
-_STRINGS = {"type": "array", "maxItems": 64, "items": {"type": "string", "maxLength": 253}}
-
 
 def obj(description: str, required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     out: Schema = {"type": "object", "properties": properties}
@@ -33,6 +30,10 @@ def listing(description: str, items: Schema, limit: int = 32) -> Schema:
 
 def integer(description: str, **limits: int) -> Schema:
     return {"description": description, "type": "integer", **limits}
+
+
+def strings(description: str) -> Schema:
+    return listing(description, {"type": "string", "maxLength": 253}, 64)
 
 
 def _key_in(description: str, name: str) -> Schema:
@@ -80,38 +81,41 @@ TOLERATION = obj(
     effect=text("Effect of the taint; absent: every effect.", "NoSchedule", "PreferNoSchedule", "NoExecute"),
     tolerationSeconds=integer("How long a NoExecute taint is tolerated."),
 )
-_REQUIREMENT = obj(
-    "",
-    ("key", "operator"),
-    key=_NAME,
-    operator=text("How the label is compared.", "In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
-    values=_STRINGS,
-)
+
+
+def _requirement(*operators: str) -> Schema:
+    return obj(
+        "",
+        ("key", "operator"),
+        key=text("Key of the label.", limit=317),
+        operator=text("How the label is compared.", *operators),
+        values=strings("What it is compared with; none for Exists and DoesNotExist."),
+    )
+
+
+_SETS = ("In", "NotIn", "Exists", "DoesNotExist")
+_REQUIREMENT = _requirement(*_SETS, "Gt", "Lt")
 LABEL_SELECTOR = obj(
     "Which objects, by their labels.",
-    matchLabels={"type": "object", "maxProperties": 32, "additionalProperties": {"type": "string", "maxLength": 63}},
-    matchExpressions=listing(
-        "Requirements that must all hold.",
-        obj(
-            "",
-            ("key", "operator"),
-            key=_NAME,
-            operator=text("How the label is compared.", "In", "NotIn", "Exists", "DoesNotExist"),
-            values=_STRINGS,
-        ),
-    ),
+    matchLabels={
+        "description": "Labels that must all be there.",
+        "type": "object",
+        "maxProperties": 32,
+        "additionalProperties": {"type": "string", "maxLength": 63},
+    },
+    matchExpressions=listing("Requirements that must all hold.", _requirement(*_SETS)),
 )
 _NODE_TERM = obj(
-    "",
+    "Which nodes.",
     matchExpressions=listing("Requirements on the node's labels.", _REQUIREMENT),
     matchFields=listing("Requirements on the node's fields.", _REQUIREMENT),
 )
 _POD_TERM = obj(
-    "",
+    "Which pods, and how near.",
     ("topologyKey",),
     labelSelector=LABEL_SELECTOR,
     namespaceSelector=LABEL_SELECTOR,
-    namespaces=_STRINGS,
+    namespaces=strings("Namespaces of those pods; absent: this one."),
     topologyKey=text("Label of nodes that make up one place, such as kubernetes.io/hostname."),
 )
 _WEIGHT = integer("1 to 100.", minimum=1, maximum=100)
@@ -165,7 +169,12 @@ NETWORK_PEER = obj(
     "",
     podSelector=LABEL_SELECTOR,
     namespaceSelector=LABEL_SELECTOR,
-    ipBlock=obj("Addresses.", ("cidr",), cidr=text("Such as 10.0.0.0/8.", limit=64), **{"except": {**_STRINGS}}),
+    ipBlock=obj(
+        "Addresses.",
+        ("cidr",),
+        cidr=text("Such as 10.0.0.0/8.", limit=64),
+        **{"except": strings("Ranges of it to leave out.")},
+    ),
 )
 EGRESS_RULE = obj("", to=listing("Where to; absent: anywhere.", NETWORK_PEER), ports=_PORTS)
 
@@ -173,15 +182,25 @@ EGRESS_RULE = obj("", to=listing("Where to; absent: anywhere.", NETWORK_PEER), p
 _SCALING_POLICY = obj(
     "",
     ("type", "value", "periodSeconds"),
-    type={"type": "string", "enum": ["Pods", "Percent"]},
-    value={"type": "integer", "minimum": 1},
-    periodSeconds={"type": "integer", "minimum": 1, "maximum": 1800},
+    type=text("What is counted.", "Pods", "Percent"),
+    value=integer("How many may come or go in a period.", minimum=1),
+    periodSeconds=integer("The period.", minimum=1, maximum=1800),
 )
-_SCALING_RULES = obj(
+
+
+def _scaling_rules(description: str, window: str) -> Schema:
+    tolerance = text("How far from the target the load may be before anything is done, such as 0.1.", limit=16)
+    return obj(
+        description,
+        stabilizationWindowSeconds=integer(window, minimum=0, maximum=3600),
+        selectPolicy=text("Which of several policies decides.", "Max", "Min", "Disabled"),
+        policies=listing("How fast; absent: the autoscaler's own.", _SCALING_POLICY, 10),
+        tolerance={**tolerance, "pattern": r"^(0?\.[0-9]+|[0-9]+m|0|1)$"},
+    )
+
+
+SCALING_BEHAVIOR = obj(
     "",
-    stabilizationWindowSeconds={"type": "integer", "minimum": 0, "maximum": 3600},
-    selectPolicy={"type": "string", "enum": ["Max", "Min", "Disabled"]},
-    policies={"type": "array", "maxItems": 10, "items": _SCALING_POLICY},
-    tolerance={"type": "string", "pattern": r"^(0?\.[0-9]+|[0-9]+m|0|1)$", "maxLength": 16},
+    scaleUp=_scaling_rules("When there is too much load.", "The load must last for so long; absent: 0."),
+    scaleDown=_scaling_rules("When there is too little.", "The load must be gone for so long; absent: 300."),
 )
-SCALING_BEHAVIOR = obj("", scaleUp=_SCALING_RULES, scaleDown=_SCALING_RULES)
