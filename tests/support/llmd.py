@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from octavo_operator import api
+from octavo_operator.store import Observed, Store
 
 Json = dict[str, Any]
 # On every LLMDeployment that tests make: the operator under test serves these alone, whatever else the cluster holds.
@@ -28,6 +29,17 @@ def parsed(name: str = "toy", namespace: str = "default", **spec: Any) -> api.LL
     out = manifest(name, namespace, **spec)
     out["metadata"] |= {"uid": "11111111-2222-3333-4444-555555555555", "generation": 1}
     return api.LLMDeployment.from_json(out)
+
+
+def store_of(*pods: Json, status: Json | None = None, **spec: Any) -> Store:
+    """What the operator knows of one autoscaled LLMDeployment and its pods."""
+    store = Store()
+    body = manifest("toy", **{"autoscaling": {"maxReplicas": 8}, **spec})
+    body["metadata"] |= {"uid": "u", "generation": 1, "resourceVersion": "1"}
+    store.put(Observed.of(api.KIND, api.API_VERSION, {**body, **({"status": status} if status else {})}))
+    for one in pods:
+        store.put(Observed.of("Pod", "v1", one))
+    return store
 
 
 def toy(image: str, *arguments: str, name: str = "toy", patches: tuple[Json, ...] = (), **spec: Any) -> Json:
