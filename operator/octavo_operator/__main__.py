@@ -27,7 +27,7 @@ async def run(config: OperatorConfig) -> int:
     controller = Controller(cluster, config, lease)
     watching = Watching(cluster, config, controller)
     autoscaler = Autoscaler(cluster, config, controller.store, lease.leading, controller.queue.add)
-    controller.scaling_problem = autoscaler.problem
+    controller.scaling = autoscaler.scaling
     controller.metrics.watch_decisions(autoscaler.reader.decisions)
     stop = asyncio.Event()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.apply import Applier, Leaving, NameTaken, NotLeading
+from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
@@ -40,7 +41,7 @@ class Controller:
         self.knows_all = asyncio.Event()
         self.metrics = Metrics(self, config.resync_seconds)
         cluster.on_answer = self.metrics.answered
-        self.scaling_problem: Callable[[LLMDeployment], Problem | None] = lambda _: None  # set by who knows
+        self.scaling: Callable[[LLMDeployment], Scaling] = lambda _: Scaling()  # set by who knows
 
     # What the watches tell.
 
@@ -147,7 +148,7 @@ class Controller:
 
     def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
         children = self.store.children((deployment.namespace, deployment.name))
-        scaling = self.scaling_problem(deployment)
+        scaling = self.scaling(deployment)
         return look(deployment, children, self._config, self._apis, time.time(), problem, scaling)
 
     async def _do(self, deployment: LLMDeployment, todo: Plan) -> tuple[Problem | None, bool]:

@@ -59,6 +59,7 @@ STATUS: dict[str, Any] = {
         "selector": {"type": "string", "description": "Labels of the pods, for autoscalers."},
         "url": {"type": "string", "description": "Address of the OpenAI API in the cluster."},
         "image": {"type": "string", "description": "Image that the pods run."},
+        "replicaCapacity": _count("Requests that one pod was seen to hold at once; autoscaling counts with it."),
         "conditions": {
             "type": "array",
             "description": "What can be said about it.",

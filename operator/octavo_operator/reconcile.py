@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
+from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem, claim_pending
 from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
@@ -49,10 +50,9 @@ def look(
     apis: frozenset[str],
     now: float,
     problem: Problem | None = None,
-    scaling_problem: Problem | None = None,
+    scaling: Scaling = Scaling(),
 ) -> Outcome:
-    """`problem`: what went wrong when this was tried last, to be said along with the rest; `scaling_problem`: what
-    keeps it from being scaled."""
+    """`problem`: what went wrong when this was tried last, to be said along with the rest."""
     if deployment.deleting:
         return Outcome()
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
@@ -88,7 +88,7 @@ def look(
     if problem is None:
         problem, claim_again = claim_pending(claim, pods, now)
         again = min((one for one in (again, claim_again) if one is not None), default=None)
-    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling_problem, apis)
+    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

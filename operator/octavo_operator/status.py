@@ -10,12 +10,13 @@ Degraded      something is wrong, with its cause
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import LLMDeployment, Unreadable
-from octavo_operator.autoscaling.condition import autoscaler_ready
+from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
+from octavo_operator.autoscaling.decision import noted
 from octavo_operator.diagnosis import Problem, diagnose, worst
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
@@ -40,7 +41,7 @@ class Observation:
     problem: Problem | None = None
     made_room: bool = False
     autoscaler: Json | None = None  # the HorizontalPodAutoscaler or ScaledObject
-    scaling_problem: Problem | None = None
+    scaling: Scaling = field(default_factory=Scaling)
     apis: frozenset[str] = frozenset()  # optional kinds that the cluster has
 
 
@@ -51,7 +52,7 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     conditions = [_available(deployment, counts, problem), _progressing(deployment, seen, problem), _degraded(problem)]
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
-    if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling_problem, seen.apis):
+    if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling.problem, seen.apis):
         conditions.insert(-1, _condition("AutoscalerReady", *verdict))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
     _stamp(conditions, deployment, now)
@@ -63,6 +64,10 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     }
     if image := _image(seen.live):
         out["image"] = image
+    if deployment.spec.autoscaling and (
+        capacity := noted(deployment.status.get("replicaCapacity"), seen.scaling.capacity)
+    ):
+        out["replicaCapacity"] = capacity
     return out
 
 
@@ -80,7 +85,11 @@ def unreadable_status(deployment: Unreadable, live: Json | None, now: float) -> 
         _degraded(problem),
     ]
     _stamp(conditions, deployment, now)
-    kept = {name: value for name, value in deployment.status.items() if name in ("selector", "url", "image")}
+    kept = {
+        name: value
+        for name, value in deployment.status.items()
+        if name in ("selector", "url", "image", "replicaCapacity")
+    }
     return {**_counts(deployment, counts), **kept, "conditions": conditions}
 
 

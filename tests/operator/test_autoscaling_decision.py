@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.autoscaling.decision import decide, estimate, learn
+from octavo_operator.autoscaling.decision import decide, estimate, learn, noted
 from octavo_operator.autoscaling.page import Load
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import render
@@ -103,6 +103,15 @@ def test_what_a_replica_holds_is_learnt() -> None:
     assert estimate([Load(5, 0, kv_usage=0.01, max_running=64)]) == 64
     assert estimate([Load(0, 0)], 16) == 16
     assert estimate([Load(5, 0)]) is None
+
+
+@given(st.one_of(st.none(), st.integers(1, 500)), st.floats(1, 500))
+def test_a_status_tells_of_what_is_learnt_and_does_not_chatter(before: int | None, capacity: float) -> None:
+    said = noted(before, capacity)
+    assert said is not None
+    assert abs(said - capacity) <= max(0.75, said / 10, (before or 0) / 10)
+    assert noted(said, capacity) == said
+    assert noted(before, None) == before, "an operator that has just begun has nothing to add"
 
 
 # What is rendered.

@@ -79,9 +79,13 @@ def scaled(fleet: Fleet, **more: Any) -> dict[str, Any]:
     return fleet.manifest(toy("example.com/none:1", autoscaling=autoscaling))
 
 
+def status(api: Api, namespace: str) -> dict[str, Any]:
+    body = api.call("GET", f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments/toy")
+    return body.get("status") or {}
+
+
 def condition(api: Api, namespace: str, kind: str = "AutoscalerReady") -> dict[str, Any]:
-    status = api.call("GET", f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments/toy").get("status") or {}
-    return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
+    return next((one for one in status(api, namespace).get("conditions") or [] if one["type"] == kind), {})
 
 
 def replicas(api: Api, namespace: str) -> int:
@@ -155,6 +159,7 @@ def test_an_operator_that_dies_in_a_burst_costs_no_replica(
     fleet.request_seconds = 3.0
     fleet.rate = 4.0  # 12 in flight, 3 replicas' worth
     eventually(lambda: replicas(api, nodes) >= 3, 30)
+    eventually(lambda: status(api, nodes)["replicaCapacity"] == fleet.capacity, 10)
     with Watch(api, nodes) as watch:
         scaling.kill()
         time.sleep(3 * SYNC_SECONDS + 4)

@@ -17,6 +17,7 @@ from support.llmd import parsed, store_of
 
 from octavo_operator.autoscaling.page import BadPage, Load, parse
 from octavo_operator.autoscaling.reader import DEADLINE_SECONDS, NoReading, Reader, places
+from octavo_operator.store import Store
 
 PAGE = b"""# HELP vllm:num_requests_running Sequences
 # TYPE vllm:num_requests_running gauge
@@ -278,6 +279,30 @@ def test_fifty_silent_pods_cost_no_more_than_one(engine: Callable[..., int]) -> 
         assert len({id(decision) for decision in decisions}) == 1, "one reading for all who ask"
         assert decisions[0].needed > 1, "what can be read still adds replicas"
         await reader.close()
+
+    asyncio.run(run())
+
+
+def test_an_operator_that_starts_knows_what_a_replica_holds(engine: Callable[..., int]) -> None:
+    """Three full replicas and no queue: by what is configured, one could take all of it."""
+    full = b"vllm:num_requests_running 8\nvllm:num_requests_waiting 0\noctavo:max_num_seqs 64\n"
+    queue = b"vllm:num_requests_running 8\nvllm:num_requests_waiting 30\noctavo:max_num_seqs 64\n"
+
+    async def needed(store: Store, told: list[Any]) -> int:
+        reader = Reader(store, told.append)
+        decision = await reader.read(KEY)
+        await reader.close()
+        return decision.needed
+
+    async def run() -> None:
+        port, told = engine("page", queue), []
+        await needed(store_of(pod("a", port=port), replicas=1), told)
+        assert told == [KEY], "learnt, and worth a word in the status"
+        port, told = engine("page", full), []
+        pods = [pod(name, port=port) for name in "abc"]
+        assert await needed(store_of(*pods, replicas=3), []) == 1, "nothing is known of them"
+        assert await needed(store_of(*pods, replicas=3, status={"replicaCapacity": 8}), told) == 3
+        assert told == [], "known already"
 
     asyncio.run(run())
 

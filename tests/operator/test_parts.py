@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
 
+from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.cluster import ApiError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import refusal
@@ -325,6 +326,16 @@ def test_times_of_conditions_change_with_their_status_alone() -> None:
     deployment.status.update(first)
     assert expected_status(deployment, Observation(None, []), "cluster.local", 100.0) == first
     assert events(first, first) == []
+
+
+def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
+    deployment = parsed(autoscaling={"maxReplicas": 4})
+    learnt = Observation(None, [], scaling=Scaling(capacity=8.2))
+    assert "replicaCapacity" not in expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
+    deployment.status.update(expected_status(deployment, learnt, "cluster.local", 0.0))
+    assert deployment.status["replicaCapacity"] == 8
+    assert expected_status(deployment, Observation(None, []), "cluster.local", 0.0)["replicaCapacity"] == 8
+    assert "replicaCapacity" not in expected_status(parsed(), learnt, "cluster.local", 0.0)
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))

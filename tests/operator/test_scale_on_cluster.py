@@ -44,7 +44,8 @@ def crowd(cluster: Cluster, namespace: str, operator: Any, request: pytest.Fixtu
     path = f"/api/v1/namespaces/{foreign}/pods"
     everywhere(cluster, lambda client, number: client.call("POST", path, stranger(number), timeout=60), range(FOREIGN))
     yield namespace
-    cluster.kubectl("delete", "llmd", "--all", "-n", namespace, "--timeout=60s")
+    patience = 60 + COUNT // 2
+    cluster.kubectl("delete", "llmd", "--all", "-n", namespace, f"--timeout={patience}s", timeout=patience + 10)
 
 
 def everywhere(

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from aiohttp import web
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.autoscaling.metrics_api import MetricsApi, queue_depth_route
 from octavo_operator.autoscaling.reader import Reader
 from octavo_operator.autoscaling.registration import Registration
 from octavo_operator.cluster import Cluster
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
 from octavo_operator.store import Key, Store
 
 
@@ -37,13 +37,14 @@ class Autoscaler:
         """For the plain HTTP port."""
         return [queue_depth_route(self.reader, self._leading)]
 
-    def problem(self, deployment: LLMDeployment) -> Problem | None:
-        """What keeps this LLMDeployment from being scaled, as far as it is ours."""
+    def scaling(self, deployment: LLMDeployment) -> Scaling:
+        """How it stands, as far as it is ours."""
         autoscaling = deployment.spec.autoscaling
         if autoscaling is None:
-            return None
+            return Scaling()
         ours = self._registration.problem if autoscaling.provider == "hpa" else None
-        return ours or self.reader.problem((deployment.namespace, deployment.name))
+        key = (deployment.namespace, deployment.name)
+        return Scaling(ours or self.reader.problem(key), self.reader.capacity(key))
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.diagnosis import Problem
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What autoscaling tells of one LLMDeployment: what keeps it from being scaled, and how many requests a replica
+    has been seen to hold."""
+
+    problem: Problem | None = None
+    capacity: float | None = None
+
+
 Verdict = tuple[bool | None, str, str]  # status, reason, message
 
 

@@ -23,7 +23,8 @@ to ten of them.
 
 `capacity` is learnt. A replica that has requests waiting holds exactly what it runs, whatever limits it: sequences,
 KV memory, or tokens a step. That is remembered, and raised when more are seen to run. Before anything has waited it is
-what the engine is configured for, or what its KV memory would take of requests like those now running.
+what the engine is configured for, or what its KV memory would take of requests like those now running. The status says
+it, so that an operator that starts knows it again: by what is configured it would take replicas away that are full.
 
 What is not known never takes a replica away: while a pod that might hold requests cannot be asked, or is loading, the
 fleet is kept as it is at least. It may grow.
@@ -74,6 +75,13 @@ def learn(known: float | None, loads: Sequence[Load]) -> float | None:
     if known is None:
         return None
     return max([known, *(load.running for load in loads)])
+
+
+def noted(before: int | None, capacity: float | None) -> int | None:
+    """What a status that says `before` should say: small changes are not worth a write."""
+    if capacity is None or (before and abs(capacity - before) < max(0.75, before / 10)):
+        return before
+    return max(round(capacity), 1)
 
 
 def estimate(loads: Sequence[Load], configured: float | None = None) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from octavo_operator.api import KIND, LLMDeployment, SpecError
-from octavo_operator.autoscaling.decision import Decision, decide, estimate, learn
+from octavo_operator.autoscaling.decision import Decision, decide, estimate, learn, noted
 from octavo_operator.autoscaling.page import MAX_BYTES, BadPage, Load, parse
 from octavo_operator.diagnosis import Problem, diagnose
 from octavo_operator.render import names
@@ -65,7 +65,7 @@ class _Memory:
 
 
 class Reader:
-    """`changed` is called with a key whose `problem` has come, changed or gone."""
+    """`changed` is called with a key whose `problem` has come, changed or gone, or whose `capacity` is worth noting."""
 
     def __init__(self, store: Store, changed: Callable[[Key], None], clock: Callable[[], float] = time.monotonic):
         self._store, self._changed, self._clock = store, changed, clock
@@ -93,6 +93,11 @@ class Reader:
         """What the last reading met."""
         memory = self._memory.get(key)
         return memory.problem if memory else None
+
+    def capacity(self, key: Key) -> float | None:
+        """How many requests a replica holds at once, as far as that has been learnt."""
+        memory = self._memory.get(key)
+        return memory.capacity if memory else None
 
     def decisions(self) -> dict[Key, Decision]:
         """The last ones, for the metrics."""
@@ -135,11 +140,13 @@ class Reader:
             task.exception()  # whoever asked has been told; nobody may have
 
     async def _read(self, key: Key, memory: _Memory) -> Decision:
-        before = memory.problem
+        before, deployment = memory.problem, self.deployment(key)
+        said = deployment.status.get("replicaCapacity") if deployment else None
         try:
-            deployment = self.deployment(key)
             if deployment is None:
                 raise NoReading(Problem("NotFound", f"there is no {KIND} {key[1]} with spec.autoscaling"))
+            if memory.capacity is None:
+                memory.capacity = said  # by an operator before this one
             decision, loads = await self._look(deployment, memory)
             if decision.needed > deployment.replicas:
                 # Requests that have just arrived wait for one step of the engine; that is no reason to add a replica.
@@ -154,7 +161,7 @@ class Reader:
             memory.decision, memory.read_at = None, self._clock()
             raise
         finally:
-            if memory.problem != before:
+            if memory.problem != before or noted(said, memory.capacity) != said:
                 self._changed(key)
 
     async def _look(self, deployment: LLMDeployment, memory: _Memory) -> tuple[Decision, list[Load]]:
