@@ -95,7 +95,7 @@ def linears(rows_of: list[int], repeats: int, limit: dict[str, float]) -> list[d
                 outputs[:] = [cpu.quantized_linear(inputs[p.width], p) for p in layers]
                 return outputs
 
-            _, program = cpu.record(step)
+            program = cpu.record(step)
             report(name, rows, best(program.replay, repeats), sum(p.nbytes for p in layers), terms)
     shapes = SHAPES * LAYERS + [(VOCAB, HIDDEN)]
     int8_weights = [torch.randint(-127, 128, (n, k), dtype=torch.int8).t() for n, k in shapes]
@@ -205,7 +205,7 @@ def steps(rows_of: list[int], repeats: int, length: int = 192) -> list[dict[str,
             def step(model=model, ids=ids, positions=positions, caches=caches, metadata=metadata) -> Tensor:
                 return model.step(ids, positions, caches, metadata)
 
-            _, program = cpu.record(step)
+            program = cpu.record(step)
             eager, replayed = best(step, repeats), best(program.replay, repeats)
             print(
                 f"  4-bit weights, {terms} term(s) {rows:4d} rows   called {eager * 1e3:7.2f} ms   replayed "

@@ -86,22 +86,48 @@ def test_replaying_is_running(threads, count):
     recorded, plain = Decoder(), Decoder()
     recorded.fill(0)
     plain.fill(0)
-    first, program = cpu.record(recorded.step)
-    assert torch.equal(first, plain.step())
-    for seed in range(1, 8):
+    program = cpu.record(recorded.step)
+    assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True)), "recording computes"
+    for seed in range(8):
         rows = ROWS if seed % 2 else seed % ROWS + 1
         recorded.fill(seed, rows)
         plain.fill(seed, rows)
         program.replay()
-        assert torch.equal(first[:rows], plain.step()[:rows])
+        assert torch.equal(program.outputs[:rows], plain.step()[:rows])
         assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
+
+
+def test_a_program_does_smaller_steps_too(threads):
+    """Rows and sequences beyond those asked for are neither read nor written, whatever lies there."""
+    threads(2)
+    recorded, plain = Decoder(), Decoder()
+    program = cpu.record(recorded.step)
+    for seed in range(1, 9):
+        rows = seed % ROWS + 1
+        recorded.fill(seed, rows)
+        plain.fill(seed, rows)
+        recorded.ids[rows:], recorded.positions[rows:] = -1, 10**9
+        recorded.metadata.slot_mapping[rows:] = 10**9
+        recorded.metadata.seq_lens[rows:] = 10**9
+        recorded.metadata.query_start_loc[rows + 1 :] = 10**9
+        program.outputs.fill_(7)
+        program.replay(rows, rows)
+        assert torch.equal(program.outputs[:rows], plain.step()[:rows])
+        assert (program.outputs[rows:] == 7).all()
+        assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
+
+
+def test_operations_of_other_heights_are_refused():
+    decoder = Decoder()
+    with pytest.raises(cpu.RecordingError, match="number of rows"):
+        cpu.record(lambda: [decoder.step(), octavo_kernels.rms_norm(decoder.table[:2], decoder.norm, 1e-5)])
 
 
 def test_intermediate_results_share_memory():
     """The arena holds what is needed at one time, not every layer's results side by side."""
     decoder = Decoder()
     decoder.fill(0)
-    _, program = cpu.record(decoder.step)
+    program = cpu.record(decoder.step)
     arena = program._memory[0].numel()
     row_bytes = 4 * (2 * INNER + 3 * HIDDEN + (HEADS + 2 * KV_HEADS) * HEAD_SIZE)
     assert arena < 2 * ROWS * row_bytes
@@ -113,7 +139,7 @@ def test_programs_share_an_arena(threads):
     decoders, arena = [Decoder(0), Decoder(1)], cpu.Arena()
     for decoder in decoders:
         decoder.fill(0)
-    programs = [cpu.record(decoder.step, arena)[1] for decoder in decoders]
+    programs = [cpu.record(decoder.step, arena) for decoder in decoders]
     assert all(p.outputs.untyped_storage().data_ptr() == arena.take(0).data_ptr() for p in programs)
     for seed in range(1, 7):
         decoder, program = decoders[seed % 2], programs[seed % 2]
@@ -128,7 +154,7 @@ def test_foreign_operations_are_refused_by_name():
     with pytest.raises(cpu.RecordingError, match="aten::mul"):
         cpu.record(lambda: decoder.step() * 2)
     with pytest.raises(cpu.RecordingError, match="already"):
-        cpu.record(lambda: cpu.record(decoder.step)[0])
+        cpu.record(lambda: cpu.record(decoder.step).outputs)
     cpu.record(decoder.step)  # an attempt that failed leaves nothing behind
 
 
@@ -145,15 +171,15 @@ def test_without_the_library_nothing_is_recorded():
 def test_a_program_can_be_taken_apart_by_kind():
     decoder = Decoder()
     decoder.fill(0)
-    _, program = cpu.record(decoder.step)
+    program = cpu.record(decoder.step)
     parts = program.by_kind()
     assert {"embedding", "quantize", "quantized_linear", "rope_and_cache", "paged_attention", "rms_norm"} <= set(parts)
-    assert sum(len(part._operations) for part in parts.values()) == len(program._operations)
+    assert sum(len(part._words) for part in parts.values()) == len(program._words)
     for part in parts.values():
         part.replay()
     named = program.by_kind(lambda kind, number: f"{kind} {number % 4}" if kind == "quantized_linear" else "other")
     assert set(named) == {"other", *(f"quantized_linear {number}" for number in range(4))}
-    assert sum(len(part._operations) for part in named.values()) == len(program._operations)
+    assert sum(len(part._words) for part in named.values()) == len(program._words)
 
 
 def test_recording_does_not_import_the_compiler():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import struct
 from functools import cache
 from pathlib import Path
@@ -21,23 +22,30 @@ logger = logging.getLogger("octavo_kernels")
 
 ISA_ENV = "OCTAVO_CPU_ISA"
 
-# Operation -> opcode and argument layout, as in csrc/team.c and csrc/ops.h: "P" address, "q" integer, "d" float.
+# Operation -> opcode and argument layout, as in csrc/team.c and csrc/ops.h: "P" address, "R" number of the step's rows,
+# "S" number of its sequences, "q" another integer, "d" float.
 _OPS = {
-    "rms_norm": (0, "PPPPPqqqd"),
-    "silu_and_mul": (1, "PPqqq"),
-    "rope_and_cache": (2, "PPPPPPPP" + "q" * 10 + "d"),
-    "paged_attention": (3, "PPPPPP" + "q" * 12 + "dd"),
+    "rms_norm": (0, "PPPPPRqqd"),
+    "silu_and_mul": (1, "PPRqq"),
+    "rope_and_cache": (2, "PPPPPPPPR" + "q" * 9 + "d"),
+    "paged_attention": (3, "PPPPPPRRS" + "q" * 9 + "dd"),
     "copy_blocks": (4, "PPqqqq"),
-    "quantize": (5, "PPPPPP" + "q" * 6 + "d"),
-    "quantized_linear": (6, "PPPPP" + "q" * 9),
-    "quantized_embedding": (7, "PPP" + "q" * 7),
-    "embedding": (8, "PPPqqq"),
+    "quantize": (5, "PPPPPPqR" + "q" * 4 + "d"),
+    "quantized_linear": (6, "PPPPPR" + "q" * 8),
+    "quantized_embedding": (7, "PPPR" + "q" * 6),
+    "embedding": (8, "PPPRqq"),
     "read_memory": (9, "PPq"),
     "dot_products": (10, "Pq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
-# Opcode -> which of its arguments are addresses.
-ADDRESSES = {code: [i for i, kind in enumerate(layout) if kind == "P"] for code, layout in _OPS.values()}
+
+
+def _arguments(letter: str) -> dict[int, list[int]]:
+    """Opcode -> which of its arguments are of that kind."""
+    return {code: [i for i, kind in enumerate(layout) if kind == letter] for code, layout in _OPS.values()}
+
+
+ADDRESSES, ROWS, SEQUENCES = _arguments("P"), _arguments("R"), _arguments("S")
 
 
 class Library:
@@ -45,14 +53,14 @@ class Library:
 
     def __init__(self, path: Path, isa: str) -> None:
         self.path, self.isa = path, isa
-        self.recorder: list[bytes] | None = None  # a list that takes a copy of what is run, see recording.py
+        self.recorder: list[bytes] | None = None  # a list that takes what would be run, see recording.py
         library = ctypes.CDLL(str(path))
         self._run = library.oct_run
-        self._run.argtypes = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int)
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
         self._run.restype = ctypes.c_int64
         _share_openmp(library)
         self._packers = {
-            name: (struct.Struct("=qq" + layout.replace("P", "q")), code, len(layout))
+            name: (struct.Struct("=qq" + re.sub("[PRS]", "q", layout)), code, len(layout))
             for name, (code, layout) in _OPS.items()
         }
 
@@ -64,7 +72,12 @@ class Library:
         """Run packed operations on ``threads`` (torch's number by default) of the OpenMP threads that torch uses."""
         if self.recorder is not None:
             self.recorder.append(program)
-        bad = self._run(program, len(program) // 8, threads or torch.get_num_threads())
+        else:
+            self.run_at(program, len(program) // 8, threads)
+
+    def run_at(self, program: bytes | int, words: int, threads: int | None = None) -> None:
+        """`run` for packed operations that may also be given by their address."""
+        bad = self._run(program, words, threads or torch.get_num_threads())
         if bad:
             raise RuntimeError(f"{self.path.name} does not know the operation at word {bad - 1}: rebuild the kernels")
 

@@ -1,24 +1,25 @@
 """Record a step once, replay it with one call: the CPU's counterpart of a CUDA graph.
 
 A step of a small model is some 300 calls of a few microseconds of arithmetic each, and Python costs as much again. A
-recording keeps the packed operations of one run; replaying hands them to the threads as one program, without Python and
+recording keeps the packed operations of one step; replaying hands them to the threads as one program, without Python and
 without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written
 where they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
+Unlike a CUDA graph a program also does smaller steps than the one that was recorded, and recording computes nothing.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo_kernels.cpu.library import ADDRESSES, NAMES, Library
+from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Library
 from octavo_kernels.cpu.runtime import get_library
 
 T = TypeVar("T")
@@ -31,33 +32,56 @@ class RecordingError(RuntimeError):
     """The step cannot be recorded; the message names the operation that stands in the way."""
 
 
-class Program:
-    """A recorded step. What it returned is in ``outputs``; its tensors are filled anew by every `replay`."""
+class Program(Generic[T]):
+    """A recorded step. ``outputs`` is what it returned; every `replay` fills those tensors."""
 
-    def __init__(self, library: Library, operations: bytes, outputs: Any, memory: tuple[Tensor, ...]) -> None:
-        self._library, self._operations, self._memory = library, operations, memory
+    def __init__(self, library: Library, words: np.ndarray, outputs: T, memory: tuple[Tensor, ...]) -> None:
+        """``words`` int64: the packed operations. ``memory``: what must live as long as the program."""
+        self._library, self._words, self._memory = library, words, memory
+        self._address = words.ctypes.data
+        self._rows, self._sequences = _places(words, ROWS), _places(words, SEQUENCES)
         self.outputs = outputs
 
-    def replay(self, threads: int | None = None) -> None:
-        """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive."""
-        self._library.run(self._operations, threads)
+    def replay(self, rows: int | None = None, sequences: int | None = None, threads: int | None = None) -> None:
+        """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive.
 
-    def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program]:
+        ``rows``, ``sequences``: only that many of those that it was recorded with; None: as many as the last time.
+        """
+        if rows is not None:
+            self._words[self._rows] = rows
+        if sequences is not None:
+            self._words[self._sequences] = sequences
+        self._library.run_at(self._address, len(self._words), threads)
+
+    def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program[None]]:
         """The operations of each kind as a program of its own, to see where the time goes. Results are meaningless.
 
         ``label`` may tell apart what is of one kind: it is given the kind and how many of it came before.
         """
-        kinds: dict[str, bytes] = {}
+        kinds: dict[str, list[np.ndarray]] = {}
         seen: Counter[str] = Counter()
-        at = 0
-        while at < len(self._operations):
-            code, words = struct.unpack_from("=qq", self._operations, at)
-            end = at + 16 + words * 8
-            name = label(NAMES[code], seen[NAMES[code]])
-            seen[NAMES[code]] += 1
-            kinds[name] = kinds.get(name, b"") + self._operations[at:end]
-            at = end
-        return {name: Program(self._library, part, None, self._memory) for name, part in kinds.items()}
+        for at, end in _operations(self._words):
+            name = NAMES[int(self._words[at])]
+            kinds.setdefault(label(name, seen[name]), []).append(self._words[at:end])
+            seen[name] += 1
+        return {
+            name: Program(self._library, np.concatenate(parts), None, self._memory) for name, parts in kinds.items()
+        }
+
+
+def _operations(words: np.ndarray) -> list[tuple[int, int]]:
+    """Where each operation begins and ends."""
+    found, at = [], 0
+    while at < len(words):
+        found.append((at, at := at + 2 + int(words[at + 1])))
+    return found
+
+
+def _places(words: np.ndarray, arguments: dict[int, list[int]]) -> np.ndarray:
+    """int64 indices of the given arguments of all operations."""
+    return np.array(
+        [at + 2 + argument for at, _ in _operations(words) for argument in arguments[int(words[at])]], dtype=np.int64
+    )
 
 
 class Arena:
@@ -75,11 +99,11 @@ class Arena:
         return self._buffer
 
 
-def record(step: Callable[[], T], arena: Arena | None = None) -> tuple[T, Program]:
-    """Run ``step`` and record it: returns its result (a tensor, or a tuple or list of tensors) and the program.
+def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
+    """Record ``step``, which returns a tensor, or a tuple or list of tensors. Nothing is computed: `Program.replay` does.
 
-    Tensors that ``step`` reads must stay where they are; padding is told by the metadata's tensors, not by its numbers.
-    Without an ``arena``, replaying fills the very tensors that were returned; with one, ``Program.outputs`` lie in it.
+    Tensors that ``step`` reads must stay where they are. It is recorded with as many rows and sequences as there may
+    ever be: memory that smaller steps do not touch costs nothing. With an ``arena``, the outputs lie in it.
     Raises RecordingError when the step uses operations that are not this package's, or the C kernels are not there.
     """
     library = get_library()
@@ -97,9 +121,12 @@ def record(step: Callable[[], T], arena: Arena | None = None) -> tuple[T, Progra
         library.recorder = None
     if watch.foreign:
         raise RecordingError(f"the step uses torch's own {', '.join(sorted(watch.foreign))}: it cannot be recorded")
+    words = np.frombuffer(b"".join(operations), dtype=np.int64).copy()
+    if len(set(words[_places(words, ROWS)].tolist())) > 1:
+        raise RecordingError("the step's operations differ in their number of rows")
     outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
-    packed, memory, moved = _plan(b"".join(operations), watch.buffers, outputs, arena)
-    return result, Program(library, packed, moved[0] if isinstance(result, Tensor) else moved, (*memory, *moved))
+    memory, moved = _plan(words, watch.buffers, outputs, arena)
+    return Program(library, words, moved[0] if isinstance(result, Tensor) else moved, (*memory, *moved))  # type: ignore[arg-type]
 
 
 class _Watch(TorchDispatchMode):
@@ -134,44 +161,43 @@ def _is_view(result: Any, arguments: tuple[Any, ...]) -> bool:
 
 
 def _plan(
-    program: bytes, buffers: list[Tensor], outputs: list[Tensor], arena: Arena | None
-) -> tuple[bytes, list[Tensor], list[Tensor]]:
+    words: np.ndarray, buffers: list[Tensor], outputs: list[Tensor], arena: Arena | None
+) -> tuple[list[Tensor], list[Tensor]]:
     """Move the step's intermediate tensors into one piece of memory, where those share bytes that are not needed at the
-    same time; into a given ``arena`` move the outputs too.
+    same time; into a given ``arena`` move the outputs too. Changes the addresses in ``words``.
 
-    Returns the program with its addresses changed, the memory to keep, and where the outputs are then: a step touches a
-    few hundred kilobytes that stay in the cache instead of many megabytes.
+    Returns the memory to keep, and where the outputs are then: a step touches a few hundred kilobytes that stay in the
+    cache instead of many megabytes.
     """
-    words = list(struct.unpack(f"={len(program) // 8}q", program))
     results = {t.untyped_storage().data_ptr() for t in outputs}
     inner = sorted(
         (b for b in buffers if b.numel() and (arena or b.untyped_storage().data_ptr() not in results)),
         key=Tensor.data_ptr,
     )
     starts = [b.data_ptr() for b in inner]
+    sizes = [b.untyped_storage().nbytes() for b in inner]
     uses: list[tuple[int, int]] = []  # (word of the program, buffer)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
-    at = operation = 0
-    while at < len(words):
-        for argument in ADDRESSES[words[at]]:
-            address = words[at + 2 + argument]
+    operations = _operations(words)
+    values = words.tolist()
+    for operation, (at, _) in enumerate(operations):
+        for argument in ADDRESSES[values[at]]:
+            address = values[at + 2 + argument]
             index = bisect_right(starts, address) - 1
-            if index >= 0 and address < starts[index] + inner[index].untyped_storage().nbytes():
+            if index >= 0 and address < starts[index] + sizes[index]:
                 uses.append((at + 2 + argument, index))
                 first.setdefault(index, operation)
                 last[index] = operation
-        at += 2 + words[at + 1]
-        operation += 1
     for index, buffer in enumerate(inner):
         if buffer.untyped_storage().data_ptr() in results:
-            last[index] = operation  # read after the program's end
+            last[index] = len(operations)  # read after the program's end
     offsets: dict[int, int] = {}
     living: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
     size = 0
     for index in sorted(first, key=lambda i: first[i]):
         living = [item for item in living if item[2] >= first[index]]
-        need = -(-inner[index].untyped_storage().nbytes() // 64) * 64
+        need = -(-sizes[index] // 64) * 64
         offset = 0
         for start, end, _ in living:
             if offset + need <= start:
@@ -189,8 +215,8 @@ def _plan(
         index = bisect_right(starts, output.data_ptr()) - 1
         if index in offsets and output.untyped_storage().data_ptr() == starts[index]:
             at = base + offsets[index] - memory.data_ptr()
-            whole = memory[at : at + inner[index].untyped_storage().nbytes()].view(output.dtype)
+            whole = memory[at : at + sizes[index]].view(output.dtype)
             first_element = whole.storage_offset() + output.storage_offset()
             output = whole.as_strided(output.shape, output.stride(), first_element)
         moved.append(output)
-    return struct.pack(f"={len(words)}q", *words), [memory], moved
+    return [memory], moved

@@ -48,7 +48,9 @@ class ModelRunner:
         self.states = SamplingStates(max_num_seqs, vocab_size, device, self.samples_with_kernels)
         self.sampler = Sampler()
         self.kv_caches = kv_caches
-        self._recorded_steps = RecordedSteps(model, self.batch, kv_caches) if device.type == "cpu" else None
+        self._recorded_steps: RecordedSteps | None = None
+        if device.type == "cpu":
+            self._recorded_steps = RecordedSteps(model, self.batch, kv_caches, config.scheduler.max_num_batched_tokens)
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
         self.pooler = Pooler()
@@ -95,11 +97,11 @@ class ModelRunner:
         bitmask: Callable[[], torch.Tensor | None],
     ) -> PendingOutput | None:
         """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
-        logits = self._recorded_steps.decode(rows) if self._recorded_steps else None
-        if logits is None:
+        hidden = self._recorded_steps.decode(rows) if self._recorded_steps else None
+        if hidden is None:
             return None
         self.batch.num_computed[rows] += 1
-        return self._sample(output, logits, req_ids, rows, bitmask)
+        return self._sample(output, self._head(hidden), req_ids, rows, bitmask)
 
     def _update_rows(self, step: SchedulerOutput) -> None:
         for req_id in step.finished_req_ids:
@@ -161,7 +163,11 @@ class ModelRunner:
         """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
         padded = np.zeros(-(-len(indices) // self.row_multiple) * self.row_multiple, dtype=np.int64)
         padded[: len(indices)] = indices
-        return self.model.compute_logits(hidden[self._put(padded)])[: len(indices)]
+        return self._head(hidden[self._put(padded)])[: len(indices)]
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._recorded_steps.logits(hidden) if self._recorded_steps else None
+        return self.model.compute_logits(hidden) if logits is None else logits
 
     def _sample(
         self,

@@ -106,8 +106,8 @@ def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() 
     recorded, called = LLM(**options), LLM(**options)
     assert (steps := recorded.engine.executor.worker.runner._recorded_steps) is not None
     called.engine.executor.worker.runner._recorded_steps = None
-    for _ in range(2):  # the first pass records, the second replays
+    for _ in range(2):  # the second pass finds its prompts in the prefix cache
         outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called)]
         ours, theirs = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in one] for one in outputs)
         assert ours == theirs
-    assert set(steps._decodes) == {1, 2, 3, 4} and steps._forwards
+    assert steps._layers is not None and steps._head is not None
