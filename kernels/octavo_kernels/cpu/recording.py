@@ -1,8 +1,8 @@
 """Record a step once, replay it with one call: the CPU's counterpart of a CUDA graph.
 
 A step of a small model is some 300 calls of a few microseconds of arithmetic each, and Python costs as much again. A
-recording keeps the packed operations of one step; replaying hands them to the threads as one program, without Python and
-without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written
+recording keeps the packed operations of one step; replaying hands them to the threads as one program, without Python
+and without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written
 where they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
 Unlike a CUDA graph a program also does smaller steps than the one that was recorded, and recording computes nothing.
 """
@@ -100,7 +100,7 @@ class Arena:
 
 
 def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
-    """Record ``step``, which returns a tensor, or a tuple or list of tensors. Nothing is computed: `Program.replay` does.
+    """Record ``step``, which returns a tensor, or a tuple or list of tensors. Nothing is computed before a `replay`.
 
     Tensors that ``step`` reads must stay where they are. It is recorded with as many rows and sequences as there may
     ever be: memory that smaller steps do not touch costs nothing. With an ``arena``, the outputs lie in it.

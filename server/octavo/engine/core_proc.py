@@ -206,7 +206,10 @@ def main(directory: Path) -> int:
     import msgspec
     import zmq
 
-    import octavo.worker.worker  # noqa: F401
+    from octavo.platform import import_torch_quickly
+
+    import_torch_quickly()
+    import octavo.worker.worker
     from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
     from octavo.errors import OctavoError

@@ -44,8 +44,12 @@ class Sampler:
         if metadata.logprobs_rows is not None:
             raw = take_rows(logits, metadata.logprobs_rows).log_softmax(-1)
         self._process(logits, metadata)
-        invalid = ~torch.isfinite(logits.amax(-1))
-        sampled = self._sample(logits, metadata)
+        if metadata.plain is None and metadata.truncated is None:
+            sampled = _argmax(logits)
+            best = logits.gather(1, sampled.unsqueeze(1)).squeeze(1)  # NaN if there is one
+        else:
+            sampled, best = self._sample(logits, metadata), logits.amax(-1)
+        invalid = ~torch.isfinite(best)
         if metadata.append is not None:
             append_tokens(sampled, metadata.append, metadata.pool)
         logprobs = None if raw is None else self._logprobs(raw, sampled, metadata)
@@ -81,8 +85,6 @@ class Sampler:
 
     def _sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         greedy, plain, truncated = metadata.greedy_rows, metadata.plain, metadata.truncated
-        if plain is None and truncated is None:
-            return _argmax(logits)
         if self._noise is None:
             self._noise = GumbelNoise(logits.shape[1], logits.device)
         sampled = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)

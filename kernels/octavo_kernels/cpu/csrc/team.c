@@ -1,8 +1,14 @@
 #include "team.h"
 
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "ops.h"
 
@@ -14,7 +20,7 @@
 #define RELAX()
 #endif
 #define EXPORT __attribute__((visibility("default")))
-#define SPINS 4000  // then give the core away: threads may share one
+#define SPINS 4000  // some 50 us, then sleep: the thread that has the last item may be waiting for this very core
 
 typedef void (*op_fn)(const void *args, struct member *m);
 static const struct {
@@ -46,11 +52,35 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
     omp_num_threads = (int (*)(void))num_threads;
 }
 
+// Sleep until `done` may have reached `count`.
+static void sleep_until(struct team *t, atomic_uint *done, unsigned count) {
+#if defined(__linux__)
+    // All who sleep wait for the same phase: no thread is past it. Whoever does its last item either sees us here, or we
+    // see that it is done, or the system does, which compares once more.
+    atomic_store(&t->awaited, count);
+    atomic_fetch_add(&t->sleepers, 1);
+    unsigned seen = atomic_load(done);
+    if (seen < count) syscall(SYS_futex, done, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    atomic_fetch_sub(&t->sleepers, 1);
+#else
+    (void)t, (void)done, (void)count;
+    sched_yield();
+#endif
+}
+
+void team_wake(struct member *m) {
+#if defined(__linux__)
+    syscall(SYS_futex, &m->phase[m->size].value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+#else
+    (void)m;
+#endif
+}
+
 void team_wait(struct member *m, int64_t count) {
-    atomic_long *done = &m->phase[m->size].value;
-    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) < count;) {
-        if (++spins < SPINS) RELAX();
-        else sched_yield();
+    atomic_uint *done = &m->phase[m->size].value;
+    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) < (unsigned)count; spins++) {
+        if (spins < SPINS) RELAX();
+        else sleep_until(m->team, done, (unsigned)count);
     }
     m->phase += m->size + 1;
     m->robbed = 0;

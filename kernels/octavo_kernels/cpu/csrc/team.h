@@ -12,7 +12,7 @@
 #define MAX_PHASES 3  // of one operation
 
 struct counter {
-    _Alignas(64) atomic_long value;
+    _Alignas(64) atomic_uint value;
 };
 
 struct team {
@@ -22,6 +22,7 @@ struct team {
     size_t shared_bytes;
     const int64_t *program;
     int64_t words;
+    atomic_uint sleepers, awaited;  // threads asleep in team_wait, and for how many items
 };
 
 struct member {
@@ -37,14 +38,16 @@ static inline int64_t team_take(struct member *m, int64_t count) {
     for (; m->robbed < m->size; m->robbed++) {
         int owner = (m->rank + m->robbed) % m->size;
         int64_t begin = count * owner / m->size, end = count * (owner + 1) / m->size;
-        int64_t item = begin + atomic_fetch_add_explicit(&m->phase[owner].value, 1, memory_order_relaxed);
+        int64_t item = begin + (int64_t)atomic_fetch_add_explicit(&m->phase[owner].value, 1, memory_order_relaxed);
         if (item < end) return item;
     }
     return -1;
 }
+void team_wake(struct member *m);
 // To be called after each item that was taken.
 static inline void team_done(struct member *m) {
-    atomic_fetch_add_explicit(&m->phase[m->size].value, 1, memory_order_release);
+    unsigned done = atomic_fetch_add(&m->phase[m->size].value, 1) + 1;
+    if (atomic_load(&m->team->sleepers) && done >= atomic_load(&m->team->awaited)) team_wake(m);
 }
 // End a phase of `count` items: wait until all are done. Every operation ends each of its phases with this.
 void team_wait(struct member *m, int64_t count);
