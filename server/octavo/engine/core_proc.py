@@ -209,7 +209,7 @@ def main(directory: Path) -> int:
     from octavo.platform import import_torch_quickly
 
     import_torch_quickly()
-    import octavo.worker.worker
+    import octavo.worker.worker  # noqa: F401
     from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
     from octavo.errors import OctavoError

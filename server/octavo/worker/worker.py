@@ -23,8 +23,8 @@ from octavo.worker.profile import activation_peak
 
 logger = logging.getLogger(__name__)
 
-# Tokens in one step unless said otherwise. A CPU takes half a millisecond for each of a small model, and more of them at
-# a time would not make it faster: they only keep the decodes beside them waiting.
+# Tokens in one step unless said otherwise. A CPU takes half a millisecond for each of a small model, and more of them
+# at a time would not make it faster: they only keep the decodes beside them waiting.
 STEP_TOKENS = {"cpu": 192, "cuda": 2048}
 
 
