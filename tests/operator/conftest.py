@@ -19,7 +19,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
-from clusterrig import binaries
+from clusterrig import binaries, settings
+from clusterrig import cluster as rig
+from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, cluster, eventually, namespace  # noqa: F401
 from support.llmd import SESSION
 from support.tcp_proxy import Proxy
@@ -191,6 +193,24 @@ def namespaced(
     one.kill()
     helm("uninstall", name, "-n", SYSTEM, "--wait", "--timeout=60s")
     assert "Traceback" not in one.log(), "the operator met a defect of its own"
+
+
+@pytest.fixture
+def fake_nodes(cluster: Cluster, namespace: str) -> Iterator[Callable[..., None]]:  # noqa: F811
+    """Adds nodes on which pods only seem to run (`count`, `gpus`, `product`). They go after the namespace's pods, which
+    never finish going without their node, and neither does the namespace."""
+    if not cluster.is_rig:
+        pytest.skip("needs fake nodes")
+    places, names = settings.default_places(), set[str]()
+
+    def add(count: int = 1, *, gpus: int = 0, product: str = "none") -> None:
+        names.update(rig.add_fake_nodes(places, count, gpus=gpus, product=product, prefix=namespace))
+
+    yield add
+    api = Api(places)
+    api.call("DELETE", f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments")
+    eventually(lambda: not api.call("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"], 300)
+    cluster.kubectl("delete", "node", *names)
 
 
 @pytest.fixture

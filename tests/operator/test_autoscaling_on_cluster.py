@@ -8,15 +8,15 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from clusterrig import cluster as rig
 from clusterrig import settings
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
@@ -57,9 +57,8 @@ def scaling(operator: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def nodes(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> str:
-    names = rig.add_fake_nodes(settings.default_places(), 1, gpus=0, product="none", prefix=namespace)
-    request.addfinalizer(lambda: cluster.kubectl("delete", "node", *names))
+def nodes(namespace: str, fake_nodes: Callable[..., None]) -> str:
+    fake_nodes()
     return namespace
 
 
@@ -240,7 +239,8 @@ ENGINE_IMAGE = os.environ.get("OCTAVO_SERVER_IMAGE") or "octavo.dev/e2e/server:t
 
 def is_in_the_rig(image: str) -> bool:
     """Whether the kubelet can pull it from the rig's registry."""
-    name, _, tag = image.partition("/")[2].rpartition(":")
+    name, tag = re.split("[:@]", image.partition("/")[2], maxsplit=1)  # a tag, a digest, or both
+    tag = tag.rpartition("@")[2]
     kinds = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json"
     url = f"http://{settings.REGISTRY}/v2/{name}/manifests/{tag}"
     try:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from clusterrig import cluster as rig
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
@@ -213,13 +212,10 @@ def test_a_claim_does_not_exist(cluster: Cluster, namespace: str, degraded: Degr
 
 @pytest.mark.parametrize("patience", [0, 2])
 def test_a_rollout_goes_on_where_every_gpu_is_taken(
-    cluster: Cluster, namespace: str, patience: int, request: Any
+    cluster: Cluster, namespace: str, patience: int, fake_nodes: Callable[..., None]
 ) -> None:
-    if not cluster.is_rig:
-        pytest.skip("needs fake GPU nodes")
     product = f"SCARCE-{namespace}"
-    rig.add_fake_nodes(settings.default_places(), 1, gpus=1, product=product, prefix=namespace)
-    request.addfinalizer(lambda: cluster.kubectl("delete", "node", f"{namespace}-0"))
+    fake_nodes(gpus=1, product=product)
     spec: dict[str, Any] = {
         "accelerator": {"count": 1},
         "scheduling": {

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from clusterrig import cluster as rig
 from clusterrig import settings
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
@@ -38,16 +37,9 @@ def api() -> Api:
 
 
 @pytest.fixture
-def gpus(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> Gpus:
+def gpus(namespace: str, fake_nodes: Callable[..., None]) -> Gpus:
     """Gives the namespace a node with so many GPUs."""
-    if not cluster.is_rig:
-        pytest.skip("needs fake GPU nodes")
-
-    def add(count: int) -> None:
-        (name,) = rig.add_fake_nodes(settings.default_places(), 1, gpus=count, product=namespace, prefix=namespace)
-        request.addfinalizer(lambda: cluster.kubectl("delete", "node", name))
-
-    return add
+    return lambda count: fake_nodes(gpus=count, product=namespace)
 
 
 def model(namespace: str, name: str = "toy", version: str = "1", patience: int = 1, **spec: Any) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusterrig import cluster as rig
-from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
 
@@ -32,20 +30,15 @@ WRITES = ("create", "update", "patch", "delete")
 
 
 @pytest.fixture
-def crowd(cluster: Cluster, namespace: str, operator: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def crowd(cluster: Cluster, namespace: str, operator: Any, fake_nodes: Callable[..., None]) -> Iterator[str]:
     """A namespace for them, fake nodes, and another namespace full of pods that are none of ours."""
-    if not cluster.is_rig:
-        pytest.skip("needs fake nodes")
-    names = rig.add_fake_nodes(settings.default_places(), COUNT // 100 + 1, gpus=0, product="none", prefix=namespace)
-    request.addfinalizer(lambda: cluster.kubectl("delete", "node", *names))
+    fake_nodes(COUNT // 100 + 1)
     foreign = f"{namespace}-foreign"
     cluster.kubectl("create", "namespace", foreign)
-    request.addfinalizer(lambda: cluster.kubectl("delete", "namespace", foreign, "--wait=false"))
     path = f"/api/v1/namespaces/{foreign}/pods"
     everywhere(cluster, lambda client, number: client.call("POST", path, stranger(number), timeout=60), range(FOREIGN))
     yield namespace
-    patience = 60 + COUNT // 2
-    cluster.kubectl("delete", "llmd", "--all", "-n", namespace, f"--timeout={patience}s", timeout=patience + 10)
+    cluster.kubectl("delete", "namespace", foreign, "--wait=false")
 
 
 def everywhere(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from clusterrig import cluster as rig
 from clusterrig import prometheus, settings
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
@@ -32,11 +31,8 @@ def _needs_prometheus() -> None:
 
 
 @pytest.fixture
-def fleet(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    if not cluster.is_rig:
-        pytest.skip("needs fake nodes")
-    nodes = rig.add_fake_nodes(settings.default_places(), 1, gpus=0, product="none", prefix=namespace)
-    request.addfinalizer(lambda: cluster.kubectl("delete", "node", *nodes))
+def fleet(namespace: str, fake_nodes: Callable[..., None]) -> Iterator[Fleet]:
+    fake_nodes()
     with Fleet(Api(settings.default_places()), namespace, net=17) as one:
         yield one
 
