@@ -24,6 +24,12 @@ _FLAGS = "-O3 -std=gnu11 -fPIC -shared -fvisibility=hidden -fno-math-errno -fno-
 # Best first: the first one whose CPU flags (as in /proc/cpuinfo) are all there is used.
 _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "x86_64": {
+        "avx512bf16": (
+            "-march=x86-64-v4 -mavx512vnni -mavx512bf16",
+            frozenset(
+                {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma", "f16c"}
+            ),
+        ),
         "avx512": (
             "-march=x86-64-v4 -mavx512vnni",
             frozenset(

@@ -119,7 +119,10 @@ def best() -> tuple[Library | None, str]:
         raise ValueError(f"{ISA_ENV}={wanted!r} does not run on this CPU; choose one of {', '.join(isas) or 'none'}")
     if not isas:
         return None, f"there are no CPU kernels for {compiler.machine()}"
-    try:
-        return load(wanted or isas[0]), ""
-    except (compiler.BuildError, OSError) as error:
-        return None, str(error)
+    problem = ""
+    for isa in [wanted] if wanted else isas:  # an old compiler may not know the newest
+        try:
+            return load(isa), ""
+        except (compiler.BuildError, OSError) as error:
+            problem = problem or str(error)
+    return None, problem

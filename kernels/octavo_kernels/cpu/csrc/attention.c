@@ -9,10 +9,9 @@
 // position 0, every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, whether one
 // thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
 // are computed side by side, never in which order one row's terms are added.
+#include "attention_tile.h"
 #include "ops.h"
-#include "simd.h"
 
-#define TILE 64
 #define SPLIT 256
 #define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
 #define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
@@ -29,20 +28,6 @@ struct item {
     const char *q;
     char *out;
 };
-
-// The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
-// where they are, and asked for all at once they would stall the core for as long as the memory takes.
-struct ahead {
-    const void *const *rows;  // keys, then values
-    int64_t row, line, end, row_bytes;
-};
-INLINE void fetch(struct ahead *a, int64_t lines) {
-    while (lines-- > 0 && a->row < a->end) {
-        __builtin_prefetch((const char *)a->rows[a->row] + a->line, 0, 2);
-        a->line += 64;
-        if (a->line >= a->row_bytes) a->line = 0, a->row++;
-    }
-}
 
 // Scratch of one thread.
 struct work {
@@ -82,181 +67,39 @@ INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys
     return count;
 }
 
-INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
-    return d + VW <= head_size ? load_as(row, d, dtype) : load_part(row, d, head_size - d, dtype);
-}
-
-#if VW == 16
-#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif VW == 8
-#define LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define LOW 0, 4, 1, 5
-#define HIGH 2, 6, 3, 7
-#endif
-#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-
-// Transpose a VW x VW square in registers: interleaving rows i and i + VW / 2 log2(VW) times.
-INLINE void transpose_square(vf *r) {
-    vf t[VW];
-#pragma GCC unroll 4
-    for (int round = 1; round < VW; round *= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < VW / 2; i++) {
-            t[2 * i] = INTERLEAVE(r[i], r[i + VW / 2], LOW);
-            t[2 * i + 1] = INTERLEAVE(r[i], r[i + VW / 2], HIGH);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < VW; i++) r[i] = t[i];
-    }
-}
-
-// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work.
-INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int dtype,
-                           struct ahead *ahead) {
-    int64_t paired = dtype == BFLOAT16 ? head_size / (2 * VW) * (2 * VW) : 0;
-    for (int64_t j = 0; j < count; j += VW) {
-        vf r[VW];
-        for (int64_t d = 0; d < paired; d += 2 * VW) {
-#pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) r[i] = vload((const float *)((const uint16_t *)keys[j + i] + d));
-            transpose_square(r);
-#pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) {
-                vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
-                vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
-            }
-            fetch(ahead, VW * VW / 16);
-        }
-        for (int64_t d = paired; d < head_size; d += VW) {
-#pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) r[i] = load_row(keys[j + i], d, head_size, dtype);
-            transpose_square(r);
-#pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) vstore(kt + (d + i) * TILE + j, r[i]);
-            fetch(ahead, VW * VW / 32);
-        }
-    }
-}
-
-// s[mr][TILE] = q[mr][head_size] . kt, one accumulator a score, terms in order of the head's elements
-INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
-                   const int mr) {
-    for (int c = 0; c < TILE; c += NV * VW) {
-        vf sum[MR][NV] = {0};
-        for (int64_t d = 0; d < head_size; d++) {
-            if (mr < MR) fetch(ahead, 1);
-            vf k[NV];
-#pragma GCC unroll 4
-            for (int n = 0; n < NV; n++) k[n] = vload(kt + d * TILE + c + n * VW);
-#pragma GCC unroll 6
-            for (int i = 0; i < mr; i++) {
-                vf x = splat(q[i * depth + d]);
-#pragma GCC unroll 4
-                for (int n = 0; n < NV; n++) sum[i][n] = vfma(x, k[n], sum[i][n]);
-            }
-        }
-#pragma GCC unroll 6
-        for (int i = 0; i < mr; i++)
-#pragma GCC unroll 4
-            for (int n = 0; n < NV; n++) vstore(s + i * TILE + c + n * VW, sum[i][n]);
-    }
-}
-
-// acc[mr][nv vectors] += p[mr][from .. to] . values, terms in order of position
-INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
-                  int64_t to, int dtype, struct ahead *ahead, const int mr, const int nv) {
-    vf sum[MR][NV];
-#pragma GCC unroll 6
-    for (int i = 0; i < mr; i++)
-#pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
-    for (int64_t j = from; j < to; j++) {
-        if (mr < MR) fetch(ahead, 2);
-        vf v[NV];
-#pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) v[n] = load_as(values[j], d + n * VW, dtype);
-#pragma GCC unroll 6
-        for (int i = 0; i < mr; i++) {
-            vf x = splat(p[i * TILE + j]);
-#pragma GCC unroll 4
-            for (int n = 0; n < nv; n++) sum[i][n] = vfma(x, v[n], sum[i][n]);
-        }
-    }
-#pragma GCC unroll 6
-    for (int i = 0; i < mr; i++)
-#pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
-}
-
-INLINE void weigh_all(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
-                      int dtype, struct ahead *ahead, const int mr) {
-    int64_t d = 0;
-    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 4);
-    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 2);
-    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 1);
-}
-
-// Online softmax of one row: scores s[TILE] -> weights, with the row's maximum m, sum l and acc brought up to date.
-// Positions outside [from, to) of the tile are hidden.
-INLINE void soften(const struct paged_attention_args *a, float *s, int64_t from, int64_t to, float *m, float *l, float *acc,
-                   int64_t depth) {
-    const vf minus_infinity = splat(-INFINITY), scale = splat((float)a->scale);
-    vf x[TILE / VW], top = minus_infinity;
-    int whole = from <= 0 && to >= TILE;
-#pragma GCC unroll 16
-    for (int n = 0; n < TILE / VW; n++) {
-        x[n] = vload(s + n * VW) * scale;
-        if (a->softcap > 0) x[n] = splat((float)a->softcap) * vtanh(x[n] / splat((float)a->softcap));
-        if (!whole) {
-            vi j = lane_index() + splat_int(n * VW);
-            x[n] = vselect((j >= splat_int((int)from)) & (j < splat_int((int)to)), x[n], minus_infinity);
-        }
-        top = vmax(top, x[n]);
-    }
-    float highest = MAX(*m, vmax_all(top));
-    if (highest == -INFINITY) highest = 0.0f;  // nothing visible yet: weights become exp(-inf) = 0
-    if (highest != *m && *m != -INFINITY) {
-        float shrink = exp_one(*m - highest);
-        *l *= shrink;
-        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * splat(shrink));
-    }
-    vf sum = {0};
-#pragma GCC unroll 16
-    for (int n = 0; n < TILE / VW; n++) {
-        vf p = vexp(x[n] - splat(highest));
-        vstore(s + n * VW, p);
-        sum += p;
-    }
-    *l += vsum(sum);
-    if (from < to) *m = highest;
-}
-
 // Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
-INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int dtype,
+INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int kind,
                       const int mr) {
     float s[MR * TILE] __attribute__((aligned(64)));
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2, depth = it->depth;
     int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
     int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
     if (from >= TILE || to <= 0) return;
-    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+#if HAS_PAIRS
+    if (kind == PAIRS) pair_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+    else
+#endif
+        scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
         int64_t position = it->first_position + (r + i) / it->group - start;
-        soften(it->a, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i, w->l + r + i,
-               w->acc + (r + i) * depth, depth);
+        soften(scaling, softcap, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i,
+               w->l + r + i, w->acc + (r + i) * depth, depth);
     }
-    weigh_all(w->acc + r * depth, depth, s, values, from, to, dtype, &w->ahead, mr);
+#if HAS_PAIRS
+    if (kind == PAIRS) pair_weigh_all(w->acc + r * depth, depth, s, w->vt, from, to, mr);
+    else
+#endif
+        weigh_all(w->acc + r * depth, depth, s, values, from, to, kind, &w->ahead, mr);
 }
 
 static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
-                                                const void *const *values, int dtype) {
-#define CASE(n)                                                                  \
-    case n:                                                                      \
-        if (dtype == BFLOAT16) tile_rows(it, w, start, r, values, BFLOAT16, n);  \
-        else tile_rows(it, w, start, r, values, FLOAT32, n);                     \
+                                                const void *const *values, int kind) {
+#define CASE(n)                                                                                  \
+    case n:                                                                                      \
+        if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, values, PAIRS, n);            \
+        else if (kind == BFLOAT16) tile_rows(it, w, start, r, values, BFLOAT16, n);              \
+        else tile_rows(it, w, start, r, values, FLOAT32, n);                                     \
         break;
     switch (mr) {
         CASE(1)
@@ -280,11 +123,11 @@ static void visible(const struct item *it, int64_t *begin, int64_t *end) {
 // All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread turns to
 // afterwards, from position next_start on, if that is known.
 INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next,
-                   int64_t next_start, int kv_dtype) {
+                   int64_t next_start, int kind) {
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
-    const int pack = depth != head_size || (kv_dtype == BFLOAT16 && rows > MR);
+    const int pack = kind != PAIRS && (depth != head_size || (kind == BFLOAT16 && rows > MR));
     int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
@@ -298,19 +141,21 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             w->ahead.end = 2 * TILE;
         }
         const void *const *values = w->rows[now][1];
-        if (kv_dtype == BFLOAT16) transpose_keys(w->rows[now][0], w->kt, count, head_size, BFLOAT16, &w->ahead);
-        else transpose_keys(w->rows[now][0], w->kt, count, head_size, FLOAT32, &w->ahead);
+        transpose_keys(w->rows[now][0], w->kt, count, head_size, kind, &w->ahead);
+#if HAS_PAIRS
+        if (kind == PAIRS) pair_values(values, w->vt, depth);
+#endif
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
                 float *row = w->vt + j * depth;
-                for (int64_t d = 0; d < head_size; d += VW) vstore(row + d, load_row(values[j], d, head_size, kv_dtype));
+                for (int64_t d = 0; d < head_size; d += VW) vstore(row + d, load_row(values[j], d, head_size, kind));
                 packed[j] = row;
             }
             values = packed;
         }
         for (int64_t r = 0; r < rows; r += MR) {
-            tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kv_dtype);
+            tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kind);
         }
         count = next_count;
     }
@@ -336,10 +181,18 @@ INLINE int64_t row_offset(const struct item *it, int64_t r) {
     return ((r / it->group) * it->a->num_heads + r % it->group) * row_bytes(it->a);
 }
 
+INLINE int kind_of(const struct paged_attention_args *a) {
+    return HAS_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? PAIRS : (int)a->kv_dtype;
+}
+
 static void load_queries(const struct item *it, struct work *w) {
+    int pairs = kind_of(it->a) == PAIRS;
     for (int64_t r = 0; r < it->rows; r++)
-        for (int64_t d = 0; d < it->a->head_size; d += VW)
-            vstore(w->q + r * it->depth + d, load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype));
+        for (int64_t d = 0; d < it->a->head_size; d += VW) {
+            vf x = load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype);
+            if (pairs) store_as(w->q + r * it->depth, d, x, BFLOAT16);
+            else vstore(w->q + r * it->depth + d, x);
+        }
 }
 
 static void finish_row(const struct item *it, int64_t r, const float *total, float l) {
@@ -355,8 +208,13 @@ static void finish_row(const struct item *it, int64_t r, const float *total, flo
 
 static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end,
                                                       const struct item *next, int64_t next_start) {
-    if (it->a->kv_dtype == BFLOAT16) attend(it, w, begin, end, next, next_start, BFLOAT16);
-    else attend(it, w, begin, end, next, next_start, FLOAT32);
+    switch (kind_of(it->a)) {
+#if HAS_PAIRS
+        case PAIRS: attend(it, w, begin, end, next, next_start, PAIRS); break;
+#endif
+        case BFLOAT16: attend(it, w, begin, end, next, next_start, BFLOAT16); break;
+        default: attend(it, w, begin, end, next, next_start, FLOAT32);
+    }
 }
 
 static void run_whole(const struct item *it, struct work *w, const struct item *next) {
