@@ -6,8 +6,8 @@ integers, groups are added in float32 in their order, so a row's result never de
 the packed bytes is described in cpu/csrc/quant.h.
 
 One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a
-second int8 for what the first leaves over) for twice the arithmetic, which suits the head: its errors go straight into
-the logits.
+second int8 for what the first leaves over) for twice the arithmetic. Of a head's logits only the best need them: with a
+``margin`` the others make do with one term.
 """
 
 from __future__ import annotations
@@ -35,12 +35,21 @@ class PackedPart:
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A quantised weight ``[channels, width]``: parts one after the other, as merged layers have several kinds."""
+    """A quantised weight ``[channels, width]``: parts one after the other, as merged layers have several kinds.
+
+    ``margin`` above 0, for one part, two terms and float32: of each row only those BLOCKs of channels are computed with
+    the second term that have a product within ``margin`` of the row's largest (by the first term alone).
+    """
 
     parts: tuple[PackedPart, ...]
     channels: int
     width: int
     terms: int = 1
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.margin and (self.terms != 2 or len(self.parts) != 1):
+            raise ValueError(f"margin: is for one part and two terms, not {len(self.parts)} and {self.terms}")
 
     @property
     def groups(self) -> int:

@@ -36,7 +36,7 @@ def test_mixed_batch_agrees_with_plain_torch(
 ):
     """Decode, chunked and whole prompts in one call, over poisoned pages, agree with float64 as torch does.
 
-    A machine that multiplies pairs of bfloat16 works in the precision of a bfloat16 cache, others in that of the queries.
+    A machine that multiplies pairs of bfloat16 works in a bfloat16 cache's precision, others in that of the queries.
     """
     dtype, kv_dtype = getattr(torch, dtype), getattr(torch, kv_dtype)
     shapes = [(299, 1), (0, 5), (250, 40), (0, 1), (63, 1), (64, 1), (65, 1), (63, 66)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import pytest
 import torch
@@ -99,17 +101,43 @@ def test_agrees_with_plain_torch(isa, kind, terms, dtype):
     assert (error / size).max() < (0.02 if terms == 1 else 2e-4 if kind != "Q4_K" else 2e-3)
 
 
+@pytest.mark.parametrize("channels", [1, 70, 320])
+@pytest.mark.parametrize("kind", ["w8", "Q4_1"])
+def test_the_best_of_a_head_have_both_terms(isa, kind, channels):
+    """Within the margin of a row's best (and beside such a one in its block) products are those of two terms to the
+    bit, the others those of the first term.
+    """
+    full, _ = make(kind, channels, 512, terms=2)
+    x, bias = torch.randn(9, 512), torch.randn(channels)
+    x[0], x[1, 3] = 0, float("nan")
+    exact = cpu.quantized_linear(x, full, bias)
+    margin = 0.3 * (exact[2:].amax() - exact[2:].amin()).item()
+    head = replace(full, margin=margin)
+    out, plain = cpu.quantized_linear(x, head, bias), reference.quantized_linear(x, head, bias)
+    torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-4, equal_nan=True)
+    best = out.amax(dim=1, keepdim=True)
+    near = (out > best - 0.9 * margin) & out.isfinite()
+    assert near[2:].any(dim=1).all() and torch.equal(out[near], exact[near])
+    assert channels < 100 or not torch.equal(out[2:], exact[2:])
+    narrow = x[2:].bfloat16()
+    assert torch.equal(cpu.quantized_linear(narrow, head), cpu.quantized_linear(narrow, full))
+    with pytest.raises(ValueError, match="margin"):
+        replace(head, terms=1)
+
+
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @given(
     kind=st.sampled_from(KINDS),
     shape=st.tuples(st.integers(1, 130), st.sampled_from([256, 512, 768])),
     terms=st.integers(1, 2),
+    margin=st.sampled_from([0.0, 2.0]),
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=30, **FIXTURES)
-def test_rows_are_bit_equal_whatever_their_number(isa, threads, kind, shape, terms, counts, seed):
+def test_rows_are_bit_equal_whatever_their_number(isa, threads, kind, shape, terms, margin, counts, seed):
     packed, _ = make(kind, *shape, terms, seed)
+    packed = replace(packed, margin=margin if terms == 2 else 0.0)
     x = torch.randn(sum(counts), shape[1])
     threads(1)
     together = cpu.quantized_linear(x, packed)

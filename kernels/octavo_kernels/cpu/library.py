@@ -31,7 +31,7 @@ _OPS = {
     "paged_attention": (3, "PPPPPPRRS" + "q" * 9 + "dd"),
     "copy_blocks": (4, "PPqqqq"),
     "quantize": (5, "PPPPPPqR" + "q" * 4 + "d"),
-    "quantized_linear": (6, "PPPPPR" + "q" * 8),
+    "quantized_linear": (6, "PPPPPR" + "q" * 8 + "d"),
     "quantized_embedding": (7, "PPPR" + "q" * 6),
     "embedding": (8, "PPPRqq"),
     "read_memory": (9, "PPq"),

@@ -80,6 +80,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
             packed.channels,
             offset,
             DTYPES[rows.dtype],
+            packed.margin if rows.dtype == torch.float32 else 0.0,
         )
         offset += part.channels
     library.run(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, dequantize, unpack_part
+from octavo_kernels.quant import BLOCK, GROUP, PackedLinear, QuantizedRows, dequantize, unpack_part
 from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_and_mul
 
 
@@ -46,8 +46,26 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.terms)
     values = rows.values.float().unflatten(-1, (-1, GROUP))
-    values = values[:, 0] * 256.0 + values[:, 1] if rows.terms == 2 else values[:, 0]
-    scale, scale_sum = rows.meta[..., 0], rows.meta[..., 2]
+    scale = rows.meta[..., 0]
+    if rows.terms == 1:
+        result = _product(values[:, 0], scale, packed)
+    else:
+        result = _product(values[:, 0] * 256.0 + values[:, 1], scale, packed)
+    if bias is not None:
+        result = result + bias.float()
+    if packed.margin and rows.dtype == torch.float32:
+        first = _product(values[:, 0], scale * 256.0, packed)
+        first = first if bias is None else first + bias.float()
+        pad = torch.nn.functional.pad(first, (0, -packed.channels % BLOCK), value=float("-inf"))
+        highest = pad.unflatten(1, (-1, BLOCK)).amax(dim=2)
+        near = highest >= highest.amax(dim=1, keepdim=True) - packed.margin
+        result = torch.where(near.repeat_interleave(BLOCK, dim=1)[:, : packed.channels], result, first)
+    return result.to(rows.dtype)
+
+
+def _product(values: Tensor, scale: Tensor, packed: PackedLinear) -> Tensor:
+    """float32 [T, channels]: integers ``values`` [T, G, 32] that stand for ``scale`` [T, G] each, times the weight."""
+    scale_sum = scale * values.sum(dim=-1)
     out = []
     for part in packed.parts:
         codes, scales, minima = unpack_part(part, packed.groups)
@@ -59,8 +77,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
             if minima is not None:
                 total += scale_sum[:, g, None] * minima[:, g]
         out.append(total)
-    result = torch.cat(out, dim=1)
-    return (result if bias is None else result + bias.float()).to(rows.dtype)
+    return torch.cat(out, dim=1)
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:

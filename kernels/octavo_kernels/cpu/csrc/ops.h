@@ -63,7 +63,8 @@ struct quantize_args {
     double eps;
 };
 
-// out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL)
+// out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL).
+// margin > 0, for float32: blocks with nothing within it of the row's best make do with the first of two terms
 struct quantized_linear_args {
     const int8_t *values;
     const struct group_meta *meta;
@@ -71,6 +72,7 @@ struct quantized_linear_args {
     const float *bias;
     void *out;
     int64_t rows, channels, groups, terms, bits, affine, out_stride, offset, dtype;
+    double margin;
 };
 
 // out [count, width] = rows `ids` of a packed weight

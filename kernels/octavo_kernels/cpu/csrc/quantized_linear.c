@@ -195,7 +195,7 @@ static void run_block(const struct quantized_linear_args *a, int64_t index, int6
     }
 }
 
-void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
+static void run_blocks(const struct quantized_linear_args *a, struct member *m) {
     int64_t blocks = CEIL_DIV(a->channels, BLOCK), chunks = 1, step = QMR / a->terms;
     // Shares of the channels first (each weight is read by one thread); of the rows too where channels are too few.
     if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
@@ -206,6 +206,56 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct member *m
         run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk));
     }
     team_wait(m, blocks * chunks);
+}
+
+// `a` for rows of which only the first of two terms is taken. Each thread makes them for itself: they are few.
+static struct quantized_linear_args first_terms(const struct quantized_linear_args *a) {
+    int64_t width = a->groups * GROUP;
+    struct group_meta *meta = scratch((size_t)a->rows * ((size_t)width + (size_t)a->groups * sizeof(struct group_meta)));
+    int8_t *values = (int8_t *)(meta + a->rows * a->groups);
+    for (int64_t r = 0; r < a->rows; r++) {
+        memcpy(values + r * width, a->values + 2 * r * width, (size_t)width);
+        for (int64_t g = 0; g < a->groups; g++) {
+            struct group_meta *to = meta + r * a->groups + g;
+            int32_t sum = 0;
+            for (int64_t k = 0; k < GROUP; k++) sum += values[r * width + g * GROUP + k];
+            to->scale = 256.0f * a->meta[r * a->groups + g].scale;
+            to->sum = sum;
+            to->scale_sum = to->scale * (float)sum;
+        }
+    }
+    struct quantized_linear_args first = *a;
+    first.values = values, first.meta = meta, first.terms = 1;
+    return first;
+}
+
+// One row once more with both terms, where it matters: blocks of channels with one within the margin of the best.
+static void refine_row(const struct quantized_linear_args *a, int64_t row) {
+    int64_t blocks = CEIL_DIV(a->channels, BLOCK);
+    const float *out = (const float *)a->out + row * a->out_stride + a->offset;
+    float *top = scratch((size_t)blocks * sizeof(float)), best = -INFINITY;
+    for (int64_t n = 0; n < blocks; n++) {
+        int64_t first = n * BLOCK, count = MIN(BLOCK, a->channels - first);
+        vf highest = splat(-INFINITY);
+        int64_t c = 0;
+        for (; c + VW <= count; c += VW) highest = vmax(vload(out + first + c), highest);
+        top[n] = vmax_all(highest);
+        for (; c < count; c++) top[n] = MAX(out[first + c], top[n]);
+        best = MAX(top[n], best);
+    }
+    for (int64_t n = 0; n < blocks; n++)
+        if (top[n] >= best - (float)a->margin) run_block(a, n, row, row + 1);
+}
+
+void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
+    if (!(a->margin > 0 && a->terms == 2)) {
+        run_blocks(a, m);
+        return;
+    }
+    struct quantized_linear_args first = first_terms(a);
+    run_blocks(&first, m);
+    for (int64_t r; (r = team_take(m, a->rows)) >= 0; team_done(m)) refine_row(a, r);
+    team_wait(m, a->rows);
 }
 
 // Code of one channel and column of a block.

@@ -1,0 +1,265 @@
+// A tile of attention: TILE positions of one sequence against a few rows of queries, all in registers and first caches.
+//
+// Three kinds: keys and values in float32, in bfloat16, or PAIRS: in bfloat16 on a machine that multiplies pairs of those.
+// Then queries and weights are rounded to bfloat16 too, as attention kernels on GPUs do.
+#pragma once
+#include "simd.h"
+
+#define TILE 64
+enum { PAIRS = 2 };  // beside the dtypes
+
+// The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
+// where they are, and asked for all at once they would stall the core for as long as the memory takes.
+struct ahead {
+    const void *const *rows;  // keys, then values
+    int64_t row, line, end, row_bytes;
+};
+INLINE void fetch(struct ahead *a, int64_t lines) {
+    while (lines-- > 0 && a->row < a->end) {
+        __builtin_prefetch((const char *)a->rows[a->row] + a->line, 0, 2);
+        a->line += 64;
+        if (a->line >= a->row_bytes) a->line = 0, a->row++;
+    }
+}
+
+INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
+    return d + VW <= head_size ? load_as(row, d, dtype) : load_part(row, d, head_size - d, dtype);
+}
+
+#if VW == 16
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VW == 8
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+
+// Transpose a VW x VW square in registers: interleaving rows i and i + VW / 2 log2(VW) times.
+INLINE void transpose_square(vf *r) {
+    vf t[VW];
+#pragma GCC unroll 4
+    for (int round = 1; round < VW; round *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < VW / 2; i++) {
+            t[2 * i] = INTERLEAVE(r[i], r[i + VW / 2], LOW);
+            t[2 * i + 1] = INTERLEAVE(r[i], r[i + VW / 2], HIGH);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < VW; i++) r[i] = t[i];
+    }
+}
+
+// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work. PAIRS:
+// [depth / 2, TILE] of pairs.
+INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int kind,
+                           struct ahead *ahead) {
+    int64_t paired = kind == FLOAT32 ? 0 : head_size / (2 * VW) * (2 * VW);
+    for (int64_t j = 0; j < count; j += VW) {
+        vf r[VW];
+        for (int64_t d = 0; d < paired; d += 2 * VW) {
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) r[i] = vload((const float *)((const uint16_t *)keys[j + i] + d));
+            transpose_square(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) {
+                if (kind == PAIRS) {
+                    vstore(kt + (d / 2 + i) * TILE + j, r[i]);
+                } else {
+                    vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
+                    vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
+                }
+            }
+            fetch(ahead, VW * VW / 16);
+        }
+        for (int64_t d = paired; d < head_size; d += VW) {
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) r[i] = load_row(keys[j + i], d, head_size, kind);
+            transpose_square(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) vstore(kt + (d + i) * TILE + j, r[i]);
+            fetch(ahead, VW * VW / 32);
+        }
+    }
+}
+
+// s[mr][TILE] = q[mr][head_size] . kt, one accumulator a score, terms in order of the head's elements
+INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
+                   const int mr) {
+    for (int c = 0; c < TILE; c += NV * VW) {
+        vf sum[MR][NV] = {0};
+        for (int64_t d = 0; d < head_size; d++) {
+            if (mr < MR) fetch(ahead, 1);
+            vf k[NV];
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) k[n] = vload(kt + d * TILE + c + n * VW);
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i++) {
+                vf x = splat(q[i * depth + d]);
+#pragma GCC unroll 4
+                for (int n = 0; n < NV; n++) sum[i][n] = vfma(x, k[n], sum[i][n]);
+            }
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) vstore(s + i * TILE + c + n * VW, sum[i][n]);
+    }
+}
+
+// acc[mr][nv vectors] += p[mr][from .. to] . values, terms in order of position
+INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
+                  int64_t to, int dtype, struct ahead *ahead, const int mr, const int nv) {
+    vf sum[MR][NV];
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
+    for (int64_t j = from; j < to; j++) {
+        if (mr < MR) fetch(ahead, 2);
+        vf v[NV];
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) v[n] = load_as(values[j], d + n * VW, dtype);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            vf x = splat(p[i * TILE + j]);
+#pragma GCC unroll 4
+            for (int n = 0; n < nv; n++) sum[i][n] = vfma(x, v[n], sum[i][n]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
+}
+
+INLINE void weigh_all(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
+                      int dtype, struct ahead *ahead, const int mr) {
+    int64_t d = 0;
+    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 4);
+    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 2);
+    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 1);
+}
+
+INLINE vf splat_bits(const float *p) {
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    return (vf)splat_int(bits);
+}
+
+#if defined(__AVX512BF16__)
+// The same two products of bfloat16 pairs: two terms at a time, exact but for float32's rounding of the sums.
+#define HAS_PAIRS 1
+INLINE vf pair_dot(vf sum, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+
+// s[mr][TILE] = q[mr][head_size / 2 pairs] . kt [head_size / 2][TILE] of pairs
+INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
+                        const int mr) {
+    vf sum[MR][TILE / VW] = {0};
+    for (int64_t d = 0; d < head_size / 2; d++) {
+        if (mr < MR) fetch(ahead, 2);
+        vf k[TILE / VW];
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n++) k[n] = vload(kt + d * TILE + n * VW);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            vf x = splat_bits(q + i * depth + d);
+#pragma GCC unroll 4
+            for (int n = 0; n < TILE / VW; n++) sum[i][n] = pair_dot(sum[i][n], k[n], x);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
+}
+
+// Values [TILE, head_size] -> vt [TILE / 2, depth] of pairs of neighbouring positions
+INLINE void pair_values(const void *const *values, float *vt, int64_t depth) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36,
+                                         4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int64_t j = 0; j < TILE; j += 2)
+        for (int64_t d = 0; d < depth; d += 2 * VW) {
+            __m512i even = _mm512_loadu_si512((const uint16_t *)values[j] + d);
+            __m512i odd = _mm512_loadu_si512((const uint16_t *)values[j + 1] + d);
+            vstore(vt + j / 2 * depth + d, (vf)_mm512_permutex2var_epi16(even, low, odd));
+            vstore(vt + j / 2 * depth + d + VW, (vf)_mm512_permutex2var_epi16(even, high, odd));
+        }
+}
+
+// acc[mr][nv vectors] += p[mr][from .. to] . vt, with p as pairs too: [mr][TILE / 2]
+INLINE void pair_weigh(float *acc, int64_t depth, const float *p, const float *vt, int64_t d, int64_t from, int64_t to,
+                       const int mr, const int nv) {
+    vf sum[MR][NV];
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
+    for (int64_t j = from / 2; j < (to + 1) / 2; j++) {
+        vf v[NV];
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) v[n] = vload(vt + j * depth + d + n * VW);
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++) {
+            vf x = splat_bits(p + i * TILE / 2 + j);
+#pragma GCC unroll 4
+            for (int n = 0; n < nv; n++) sum[i][n] = pair_dot(sum[i][n], v[n], x);
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
+}
+
+// s[mr][TILE] float32, overwritten -> what it adds to acc
+INLINE void pair_weigh_all(float *acc, int64_t depth, float *s, const float *vt, int64_t from, int64_t to, const int mr) {
+    float p[MR * TILE / 2] __attribute__((aligned(64)));
+    for (int i = 0; i < mr * TILE; i += 2 * VW)
+        *(__m512bh *)(p + i / 2) = _mm512_cvtne2ps_pbh((__m512)vload(s + i + VW), (__m512)vload(s + i));
+    int64_t d = 0;
+    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 4);
+    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 2);
+}
+#else
+#define HAS_PAIRS 0
+#endif
+
+// Online softmax of one row: scores s[TILE] -> weights, with the row's maximum m, sum l and acc brought up to date.
+// Positions outside [from, to) of the tile are hidden.
+INLINE void soften(float scaling, float softcap, float *s, int64_t from, int64_t to, float *m, float *l, float *acc,
+                   int64_t depth) {
+    const vf minus_infinity = splat(-INFINITY), scale = splat(scaling);
+    vf x[TILE / VW], top = minus_infinity;
+    int whole = from <= 0 && to >= TILE;
+#pragma GCC unroll 16
+    for (int n = 0; n < TILE / VW; n++) {
+        x[n] = vload(s + n * VW) * scale;
+        if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap));
+        if (!whole) {
+            vi j = lane_index() + splat_int(n * VW);
+            x[n] = vselect((j >= splat_int((int)from)) & (j < splat_int((int)to)), x[n], minus_infinity);
+        }
+        top = vmax(top, x[n]);
+    }
+    float highest = MAX(*m, vmax_all(top));
+    if (highest == -INFINITY) highest = 0.0f;  // nothing visible yet: weights become exp(-inf) = 0
+    if (highest != *m && *m != -INFINITY) {
+        float shrink = exp_one(*m - highest);
+        *l *= shrink;
+        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * splat(shrink));
+    }
+    vf sum = {0};
+#pragma GCC unroll 16
+    for (int n = 0; n < TILE / VW; n++) {
+        vf p = vexp(x[n] - splat(highest));
+        vstore(s + n * VW, p);
+        sum += p;
+    }
+    *l += vsum(sum);
+    if (from < to) *m = highest;
+}
