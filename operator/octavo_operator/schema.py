@@ -26,6 +26,8 @@ QUANTITY: dict[str, Json] = {  # 20Gi, 2, 500m
     "pattern": r"^(\+)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
     "maxLength": 32,
 }
+# Of bytes, where the m of 500m, a thousandth, is a slip for M or Mi.
+BYTES: dict[str, Json] = {**QUANTITY, "pattern": QUANTITY["pattern"].replace("[numkMGTPE]", "[kMGTPE]")}
 
 
 class SpecError(ValueError):

@@ -174,6 +174,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"podPatches": [{"op": "remove", "path": "/spec/x"}]},
     ),
     ("size", {"shm": {"size": "lots"}}, {"shm": {"size": "1Gi"}}),
+    ("size", {"shm": {"size": "500m"}}, {"shm": {"size": "500M"}}),
+    (
+        "resources: memory is counted in bytes",
+        {"resources": {"limits": {"memory": "500m"}}},
+        {"resources": {"requests": {"memory": 500, "cpu": "500m"}, "limits": {"memory": "500Mi", "cpu": 2}}},
+    ),
     (
         "requests",
         {"resources": {"requests": {"cpu": "two"}}},

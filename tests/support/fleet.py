@@ -36,7 +36,7 @@ class Fleet:
         self.rate = 0.0  # requests a second
         self.request_seconds = 1.0
         self.first_queued: float | None = None  # when a request waited first, since it was last set to None
-        self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
+        self._api, self._namespace, self._path = api, namespace, f"/api/v1/namespaces/{namespace}/pods"
         self._addresses = (f"127.{net}.{number // 250}.{number % 250 + 1}" for number in itertools.count())
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._random = random.Random(0)
@@ -75,7 +75,10 @@ class Fleet:
     def manifest(self, base: Json) -> Json:
         """The LLMDeployment, changed so that its pods land here."""
         spec = base["spec"]
-        spec["scheduling"] = {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]}
+        spec["scheduling"] = {
+            "nodeSelector": {"nvidia.com/gpu.product": self._namespace},
+            "tolerations": [{"operator": "Exists"}],
+        }
         path = "/spec/containers/0/ports/1/containerPort"
         spec["podPatches"] = [*spec.get("podPatches", []), {"op": "replace", "path": path, "value": self.port}]
         return base

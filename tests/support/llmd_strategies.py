@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 Json = dict[str, Any]
 
-_quantity = st.sampled_from(["1", "500m", "1Gi", "1024Mi", "1.5Gi", "2e3", 3])
+_bytes = st.sampled_from(["1", "1Gi", "1024Mi", "1.5Gi", "2e3", 3])
+_quantity = st.one_of(_bytes, st.just("500m"))
 _seconds = st.integers(1, 300)
 
 
@@ -52,9 +53,10 @@ specs = st.fixed_dictionaries(
         ),
         "accelerator": st.sampled_from([{}, {"count": 2}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "resources": _some(
-            requests=st.dictionaries(st.sampled_from(["cpu", "memory"]), _quantity), limits=st.just({"memory": "9Gi"})
+            requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
+            limits=st.just({"memory": "9Gi"}),
         ),
-        "shm": _some(size=_quantity),
+        "shm": _some(size=_bytes),
         "scheduling": _some(
             nodeSelector=st.just({"a": "b"}),
             tolerations=st.just([{"key": "k", "operator": "Exists"}]),

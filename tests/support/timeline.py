@@ -28,11 +28,14 @@ class Timeline:
         """Seconds from the change that made `reason` true to the status that says so; None: it was not said.
 
         What is true is what the operator's own pure judgement makes of all that was visible at the time, so what is
-        measured is how soon it looked and wrote. With a spec that cannot be carried out at all the clock starts.
+        measured is how soon it looked and wrote. With a spec that cannot be carried out at all the clock starts. Some
+        causes become true by waiting: the judgement says when it has to be asked again.
         """
         seen: dict[tuple[str, str], Json] = {}
-        became_true = written = None
+        became_true = written = due = None
         for when, kind_of_change, kind, body in sorted(self._changes, key=lambda change: change[0]):
+            if became_true is None and due is not None and due <= when and _truth(name, seen, due)[0] == reason:
+                became_true = due
             place = (kind, body["metadata"]["name"])
             if kind == "LLMDeployment" and body["metadata"]["name"] == name:
                 before = seen.get(place, {}).get("metadata", {}).get("generation")
@@ -45,12 +48,14 @@ class Timeline:
                 seen.pop(place, None)
             else:
                 seen[place] = body
-            if became_true is None and reason == _truth(name, seen):
+            truth, again_after = _truth(name, seen, when)
+            due = when + again_after if again_after is not None else None
+            if became_true is None and truth == reason:
                 became_true = when
         return None
 
     def note(self, kind: str, change: Json) -> None:
-        self._changes.append((time.monotonic(), change["type"], kind, change["object"]))
+        self._changes.append((time.time(), change["type"], kind, change["object"]))
 
 
 def _reasons(body: Json) -> list[str]:
@@ -58,12 +63,13 @@ def _reasons(body: Json) -> list[str]:
     return [condition["reason"] for condition in conditions if condition["type"] == "Degraded"]
 
 
-def _truth(name: str, seen: dict[tuple[str, str], Json]) -> str | None:
+def _truth(name: str, seen: dict[tuple[str, str], Json], now: float) -> tuple[str | None, float | None]:
+    """The cause, and after how many seconds it may be another though nothing changes."""
     if not (body := seen.get(("LLMDeployment", name))):
-        return None
+        return None, None
     children = [Observed.of(kind, _KINDS[kind], one) for (kind, _), one in seen.items() if kind != "LLMDeployment"]
-    status = look(parse(body), children, OperatorConfig(), frozenset(), time.time()).status  # type: ignore[arg-type]
-    return next(iter(_reasons({"status": status})), None)
+    outcome = look(parse(body), children, OperatorConfig(), frozenset(), now)  # type: ignore[arg-type]
+    return next(iter(_reasons({"status": outcome.status})), None), outcome.again_after
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo_operator.api.common import SECRET_NAME, SET, Amount, ConfigMapKey, SecretKey
-from octavo_operator.schema import QUANTITY, Rule, spec_field
+from octavo_operator.schema import BYTES, Rule, spec_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class CachePVC:
     size: Amount | None = spec_field(
         "Size of the claim to be made, such as 20Gi. It may grow later where the storage class allows that.",
         default=None,
-        override=QUANTITY,
+        override=BYTES,
     )
     storage_class_name: str | None = spec_field(
         "Storage class of the claim; absent: the cluster's default.", default=None, maxLength=253
@@ -88,7 +88,7 @@ class Cache:
         enum=["emptyDir", "pvc"],
     )
     size_limit: Amount | None = spec_field(
-        "Most that the emptyDir may hold; absent: what the node has.", default=None, override=QUANTITY
+        "Most that the emptyDir may hold; absent: what the node has.", default=None, override=BYTES
     )
     pvc: CachePVC | None = spec_field("The claim of mode pvc.", default=None)
 

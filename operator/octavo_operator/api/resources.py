@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 
 from octavo_operator import kubernetes_schemas as k8s
 from octavo_operator.api.common import MAP, Amount
-from octavo_operator.schema import QUANTITY, Rule, spec_field
+from octavo_operator.schema import BYTES, QUANTITY, Rule, spec_field
 
 _RESOURCES: dict[str, Any] = {
     "type": "object",
     "maxProperties": 16,
     "additionalProperties": dict(QUANTITY),
 }
+_WHOLE_BYTES = Rule(
+    "!('memory' in self) || type(self['memory']) == int || !self['memory'].matches('[num]$')",
+    "resources: memory is counted in bytes, of which m is a thousandth; write 500M or 500Mi, not 500m",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +50,16 @@ class Accelerator:
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     requests: dict[str, Amount] = spec_field(
-        "What the scheduler sets aside for a replica, such as cpu: 2, memory: 4Gi.", default={}, override=_RESOURCES
+        "What the scheduler sets aside for a replica, such as cpu: 2, memory: 4Gi.",
+        default={},
+        override=_RESOURCES,
+        rules=(_WHOLE_BYTES,),
     )
     limits: dict[str, Amount] = spec_field(
-        "What a replica may use at most. The engine sizes threads and caches by them.", default={}, override=_RESOURCES
+        "What a replica may use at most. The engine sizes threads and caches by them.",
+        default={},
+        override=_RESOURCES,
+        rules=(_WHOLE_BYTES,),
     )
 
 
@@ -58,7 +68,7 @@ class Shm:
     size: Amount = spec_field(
         "Size of /dev/shm; what is written there counts as memory.",
         default="256Mi",
-        override={**QUANTITY, "default": "256Mi"},
+        override={**BYTES, "default": "256Mi"},
     )
 
 
