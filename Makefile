@@ -76,7 +76,7 @@ cluster-down:
 	$(PYTHON) tests/cluster/rig.py down
 
 test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTAVO_E2E_KUBECONFIG
-	OCTAVO_CLUSTER_TESTS=require python -m pytest -m cluster tests/cluster tests/operator tests/e2e $(ARGS)
+	python tests/cluster/suite.py $(ARGS)
 
 crd: setup  ## generate the CRD and the chart's copy
 	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml

@@ -11,7 +11,7 @@ import pytest
 from clusterrig import cluster as rig
 from clusterrig import settings
 from clusterrig.binaries import are_built
-from clusterrig.fixtures import run_rig
+from clusterrig.fixtures import eventually, run_rig
 from clusterrig.node import PRIVATE_FOLDERS
 from clusterrig.progress import RigError
 
@@ -45,6 +45,7 @@ def test_a_rig_goes_without_a_trace_also_after_a_crash() -> None:
     run_rig("up")
     assert rig.require_up()["init"] == init, "a second `up` must leave the first one's rig alone"
     os.kill(init, signal.SIGKILL)
+    eventually(lambda: not rig.is_up())
     run_rig("up")
     assert rig.require_up()["init"] != init
     assert run_rig("kubectl", "get", "node", settings.NODE_NAME, "--output=name") == f"node/{settings.NODE_NAME}"

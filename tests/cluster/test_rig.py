@@ -258,6 +258,7 @@ def test_an_autoscaler_follows_an_aggregated_metric(cluster: Cluster, namespace:
     eventually(lambda: cluster.get("deployment", "app", namespace=namespace)["status"].get("readyReplicas") == 3)
 
 
+@pytest.mark.alone
 def test_a_daemon_that_dies_comes_back(cluster: Cluster, namespace: str) -> None:
     before = rig.daemon_pid("kube-scheduler")
     os.kill(before, signal.SIGKILL)

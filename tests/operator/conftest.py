@@ -197,13 +197,13 @@ def namespaced(
 
 @pytest.fixture
 def fake_nodes(cluster: Cluster, namespace: str) -> Iterator[Callable[..., None]]:  # noqa: F811
-    """Adds nodes on which pods only seem to run (`count`, `gpus`, `product`). They go after the namespace's pods, which
-    never finish going without their node, and neither does the namespace."""
+    """Adds nodes on which pods only seem to run (`count`, `gpus`), with the namespace as their nvidia.com/gpu.product.
+    They go after its pods, which never finish going without their node."""
     if not cluster.is_rig:
         pytest.skip("needs fake nodes")
     places, names = settings.default_places(), set[str]()
 
-    def add(count: int = 1, *, gpus: int = 0, product: str = "none") -> None:
+    def add(count: int = 1, *, gpus: int = 0, product: str = namespace) -> None:
         names.update(rig.add_fake_nodes(places, count, gpus=gpus, product=product, prefix=namespace))
 
     yield add

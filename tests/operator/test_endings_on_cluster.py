@@ -73,6 +73,7 @@ def test_what_was_orphaned_is_taken_back(cluster: Cluster, namespace: str, opera
     eventually(adopted, 10)
 
 
+@pytest.mark.alone
 def test_the_kind_goes_and_comes_back(cluster: Cluster, namespace: str, operator: Any, alone: None, crd: Any) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
     is_ready(cluster, namespace)

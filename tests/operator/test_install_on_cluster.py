@@ -126,6 +126,7 @@ def process_of(pod: str) -> int:
     raise LookupError(pod)
 
 
+@pytest.mark.alone
 def test_the_kind_stays_when_the_chart_goes_and_is_upgraded_with_it(
     cluster: Cluster, namespace: str, helm: Helm, crd: Callable[[], None], operator: Any, alone: None
 ) -> None:

@@ -72,7 +72,7 @@ def stranger(number: int) -> dict[str, Any]:
 
 
 def one(name: str, namespace: str) -> dict[str, Any]:
-    scheduling = {"nodeSelector": {"type": "kwok"}, "tolerations": [{"operator": "Exists"}]}
+    scheduling = {"nodeSelector": {"nvidia.com/gpu.product": namespace}, "tolerations": [{"operator": "Exists"}]}
     body = toy("example.com/none:1", name=name, scheduling=scheduling)
     body["metadata"]["namespace"] = namespace
     return body

@@ -146,6 +146,7 @@ def test_a_frozen_operator_is_replaced_and_does_no_harm_when_it_wakes(
     assert second.stop() == 0
 
 
+@pytest.mark.alone
 def test_the_api_server_is_killed_and_comes_back(cluster: Cluster, namespace: str, operator: Any, alone: None) -> None:
     operator.restart(OCTAVO_RESYNC_SECONDS="600", OCTAVO_LEASE_SECONDS="30")
     made(cluster, namespace)
