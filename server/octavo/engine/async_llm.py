@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from octavo.engine.core_client import CoreClient, CoreReady, how_it_ended
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.launcher import CoreProcess
 from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError
 from octavo.metrics.stats import IterationStats
-from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog
@@ -33,67 +33,47 @@ logger = logging.getLogger(__name__)
 _LONG_PROMPT = 4_000  # characters or ids from which preparing a prompt is worth a thread of its own
 
 
-class RequestStream:
-    """The outputs of one request, read by one task. A slow reader finds outputs merged, so nothing piles up."""
+class OutputStream:
+    """The outputs of one request or several, for one reader. A slow one finds what has come meanwhile in one piece, so
+    nothing piles up.
 
-    def __init__(self, request: EngineCoreRequest) -> None:
-        self.request = request
-        self._merge_deltas = request.sampling_params.output_kind is RequestOutputKind.DELTA
-        self._pending: RequestOutput | None = None
+    The reader awaits `get`, or sets ``on_news`` and calls `take` then: no task is woken for every token.
+    """
+
+    def __init__(self) -> None:
+        self.on_news: Callable[[], None] | None = None
+        self._news: dict[str, RequestState] = {}  # by request id
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.finished = False  # the last output is there, read or not
 
-    def put(self, output: RequestOutput) -> None:
-        if self._pending is not None and self._merge_deltas:
-            _merge(self._pending, output)
-        else:
-            self._pending = output
-        self.finished = output.finished
+    def put(self, state: RequestState) -> None:
+        self._news[state.request.request_id] = state
         self._wake()
 
     def put_error(self, error: Exception) -> None:
         self._error = error
-        self.finished = True
         self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self.on_news is not None:
+            self.on_news()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def take(self) -> RequestOutput | None:
+        """The next output if there is one. Raises EngineDeadError when the engine has ended and nothing is left."""
+        if self._news:
+            return self._news.pop(next(iter(self._news))).take()
+        if self._error is not None:
+            raise self._error
+        return None
+
     async def get(self) -> RequestOutput:
-        """The next output. Raises EngineDeadError when the engine ended before the request did."""
-        while self._pending is None:
-            if self._error is not None:
-                raise self._error
+        """The next output. Raises as `take` does."""
+        while (output := self.take()) is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        output, self._pending = self._pending, None
         return output
-
-
-def _merge(first: RequestOutput, second: RequestOutput) -> None:
-    """Append the new parts in ``second`` to those in ``first``."""
-    by_index = {output.index: output for output in first.outputs}
-    for new in second.outputs:
-        old = by_index.get(new.index)
-        if old is None:
-            first.outputs.append(new)
-        else:
-            _append(old, new)
-    first.finished = second.finished
-    first.num_cached_tokens = second.num_cached_tokens
-    first.prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
-    first.error = second.error
-
-
-def _append(old: CompletionOutput, new: CompletionOutput) -> None:
-    old.text += new.text
-    old.token_ids += new.token_ids
-    if new.logprobs:
-        old.logprobs = (old.logprobs or []) + new.logprobs
-    old.cumulative_logprob = new.cumulative_logprob
-    old.finish_reason, old.stop_reason = new.finish_reason, new.stop_reason
 
 
 class AsyncLLM:
@@ -159,11 +139,11 @@ class AsyncLLM:
         """Work that would hold up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def add_request(self, request: EngineCoreRequest, prompt: str | None = None) -> RequestStream:
-        """Hand a prepared request to the core. Raises EngineDeadError, or ValueError when its id is in use."""
+    def add_request(self, request: EngineCoreRequest, prompt: str | None, stream: OutputStream) -> None:
+        """Hand a prepared request to the core; its outputs go to ``stream``. Raises EngineDeadError, or ValueError when
+        its id is in use."""
         if self.dead is not None:
             raise self.dead
-        stream = RequestStream(request)
         if not self.output_processor.requests:
             self._work_since = time.monotonic()
         self.output_processor.add_request(request, prompt, stream)
@@ -174,36 +154,18 @@ class AsyncLLM:
         except Exception:
             self.output_processor.abort_requests([request.request_id])
             raise
-        return stream
 
-    def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; unknown or finished ones are ignored."""
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests, wherever they are; unknown or finished ones are ignored."""
         stats = self._new_stats()
-        known = self.output_processor.abort_requests([request_id], stats=stats)
-        if stats is not None:
+        known = self.output_processor.abort_requests(request_ids, stats=stats)
+        if known and stats is not None:
             self._record(stats)
         if known and self.dead is None:
-            self.client.abort_requests([request_id])
+            self.client.abort_requests(known)
 
     def abort_all(self) -> None:
-        for request_id in list(self.output_processor.requests):
-            self.abort(request_id)
-
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams, request_id: str, **options: Any
-    ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one request until it is finished. Leaving the loop early, or cancelling it, aborts the request."""
-        request = await self.prepare(request_id, prompt, params, **options)
-        stream = self.add_request(request, prompt if isinstance(prompt, str) else None)
-        try:
-            while True:
-                output = await stream.get()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            if not stream.finished:
-                self.abort(request_id)
+        self.abort(list(self.output_processor.requests))
 
     # The core's side.
 

@@ -81,6 +81,8 @@ class CoreClient:
         """Raises OctavoError with the core's own words when it cannot start, EngineDeadError when it just ends."""
         self._read()  # what arrived before the event loop watched
         ready = await asyncio.shield(self._ready)
+        while not self._requests.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator, arg-type]
+            await asyncio.sleep(0.005)  # a request sent before the core is connected would hold up the event loop
         self.process.remove_directory()  # both sides are connected: nothing of us is left on disk
         return ready
 

@@ -212,23 +212,18 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._released: list[str] = []  # text that no stop string can take back
-        self._num_taken = 0  # pieces of it that take_delta() gave out
         self._held = ""  # the longest end of the text that a stop string begins with
 
     @property
     def text(self) -> str:
-        """All text that is certain so far."""
+        """All text that is certain so far, or since the last `take_delta`."""
         if len(self._released) > 1:
-            joined = "".join(self._released)
-            if self._num_taken == 0:
-                self._released = [joined]
-            return joined
+            self._released = ["".join(self._released)]
         return self._released[0] if self._released else ""
 
     def take_delta(self) -> str:
-        """Text that became certain since the last call."""
-        new = self._released[self._num_taken :]
-        self._num_taken = len(self._released)
+        """Text that became certain since the last call; it is forgotten."""
+        new, self._released = self._released, []
         return new[0] if len(new) == 1 else "".join(new)
 
     def update(

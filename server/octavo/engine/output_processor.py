@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 
 class OutputQueue(Protocol):
-    """Where the outputs of one request go when somebody waits for them."""
+    """Is told that there is news of a request. Whoever reads it calls `RequestState.take`: the news waits in the
+    request's own state, so that a slow reader finds it in one piece and nothing piles up."""
 
-    def put(self, output: RequestOutput) -> None: ...
+    def put(self, state: RequestState) -> None: ...
 
     def put_error(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True)
 class SampleState:
-    """One of the ``n`` answers while it grows."""
+    """One of the ``n`` answers while it grows. With RequestOutputKind.DELTA what an output has carried is forgotten."""
 
     index: int
     detokenizer: Detokenizer | None
+    num_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
-    num_taken: int = 0  # tokens that an output has carried already (RequestOutputKind.DELTA)
     cumulative_logprob: float | None = None
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
@@ -56,11 +57,36 @@ class RequestState:
     num_cached_tokens: int = 0
     error: str | None = None
     embedding: list[float] | None = None
-    changed: dict[int, SampleState] = field(default_factory=dict)  # by the step that is being taken in
+    changed: dict[int, SampleState] = field(default_factory=dict)  # since the last output
 
     @property
     def finished(self) -> bool:
         return self.num_unfinished == 0
+
+    def take(self) -> RequestOutput:
+        """An output with what is new since the last one, or with everything, as the request's output_kind says."""
+        request = self.request
+        prompt_logprobs = self.prompt_logprobs
+        if request.sampling_params.output_kind is RequestOutputKind.DELTA:
+            changed, self.changed = self.changed, {}
+            outputs = [_delta(sample) for sample in changed.values()]
+            if self.prompt_logprobs_sent:
+                prompt_logprobs = None
+            self.prompt_logprobs_sent = True
+        else:
+            outputs = [_whole(sample) for sample in self.samples]
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=outputs,
+            finished=self.num_unfinished == 0,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=self.metrics,
+            error=self.error,
+            embedding=self.embedding,
+        )
 
 
 class OutputProcessor:
@@ -121,6 +147,7 @@ class OutputProcessor:
             for sample in state.samples:
                 if sample.finish_reason is None:
                     sample.finish_reason = reason
+                    state.changed[sample.index] = sample
                     if sample.detokenizer is not None:
                         sample.detokenizer.update([], finished=True)
                     if stats is not None:
@@ -131,7 +158,7 @@ class OutputProcessor:
             state.num_unfinished = 0
             state.error = error
             if state.queue is not None:
-                state.queue.put(self._make_output(state, state.samples))
+                state.queue.put(state)
         return known
 
     def clear(self) -> None:
@@ -148,7 +175,7 @@ class OutputProcessor:
         ended and that the core must be told to end too. ``timestamp``: when the tokens were known, seconds since the
         epoch. ``stats`` is filled with what they mean for the metrics.
         """
-        touched: list[RequestState] = []
+        touched: dict[str, RequestState] = {}
         stopped: list[tuple[str, int]] = []
         for output in outputs:
             state = self.requests.get(output.request_id)
@@ -162,12 +189,10 @@ class OutputProcessor:
                 continue
             if self._take(state, sample, output, timestamp, stats):
                 stopped.append((output.request_id, output.index))
-            if not state.changed:
-                touched.append(state)
             state.changed[output.index] = sample
+            touched[output.request_id] = state
         results: list[RequestOutput] = []
-        for state in touched:
-            changed, state.changed = state.changed, {}
+        for state in touched.values():
             if state.num_unfinished == 0:
                 if self.requests.pop(state.request.request_id, None) is None:  # refused as well: it has been told
                     continue
@@ -177,11 +202,10 @@ class OutputProcessor:
                     stats.finished_requests.append(_finished_request(state, now, state.error))
             elif state.request.sampling_params.output_kind is RequestOutputKind.FINAL_ONLY:
                 continue
-            result = self._make_output(state, changed.values())
             if state.queue is not None:
-                state.queue.put(result)
+                state.queue.put(state)
             else:
-                results.append(result)
+                results.append(state.take())
         return results, stopped
 
     def _take(
@@ -209,7 +233,8 @@ class OutputProcessor:
         if token_ids:
             if stats is not None and timestamp is not None:
                 _count_tokens(stats, state, sample, len(token_ids), timestamp)
-            sample.token_ids.extend(token_ids)
+            sample.num_tokens += len(token_ids)
+            sample.token_ids += token_ids
             sample.last_token_time = metrics.last_token_time = timestamp
             if sample.first_token_time is None:
                 sample.first_token_time = timestamp
@@ -247,27 +272,6 @@ class OutputProcessor:
             positions.append(position)
         return positions
 
-    def _make_output(self, state: RequestState, changed: Iterable[SampleState]) -> RequestOutput:
-        request = state.request
-        delta = request.sampling_params.output_kind is RequestOutputKind.DELTA
-        prompt_logprobs = state.prompt_logprobs
-        if delta:
-            if state.prompt_logprobs_sent:
-                prompt_logprobs = None
-            state.prompt_logprobs_sent = True
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=state.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=[_delta(s) for s in changed] if delta else [_whole(s) for s in state.samples],
-            finished=state.finished,
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=state.num_cached_tokens,
-            metrics=state.metrics,
-            error=state.error,
-            embedding=state.embedding,
-        )
-
 
 def _count_tokens(
     stats: IterationStats, state: RequestState, sample: SampleState, count: int, timestamp: float
@@ -291,7 +295,7 @@ def _finished(state: RequestState, sample: SampleState, now: float) -> FinishedS
         params=state.request.sampling_params,
         num_prompt_tokens=len(state.request.prompt_token_ids),
         num_cached_tokens=state.num_cached_tokens,
-        num_generation_tokens=len(sample.token_ids),
+        num_generation_tokens=sample.num_tokens,
         e2e=now - arrival,
         queued=_between(arrival, scheduled),
         prefill=_between(scheduled, first),
@@ -303,7 +307,7 @@ def _finished(state: RequestState, sample: SampleState, now: float) -> FinishedS
 def _finished_request(state: RequestState, now: float, error: str | None) -> FinishedRequest:
     arrival, metrics = state.request.arrival_time, state.metrics
     scheduled, first, last = metrics.scheduled_time, metrics.first_token_time, metrics.last_token_time
-    lengths = [len(sample.token_ids) for sample in state.samples]
+    lengths = [sample.num_tokens for sample in state.samples]
     return FinishedRequest(
         request_id=state.request.request_id,
         arrival_time=arrival,
@@ -339,13 +343,16 @@ def _whole(sample: SampleState) -> CompletionOutput:
 
 
 def _delta(sample: SampleState) -> CompletionOutput:
-    start, sample.num_taken = sample.num_taken, len(sample.token_ids)
+    token_ids, sample.token_ids = sample.token_ids, []
+    logprobs = sample.logprobs
+    if logprobs is not None:
+        sample.logprobs = []
     return CompletionOutput(
         index=sample.index,
         text=sample.detokenizer.take_delta() if sample.detokenizer is not None else "",
-        token_ids=sample.token_ids[start:],
+        token_ids=token_ids,
         cumulative_logprob=sample.cumulative_logprob,
-        logprobs=None if sample.logprobs is None else sample.logprobs[start:],
+        logprobs=logprobs,
         finish_reason=sample.finish_reason,
         stop_reason=sample.stop_reason,
     )

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from functools import wraps
-from typing import Any, TypeVar
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody
 from octavo.entrypoints.openai.errors import APIError, ErrorResponse, bad_request, from_validation
 from octavo.errors import EngineDeadError
+from octavo.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from octavo.entrypoints.openai.serving import Running
 
 logger = logging.getLogger(__name__)
 
@@ -147,24 +153,37 @@ def event(message: Any) -> bytes:
     return b"data: %b\n\n" % encode_json(message)
 
 
-Item = TypeVar("Item")
+class EventTemplate:
+    """Events that differ in one text only: all else is written as JSON once, not for every token."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        mark = secrets.token_hex(16)
+        self._head, self._tail = event(make(mark)).split(encode_json(mark))
+
+    def fill(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._head, encode_json(text), self._tail)
+
+
+class Events(Protocol):
+    """What the events of a stream say."""
+
+    def write(self, item: tuple[int, RequestOutput]) -> bytes:
+        """The events of one output; nothing when all of it is held back."""
+
+    def end(self) -> bytes:
+        """The last ones."""
 
 
 class EventStream(Response):
-    """Server-sent events, made of ``items`` by ``write``; ``end`` makes the last ones.
+    """Server-sent events: what ``events`` makes of the outputs of ``run``.
 
-    ``close`` is called at the end, at once when the client leaves: it aborts the work behind. An error is the last
-    event, in OpenAI's form, for the status has been sent already.
+    Each step's news go to the connection at once, in the step's own turn on the event loop. A client that does not keep
+    up gets them in larger pieces. One that leaves aborts the work behind. An error is the last event, in OpenAI's form,
+    for the status has been sent already.
     """
 
-    def __init__(
-        self,
-        items: AsyncGenerator[Item, None],
-        write: Callable[[Item], bytes],
-        end: Callable[[], bytes],
-        close: Callable[[], None],
-    ) -> None:
-        self.items, self.write, self.end, self.close = items, write, end, close
+    def __init__(self, run: Running, events: Events) -> None:
+        self.run, self.events = run, events
         self.status_code = 200
         self.background = None
         self.raw_headers = [
@@ -174,47 +193,35 @@ class EventStream(Response):
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.ensure_future(self._write(scope, send))
+        body: DirectBody = scope["state"][DIRECT_BODY]
+        last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        advance = partial(self._advance, body, last)
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait((writer, gone), return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            self.run.stream.on_news = advance
+            body.when_writable(advance)
+            advance()  # what came before anybody listened
+            await asyncio.wait((last, gone), return_when=asyncio.FIRST_COMPLETED)
+            if last.done():
+                await send({"type": "http.response.body", "body": last.result(), "more_body": False})
         finally:
-            self.close()
+            body.when_writable(None)
+            self.run.close()
             gone.cancel()
-            if not writer.done():
-                writer.cancel()
-                await asyncio.wait((writer,))
-            await self.items.aclose()
+            scope["state"]["streamed_bytes"] = body.num_bytes
 
-    async def _write(self, scope: Scope, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        put: Send = scope["state"].get(DIRECT_SEND, send)
-        write, sent = self.write, 0
+    def _advance(self, body: DirectBody, last: asyncio.Future[bytes]) -> None:
+        """Write what there is to say, unless the client is behind; ``last`` then becomes the end of the answer."""
+        if last.done() or not body.is_writable:
+            return
         try:
-            async for item in self.items:
-                if chunk := write(item):
-                    sent += len(chunk)
-                    await put({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = self.end()
+            news = b""
+            while (item := self.run.take()) is not None:
+                news += self.events.write(item)
+            if news:
+                body.write(news)
+            if self.run.finished:
+                last.set_result(self.events.end())
         except Exception as error:
-            last = event(ErrorResponse(to_api_error(error).detail)) + DONE
-        finally:
-            scope["state"]["streamed_bytes"] = sent
-        await send({"type": "http.response.body", "body": last, "more_body": False})
-
-
-DIRECT_SEND = "direct_send"
-
-
-class DirectSend:
-    """ASGI middleware outside of all others: answers in many pieces go past those, which only look at the head."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope.setdefault("state", {})[DIRECT_SEND] = send
-        await self.app(scope, receive, send)
+            last.set_result(news + event(ErrorResponse(to_api_error(error).detail)) + DONE)

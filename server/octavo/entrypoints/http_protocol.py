@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.entrypoints.openai.errors import APIError
 
@@ -14,15 +15,42 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
 HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers
 MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
 BODY_SECONDS = 20.0
+UNREAD_SECONDS = 60.0  # that a client may leave what it was sent unread, when that is more than a few pieces
 LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
+
+
+DIRECT_BODY = "direct_body"  # the DirectBody of a request, in its scope's state
 
 
 class _HeadTooLarge(Exception):
     pass
 
 
+class DirectBody:
+    """Writes the body of one answer straight to its connection: tokens go past what only looks at an answer's head."""
+
+    def __init__(self, connection: LimitedHttpProtocol, cycle: RequestResponseCycle) -> None:
+        self._connection, self._cycle = connection, cycle
+        self.num_bytes = 0
+
+    @property
+    def is_writable(self) -> bool:
+        return not (self._connection.flow.write_paused or self._cycle.disconnected)
+
+    def when_writable(self, callback: Callable[[], None] | None) -> None:
+        """To be called when a client that was behind has caught up."""
+        self._connection.on_writable = callback
+
+    def write(self, data: bytes) -> None:
+        """A piece of an answer of no known length whose head has been sent."""
+        self.num_bytes += len(data)
+        self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Answers with 400, 408 or 431 in OpenAI's form what never becomes a request."""
+
+    cycle: RequestResponseCycle
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,6 +62,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         self._last_call = False
         self._farewell: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []  # of requests that have no whole answer yet
+        self.on_writable: Callable[[], None] | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -42,6 +73,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
         self._cancel_farewell()
+        self._cancel_unread()
+        for cycle in self._cycles:  # uvicorn itself tells the last of pipelined requests only
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -84,6 +120,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._deadline = self.loop.call_later(BODY_SECONDS, self._check_pace)
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
+        self.scope["state"][DIRECT_BODY] = DirectBody(self, self.cycle)
 
     def on_message_complete(self) -> None:
         self._cancel_deadline()
@@ -95,6 +133,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._idle_since = self.loop.time()
         if self._last_call and self._is_idle and self.is_open:
             self._close_when_idle()
+
+    # The client does not read.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_unread()
+        super().resume_writing()
+        if self.on_writable is not None:
+            self.on_writable()
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     # The server is about to end.
 

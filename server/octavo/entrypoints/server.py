@@ -20,7 +20,6 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.http import DirectSend
 from octavo.entrypoints.http_protocol import LimitedHttpProtocol
 from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
@@ -186,7 +185,7 @@ async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[A
 
 def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
     config = uvicorn.Config(
-        DirectSend(app),
+        app,
         http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
 
 from octavo.entrypoints import http_protocol
-from octavo.entrypoints.http_protocol import LimitedHttpProtocol
+from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody, LimitedHttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -36,9 +37,33 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Streamer:
+    """Says as much as its client takes, until that leaves; and keeps book."""
+
+    def __init__(self) -> None:
+        self.bodies: list[DirectBody] = []
+        self.left: list[float] = []
+
+    async def __call__(self, scope, receive, send) -> None:
+        body: DirectBody = scope["state"][DIRECT_BODY]
+        self.bodies.append(body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        def talk() -> None:
+            while body.is_writable:
+                body.write(b"x" * 1_000)
+
+        body.when_writable(talk)
+        talk()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.left.append(asyncio.get_running_loop().time())
+
+
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[int]:
-    config = uvicorn.Config(echo, port=0, http=LimitedHttpProtocol, lifespan="off", log_config=None, ws="none")
+async def serving(app=echo) -> AsyncIterator[int]:
+    config = uvicorn.Config(app, port=0, http=LimitedHttpProtocol, lifespan="off", log_config=None, ws="none")
+    config.timeout_graceful_shutdown = 1
     server = _Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -54,6 +79,7 @@ async def serving() -> AsyncIterator[int]:
 def impatient(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.4)
+    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.4)
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -168,3 +194,62 @@ def test_a_head_just_below_the_limit_and_again_on_the_same_connection():
             assert await read_answer(reader) == (200, b"0")
 
     run(conversation)
+
+
+def small_buffers(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    sock.connect(("127.0.0.1", port))
+    return sock
+
+
+def test_a_client_that_never_reads_is_let_go_and_costs_little():
+    async def main() -> None:
+        streamer = Streamer()
+        async with serving(streamer) as port:
+            with small_buffers(port) as sock:
+                sock.sendall(GET)
+                deadline = asyncio.get_running_loop().time() + 5
+                while not streamer.left:
+                    assert asyncio.get_running_loop().time() < deadline, "it is still waited for"
+                    await asyncio.sleep(0.05)
+                assert 0 < streamer.bodies[0].num_bytes < 10_000_000, "no more than the buffers hold"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_slowly_is_waited_for():
+    """Longer than one may leave all of it unread; what it catches up with is followed by more at once."""
+
+    async def main() -> None:
+        streamer = Streamer()
+        async with serving(streamer) as port:
+            reader, writer = await asyncio.open_connection(sock=small_buffers(port), limit=4_096)
+            writer.write(GET)
+            for _ in range(12):
+                for _ in range(300):
+                    assert await asyncio.wait_for(reader.read(4_096), 5)
+                await asyncio.sleep(0.1)
+            assert not streamer.left
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_ends_all_its_requests():
+    """Also the one under way, when a further one waits behind it."""
+
+    async def main() -> None:
+        streamer = Streamer()
+        async with serving(streamer) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET * 2)
+            await reader.readexactly(1_000)
+            await asyncio.sleep(0.05)
+            writer.transport.abort()
+            deadline = asyncio.get_running_loop().time() + 2
+            while len(streamer.left) < len(streamer.bodies) or not streamer.left:
+                assert asyncio.get_running_loop().time() < deadline, "the first one goes on"
+                await asyncio.sleep(0.02)
+
+    asyncio.run(main())

@@ -161,7 +161,7 @@ def test_stop_strings_match_a_reader_going_character_by_character(byte_level, vo
     )
     expected, expected_stop = first_stop(text, stops, include)
     assert ("".join(deltas), stop) == (expected, expected_stop)
-    assert detokenizer.text == expected
+    assert detokenizer.text == "", "what was taken is forgotten"
 
 
 @given(text=st.text(alphabet="ab ", max_size=30), stops=st.lists(few_letters, min_size=1, max_size=3))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.metrics.stats import IterationStats
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -27,8 +27,8 @@ class Queue:
     def __init__(self) -> None:
         self.outputs: list[RequestOutput] = []
 
-    def put(self, item: RequestOutput) -> None:
-        self.outputs.append(item)
+    def put(self, state: RequestState) -> None:
+        self.outputs.append(state.take())
 
     def put_error(self, error: Exception) -> None:
         raise error

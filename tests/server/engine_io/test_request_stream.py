@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.async_llm import RequestStream
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.engine.async_llm import OutputStream
+from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import EngineDeadError
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -28,14 +28,13 @@ def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
     """Each step gives one of three samples a token; the third number says whether the reader reads after it."""
 
     async def run() -> None:
-        request = make_request(kind, n=3)
-        processor, stream = OutputProcessor(byte_level), RequestStream(request)
-        processor.add_request(request, None, stream)
+        processor, stream = OutputProcessor(byte_level), OutputStream()
+        processor.add_request(make_request(kind, n=3), None, stream)
         expected: dict[int, list[int]] = {0: [], 1: [], 2: []}
         seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
         texts = {0: "", 1: "", 2: ""}
 
-        async def read() -> None:
+        async def read() -> bool:
             output = await stream.get()
             for completion in output.outputs:
                 if kind is RequestOutputKind.DELTA:
@@ -44,6 +43,7 @@ def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
                 else:
                     seen[completion.index] = completion.token_ids
                     texts[completion.index] = completion.text
+            return output.finished
 
         for index, token, reads in steps:
             expected[index].append(token)
@@ -52,8 +52,7 @@ def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
                 await read()
         ends = [EngineCoreOutput("r", index, [], finish_reason="length") for index in range(3)]
         processor.process_outputs(ends, 2.0)
-        await read()
-        assert stream.finished
+        assert await read()
         assert seen == expected
         assert texts == {index: byte_level.decode(ids) for index, ids in expected.items()}
 
@@ -62,9 +61,8 @@ def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
 
 def test_a_waiting_reader_is_woken():
     async def run() -> None:
-        stream = RequestStream(make_request(RequestOutputKind.DELTA))
-        processor = OutputProcessor(None)
-        processor.add_request(stream.request, None, stream)
+        stream, processor = OutputStream(), OutputProcessor(None)
+        processor.add_request(make_request(RequestOutputKind.DELTA), None, stream)
         reader = asyncio.create_task(stream.get())
         await asyncio.sleep(0)
         assert not reader.done()
@@ -78,9 +76,8 @@ def test_a_waiting_reader_is_woken():
 @pytest.mark.parametrize("waiting", [True, False])
 def test_the_engines_death_reaches_the_reader_after_what_was_there(waiting):
     async def run() -> None:
-        stream = RequestStream(make_request(RequestOutputKind.DELTA))
-        processor = OutputProcessor(None)
-        processor.add_request(stream.request, None, stream)
+        stream, processor = OutputStream(), OutputProcessor(None)
+        processor.add_request(make_request(RequestOutputKind.DELTA), None, stream)
         if not waiting:
             processor.process_outputs([EngineCoreOutput("r", 0, [5])], 1.0)
         reader = asyncio.create_task(stream.get())
@@ -91,6 +88,37 @@ def test_the_engines_death_reaches_the_reader_after_what_was_there(waiting):
             reader = asyncio.create_task(stream.get())
         with pytest.raises(EngineDeadError, match="gone"):
             await asyncio.wait_for(reader, 1)
-        assert stream.finished
 
     asyncio.run(run())
+
+
+def test_several_requests_share_a_stream(byte_level):
+    """Each step's news of each are told once; what was not read in between is one output."""
+    told = []
+    stream, processor = OutputStream(), OutputProcessor(byte_level)
+    for request_id in ("a", "b"):
+        request = make_request(RequestOutputKind.DELTA)
+        request.request_id = request_id
+        processor.add_request(request, None, stream)
+    stream.on_news = lambda: told.append(stream.take().request_id)
+    processor.process_outputs([EngineCoreOutput("b", 0, [5]), EngineCoreOutput("a", 0, [6])], 1.0)
+    assert told == ["b", "a"] and stream.take() is None
+    stream.on_news = lambda: None
+    for token in (7, 8):
+        processor.process_outputs([EngineCoreOutput("a", 0, [token])], 1.0)
+    assert stream.take().outputs[0].token_ids == [7, 8] and stream.take() is None
+
+
+def test_what_was_read_is_kept_nowhere(byte_level):
+    """Answers may be long, and their readers many."""
+    processor, stream = OutputProcessor(byte_level), OutputStream()
+    request = make_request(RequestOutputKind.DELTA)
+    request.sampling_params.logprobs = 1
+    processor.add_request(request, None, stream)
+    for token in range(10, 60):
+        logprobs = LogprobsLists([[token, 3]], [[-0.1, -3.0]], [1])
+        processor.process_outputs([EngineCoreOutput("r", 0, [token], new_logprobs=logprobs)], 1.0)
+        stream.take()
+    (sample,) = processor.requests["r"].samples
+    assert sample.num_tokens == 50
+    assert not sample.token_ids and not sample.logprobs and not sample.detokenizer.text

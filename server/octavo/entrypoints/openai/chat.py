@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.messages import EngineCoreRequest
-from octavo.entrypoints.http import DONE, JSON, EventStream, event, read_body, unless_disconnected
+from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving, tools
 from octavo.entrypoints.openai.chat_answer import AnswerParser
 from octavo.entrypoints.openai.chat_messages import check_messages, for_template
@@ -82,7 +82,7 @@ async def create_chat_completion(request: Request) -> Response:
     if body.stream:
         run = await serving.Running(state, [job.request], [None]).start()
         events = _Events(job)
-        return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
+        return EventStream(run, events)
     return await unless_disconnected(request, _answer(job))
 
 
@@ -188,7 +188,7 @@ def _template(state: ServerState, body: ChatCompletionRequest) -> str:
 async def _answer(job: _Job) -> Response:
     with serving.Running(job.state, [job.request], [None]) as run:
         await run.start()
-        final = (await serving.final_outputs(run.streams))[0]
+        final = (await run.final_outputs())[0]
     body = job.body
     choices = await serving.encoded(
         job.state,
@@ -238,6 +238,9 @@ class _Events:
         self._last: RequestOutput | None = None
         self._continuous_usage = job.body.continuous_usage
         self._no_usage = None if job.body.include_usage else UNSET
+        self._templates: dict[int, EventTemplate] = {}  # by answer, for pieces that are text and nothing else
+        more = job.body.logprobs or job.body.return_token_ids or self._continuous_usage
+        self._only_text = not (more or job.plan is not None or job.state.args.reasoning_parser is not None)
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """What one output tells; nothing when all of it is held back."""
@@ -248,11 +251,20 @@ class _Events:
         for completion in output.outputs:
             self._completion_tokens += len(completion.token_ids)
             used = _usage(output, self._completion_tokens) if self._continuous_usage else self._no_usage
+            template = self._templates.get(completion.index)
+            if template is not None and completion.finish_reason is None:
+                if completion.text:
+                    events += template.fill(completion.text)
+                continue
             if completion.index not in self._parsers:
                 self._parsers[completion.index] = job.new_parser()
                 opening = ChatChunkChoice(completion.index, ChatDelta(role=job.role, content=job.echo))
                 prompt_ids = output.prompt_token_ids if body.return_token_ids else UNSET
                 events += event(job.chunk([opening], used, prompt_ids))
+                if self._only_text:
+                    self._templates[completion.index] = EventTemplate(
+                        partial(_text_only, job, completion.index, self._no_usage)
+                    )
             if piece := _piece(job, completion, self._parsers[completion.index]):
                 events += event(job.chunk([piece], used))
         return events
@@ -261,6 +273,10 @@ class _Events:
         if self._last is None or not self._job.body.include_usage:
             return DONE
         return event(self._job.chunk([], _usage(self._last, self._completion_tokens))) + DONE
+
+
+def _text_only(job: _Job, index: int, used: UnsetType | None, text: str) -> ChatChunk:
+    return job.chunk([ChatChunkChoice(index, ChatDelta(content=text))], used)
 
 
 def _piece(job: _Job, completion: CompletionOutput, parser: AnswerParser) -> ChatChunkChoice | None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.messages import EngineCoreRequest
-from octavo.entrypoints.http import DONE, JSON, EventStream, event, read_body, unless_disconnected
+from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import CompletionRequest
@@ -61,7 +61,7 @@ async def create_completion(request: Request) -> Response:
     if body.stream:
         run = await serving.Running(state, job.requests, job.texts).start()
         events = _Events(job)
-        return EventStream(serving.outputs_of(run.streams), events.write, events.end, run.close)
+        return EventStream(run, events)
     return await unless_disconnected(request, _answer(job))
 
 
@@ -85,7 +85,7 @@ async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) 
 async def _answer(job: _Job) -> Response:
     with serving.Running(job.state, job.requests, job.texts) as run:
         await run.start()
-        finals = await serving.final_outputs(run.streams)
+        finals = await run.final_outputs()
     choices = await serving.encoded(
         job.state,
         [
@@ -120,6 +120,8 @@ class _Events:
         self._cached = [0] * len(job.requests)
         self._continuous_usage = job.body.continuous_usage
         self._no_usage = None if job.body.include_usage else UNSET
+        more = job.body.logprobs is not None or job.body.return_token_ids or self._continuous_usage
+        self._only_text = not (more or job.prompt_only)
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """What one output of one prompt tells; nothing when all of it is held back."""
@@ -132,10 +134,18 @@ class _Events:
             if choice is None:
                 choice = self._choices[position, completion.index] = _Choice(job, position, completion.index)
             self._completion_tokens += 0 if job.prompt_only else len(completion.token_ids)
+            if choice.template is not None and completion.finish_reason is None:
+                if completion.text:
+                    events += choice.template.fill(completion.text)
+                continue
             piece = choice.take(completion, output)
             if choice.worth_sending(piece):
                 used = self._usage() if self._continuous_usage else self._no_usage
                 events += event(job.completion([piece], used))
+            if self._only_text:  # from now on
+                choice.template = EventTemplate(
+                    partial(_text_only, job, CompletionChoice(piece.index, ""), self._no_usage)
+                )
         return events
 
     def end(self) -> bytes:
@@ -145,6 +155,11 @@ class _Events:
 
     def _usage(self) -> Usage:
         return usage(self._prompt_tokens, self._completion_tokens, sum(self._cached))
+
+
+def _text_only(job: _Job, choice: CompletionChoice, used: UnsetType | None, text: str) -> Completion:
+    choice.text = text
+    return job.completion([choice], used)
 
 
 class _Choice:
@@ -157,6 +172,7 @@ class _Choice:
         self._offset = 0  # characters of the tokens shown so far
         self._first = True
         self._format = serving.formatter(job.state, job.body)
+        self.template: EventTemplate | None = None  # for pieces that are text and nothing else
 
     def take(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
         job, body = self._job, self._job.body

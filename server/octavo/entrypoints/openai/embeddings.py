@@ -121,7 +121,7 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
         wave = requests[start : start + step]
         with serving.Running(state, wave, [None] * len(wave), admit=start == 0) as run:
             await run.start()
-            for output in await serving.final_outputs(run.streams):
+            for output in await run.final_outputs():
                 if output.embedding is None:
                     raise APIError(500, "The engine gave no vector", code="engine_error")
                 vectors.append(output.embedding)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
 
-from octavo.engine.async_llm import RequestStream
+from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import encode_json
@@ -112,14 +112,16 @@ class Running:
         self._engine = state.engine
         self._requests = list(zip(requests, texts, strict=True))
         self._log = state.args.enable_log_requests
-        self.streams: list[RequestStream] = []
+        self.stream = OutputStream()
+        self._positions = {request.request_id: position for position, request in enumerate(requests)}
+        self._unfinished = set(self._positions)
 
     async def start(self) -> Running:
         try:
             for i, (request, text) in enumerate(self._requests, 1):
                 if self._log:
                     _log_request(request)
-                self.streams.append(self._engine.add_request(request, text))
+                self._engine.add_request(request, text, self.stream)
                 if i % _AT_ONCE == 0:
                     await asyncio.sleep(0)
         except BaseException:
@@ -127,10 +129,35 @@ class Running:
             raise
         return self
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last output of every request has been taken."""
+        return not self._unfinished
+
+    def take(self) -> tuple[int, RequestOutput] | None:
+        """The next output that is there, with its request's position. Raises APIError for a request that failed."""
+        output = self.stream.take()
+        return None if output is None else self._placed(output)
+
+    async def final_outputs(self) -> list[RequestOutput]:
+        """The last output of every request, in their order. Raises APIError for a request that failed."""
+        finals: dict[int, RequestOutput] = {}
+        while self._unfinished:
+            position, output = self._placed(await self.stream.get())
+            if output.finished:
+                finals[position] = output
+        return [finals[position] for position in range(len(finals))]
+
+    def _placed(self, output: RequestOutput) -> tuple[int, RequestOutput]:
+        raise_for(output)
+        if output.finished:
+            self._unfinished.discard(output.request_id)
+        return self._positions[output.request_id], output
+
     def close(self) -> None:
-        for stream in self.streams:
-            if not stream.finished:
-                self._engine.abort(stream.request.request_id)
+        self.stream.on_news = None
+        if self._unfinished:
+            self._engine.abort(self._unfinished)
 
     def __enter__(self) -> Running:
         return self
@@ -143,51 +170,6 @@ def _log_request(request: EngineCoreRequest) -> None:
     """What is asked for, without a word of the prompt."""
     params = {k: v for k, v in asdict(request.sampling_params).items() if v != getattr(_DEFAULTS, k)}
     logger.info("request %s: %d prompt tokens, %s", request.request_id, len(request.prompt_token_ids), params)
-
-
-async def outputs_of(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """The outputs of all streams as they come, each with its stream's position. Raises APIError for one that failed."""
-    if len(streams) == 1:
-        while True:
-            output = await streams[0].get()
-            raise_for(output)
-            yield 0, output
-            if output.finished:
-                return
-    queue: asyncio.Queue[tuple[int, RequestOutput] | Exception] = asyncio.Queue(maxsize=2 * len(streams))
-
-    async def pump(position: int, stream: RequestStream) -> None:
-        try:
-            while True:
-                output = await stream.get()
-                raise_for(output)
-                await queue.put((position, output))
-                if output.finished:
-                    return
-        except Exception as error:
-            await queue.put(error)
-
-    pumps = [asyncio.ensure_future(pump(i, stream)) for i, stream in enumerate(streams)]
-    try:
-        unfinished = len(streams)
-        while unfinished:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            unfinished -= item[1].finished
-            yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-
-
-async def final_outputs(streams: Sequence[RequestStream]) -> list[RequestOutput]:
-    """The last output of every stream, in their order."""
-    finals: dict[int, RequestOutput] = {}
-    async for position, output in outputs_of(streams):
-        if output.finished:
-            finals[position] = output
-    return [finals[position] for position in range(len(streams))]
 
 
 def weight(completion: CompletionOutput, output: RequestOutput) -> int:
