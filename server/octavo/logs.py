@@ -54,3 +54,4 @@ def setup_logging(level: str, log_format: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.captureWarnings(True)  # what libraries warn of takes the same form

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,7 @@ class Report:
             values = [1000 * value for value in self.seconds(metric)]
             figures[f"mean_{metric}_ms"] = sum(values) / len(values) if values else 0.0
             figures[f"median_{metric}_ms"] = percentile(values, 50)
+            figures[f"std_{metric}_ms"] = statistics.pstdev(values) if values else 0.0
             for p in self.percentiles:
                 figures[f"p{p:g}_{metric}_ms"] = percentile(values, p)
         return figures

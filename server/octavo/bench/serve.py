@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from octavo.bench.client import BACKENDS, RequestResult, make_body, send
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import METRICS, Report, parse_goodput, plot_timeline
-from octavo.config import EngineArgs
 from octavo.errors import ConfigError
+from octavo.loader.sources import resolve_model
 from octavo.tokenizer import Tokenizer
 
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=int, default=8000, help="(default: 8000)")
     server.add_argument("--endpoint", help="path of the API (default: the backend's)")
     server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="HTTP headers to send")
-    server.add_argument("--api-key", help="sent as a bearer token")
+    server.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="bearer token (or OPENAI_API_KEY)")
     server.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
     server.add_argument("--model", help="name to ask for (default: the first that the server lists)")
     server.add_argument("--served-model-name", help="the same; --model may then name the tokenizer's model")
@@ -82,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--percentile-metrics must be of {', '.join(METRICS)}, got {', '.join(sorted(unknown))}")
     goodput = parse_goodput(args.goodput)
     delays(args, 1)  # complain before anything is sent
-    files = EngineArgs(model=args.tokenizer or (args.model if args.served_model_name else None))
-    samples = load_dataset(args, Tokenizer.from_files(files.create_engine_config().model.files))
+    tokenizer = args.tokenizer or (args.model if args.served_model_name else None)
+    samples = load_dataset(args, _load_tokenizer(tokenizer))
     results, duration = asyncio.run(_run(args, samples))
     report = Report(
         results, duration, goodput, tuple(float(p) for p in args.metric_percentiles.split(",")), metrics,
@@ -96,13 +97,22 @@ def run(args: argparse.Namespace) -> int:
         when = datetime.now().strftime("%Y%m%d-%H%M%S")
         path = Path(args.result_dir) / (args.result_filename or f"{args.backend}-{args.request_rate}qps-{when}.json")
         about: dict[str, Any] = {"date": when, "backend": args.backend, "num_prompts": args.num_prompts}
+        about |= {"model_id": args.served_model_name or args.model, "tokenizer_id": tokenizer}
         about |= {"request_rate": str(args.request_rate), "max_concurrency": args.max_concurrency}
+        about |= {"burstiness": args.burstiness}
         report.save(path, about | pairs(args.metadata, "--metadata"), args.save_detailed, args.append_result)
         print("saved", path)
     if args.plot_timeline:
         plot_timeline(report, Path(args.plot_timeline))
         print("drew", args.plot_timeline)
     return 0 if report.completed else 1
+
+
+def _load_tokenizer(model: str | None) -> Tokenizer:
+    """That of a model, None: the embedded one, for which no weights are fetched; a folder may hold nothing else."""
+    if model is not None and (Path(model) / "tokenizer.json").is_file():
+        return Tokenizer.from_directory(model)
+    return Tokenizer.from_files(resolve_model(model, need_weights=False))
 
 
 def pairs(texts: list[str], flag: str) -> dict[str, str]:

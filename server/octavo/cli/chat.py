@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (lines can be edited, and earlier ones called up again)
     with contextlib.ExitStack() as stack:
         url = args.url.rstrip("/") if args.url else stack.enter_context(_own_server(args.model))
         headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
@@ -39,11 +41,33 @@ def run(args: argparse.Namespace) -> int:
         return _converse(client, args)
 
 
-def _converse(client: httpx.Client, args: argparse.Namespace) -> int:
+def _first_model(client: httpx.Client) -> str:
+    """The name of what the server serves. Raises OctavoError."""
     try:
-        name = args.model_name or client.get("/models").raise_for_status().json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
-        raise OctavoError(f"no OpenAI-compatible server at {client.base_url}: {error}") from None
+        response = client.get("/models")
+        if response.status_code == 404 and not client.base_url.path.rstrip("/").endswith("/v1"):
+            client.base_url = client.base_url.join("v1")  # an address without the API's own part
+            response = client.get("/models")
+    except httpx.HTTPError as error:
+        raise OctavoError(f"no server at {client.base_url}: {error}") from None
+    if response.status_code != 200:
+        raise OctavoError(f"the server at {client.base_url} answered {response.status_code}: {_reason(response)}")
+    try:
+        return response.json()["data"][0]["id"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise OctavoError(f"no OpenAI-compatible server at {client.base_url}: it lists no models") from None
+
+
+def _reason(response: httpx.Response) -> str:
+    """What an answer with an error says."""
+    try:
+        return response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return response.text[:500]
+
+
+def _converse(client: httpx.Client, args: argparse.Namespace) -> int:
+    name = args.model_name or _first_model(client)
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     body: dict[str, Any] = {"model": name, "stream": True} | {k: v for k, v in options.items() if v is not None}
     start = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
@@ -58,9 +82,24 @@ def _converse(client: httpx.Client, args: argparse.Namespace) -> int:
             history = list(start)
         elif message.strip():
             history.append({"role": "user", "content": message})
-            history.append({"role": "assistant", "content": _answer(client, body | {"messages": history})})
+            try:
+                history.append({"role": "assistant", "content": _answer(client, body | {"messages": history})})
+            except _Refused as error:
+                if args.quick is not None:
+                    raise
+                del history[-1]  # what has been said before still stands
+                print(f"octavo: {error}", file=sys.stderr)
         if args.quick is not None:
             return 0
+
+
+class _Refused(OctavoError):
+    """One message could not be answered; the conversation may go on."""
+
+
+def _dim(thought: str) -> str:
+    """What the model thinks, told from what it says."""
+    return f"\x1b[2m{thought}\x1b[0m" if thought and sys.stdout.isatty() else thought
 
 
 def _read() -> str | None:
@@ -77,17 +116,18 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> str:
         with client.stream("POST", "/chat/completions", json=body) as response:
             if response.status_code != 200:
                 response.read()
-                raise OctavoError(f"the server answered {response.status_code}: {response.text[:500]}")
+                raise _Refused(f"the server answered {response.status_code}: {_reason(response)}")
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
                 if "error" in event:
-                    raise OctavoError(f"the answer broke off: {event['error'].get('message', event['error'])}")
+                    print()
+                    raise _Refused(f"the answer broke off: {event['error'].get('message', event['error'])}")
                 for choice in event["choices"]:
-                    piece = choice["delta"].get("content") or ""
+                    thought, piece = (choice["delta"].get(part) or "" for part in ("reasoning_content", "content"))
                     text += piece
-                    print(piece, end="", flush=True)
+                    print(_dim(thought) + piece, end="", flush=True)
     except KeyboardInterrupt:
         print(" ...", end="")
     except httpx.HTTPError as error:

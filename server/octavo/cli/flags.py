@@ -54,6 +54,8 @@ def _element(hint: Any) -> tuple[Any, bool]:
         if set(kinds) == {int, str}:
             return _int_or_word, False
         return _element(kinds[0])
+    if typing.get_origin(hint) is dict:
+        return _json_object, False
     if typing.get_origin(hint) is list:
         return typing.get_args(hint)[0], True
     return hint, False
@@ -71,6 +73,16 @@ def _int_or_word(text: str) -> int | str:
 
 
 _int_or_word.__name__ = "int"
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+_json_object.__name__ = "json"
 
 
 def from_flags(cls: type, namespace: argparse.Namespace) -> Any:

@@ -64,6 +64,11 @@ SERVER_HELP = {
     "watchdog_seconds": "the engine ends itself, with a dump of its stacks, after so many; 0: never",
     "chat_template": "a file with the chat template, or the template itself",
     "trust_request_chat_template": "let requests bring chat templates",
+    "default_chat_template_kwargs": 'chat template variables where a request sets none, as {"enable_thinking": false}',
+    "exclude_tools_when_tool_choice_none": 'do not tell the model of tools that tool_choice "none" forbids',
+    "override_generation_config": 'sampling defaults in place of the model\'s own, as {"temperature": 0.2}',
+    "enable_force_include_usage": "streams end with their usage whether asked for or not",
+    "disable_fastapi_docs": "serve neither /docs nor /openapi.json",
     "return_tokens_as_token_ids": 'spell tokens in log-probabilities as "token_id:123"',
     "response_role": "role of the answers to chats",
     "tool_call_parser": "how the model writes tool calls (default: as its chat template says)",
@@ -138,6 +143,7 @@ def _keys_from_environment() -> list[str]:
 def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, started: float) -> int:
     phases = _Phases(started)
     config = engine_args.create_engine_config()
+    config.model.generation_config.update(args.override_generation_config)
     process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
     phases.done("finding the model")
     from octavo.tokenizer import Tokenizer

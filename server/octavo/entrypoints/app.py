@@ -71,11 +71,12 @@ def _build(
     app = FastAPI(
         title=title,
         version=__version__,
-        middleware=_middleware(state, api_keys),
-        root_path=root_path,
+        middleware=_middleware(state, api_keys, root_path),
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
         redirect_slashes=False,
         redoc_url=None,
+        docs_url=None if state.args.disable_fastapi_docs else "/docs",
+        openapi_url=None if state.args.disable_fastapi_docs else "/openapi.json",
     )
     app.state.server = state
     for operation in operations:
@@ -86,9 +87,9 @@ def _build(
     return app
 
 
-def _middleware(state: ServerState, api_keys: Sequence[str]) -> list[Middleware]:
+def _middleware(state: ServerState, api_keys: Sequence[str], root_path: str) -> list[Middleware]:
     """Outermost first."""
-    gate = Middleware(Gate, state=state, api_keys=api_keys)
+    gate = Middleware(Gate, state=state, api_keys=api_keys, root_path=root_path)
     args = state.args
     if not args.allowed_origins:
         return [gate]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import ConfigError
 
@@ -27,6 +28,10 @@ class ServerArgs:
     watchdog_seconds: float = 300.0
     chat_template: str | None = None  # a file or the template itself
     trust_request_chat_template: bool = False
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    exclude_tools_when_tool_choice_none: bool = False
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     response_role: str = "assistant"
     tool_call_parser: str | None = None  # None: the format that the chat template teaches
@@ -34,6 +39,7 @@ class ServerArgs:
     reasoning_parser: str | None = None  # None: thoughts stay in the content
     embedding_pooling: str = "mean"
     root_path: str = ""
+    disable_fastapi_docs: bool = False
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])
     allowed_methods: list[str] = field(default_factory=lambda: ["*"])
     allowed_headers: list[str] = field(default_factory=lambda: ["*"])

@@ -75,6 +75,8 @@ async def read_body(request: Request, model: type[Body], max_bytes: int) -> Body
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not kind.endswith("+json"):
         raise APIError(415, f"The body must be JSON: send Content-Type: application/json, not {kind[:100]!r}")
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise APIError(415, f"The body must be sent as it is, not compressed: drop Content-Encoding {coding[:100]!r}")
     try:
         length = int(request.headers.get("content-length", 0))
     except ValueError:

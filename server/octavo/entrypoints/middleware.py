@@ -27,15 +27,18 @@ _REQUEST_ID = re.compile(REQUEST_ID)
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, state: ServerState, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, api_keys: Sequence[str], root_path: str = "") -> None:
         self.app = app
         self.state = state
+        self._root_path = root_path.rstrip("/")  # before which proxies may leave it or strip it
         self._key_hashes = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if self._root_path:
+            scope["root_path"] = self._root_path
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

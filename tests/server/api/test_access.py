@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import subprocess
@@ -75,6 +76,34 @@ def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
     key = {"authorization": "Bearer secret-key"}
     assert guarded.get("/v1/models", headers=key).status_code == 200
     assert guarded.get("/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
+
+
+@pytest.mark.slow
+def test_options_that_vllms_users_know(start, tmp_path):
+    """And with a root path and JSON logs every line of the log is JSON."""
+    (tmp_path / "template").write_text("{{ messages[0].content }}{{ tone }}{% for t in tools or [] %}TOOL{% endfor %}")
+    server = start(
+        "--enable-force-include-usage", "--disable-fastapi-docs", "--exclude-tools-when-tool-choice-none",
+        "--override-generation-config", '{"max_new_tokens": 3}', "--default-chat-template-kwargs", '{"tone": "loud"}',
+        "--chat-template", str(tmp_path / "template"), "--root-path", "/llm", "--log-format", "json",
+    )  # fmt: skip
+    chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "return_token_ids": True}
+    tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}
+
+    def prompt(**more: object) -> str:
+        answer = server.post("/v1/chat/completions", {**chat, **more}).json()
+        assert answer["usage"]["completion_tokens"] == 3
+        return server.post("/detokenize", {"tokens": answer["prompt_token_ids"]}).json()["prompt"]
+
+    assert prompt(**tools) == "xloud" and prompt(chat_template_kwargs={"tone": "soft"}) == "xsoft"
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "x", "max_tokens": 3})):
+        events = server.post(path, {**body, "stream": True}).text.split("\n\n")
+        assert json.loads(events[-3].removeprefix("data: "))["usage"]["total_tokens"] >= 4
+    assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 404
+    assert server.get("/llm/v1/models").status_code == server.get("/v1/models").status_code == 200
+    assert server.stop() == 0
+    for line in server.log.splitlines():
+        json.loads(line)
 
 
 def test_cors_for_the_allowed_origin_only(guarded):

@@ -233,6 +233,11 @@ def test_other_content_types(server):
         check(response, 415, 0, "application/json")
 
 
+def test_compressed_bodies(server):
+    response = httpx.post(server.url + "/v1/completions", json={"prompt": "x"}, headers={"content-encoding": "gzip"})
+    check(response, 415, 0, "Content-Encoding", "gzip")
+
+
 @pytest.mark.parametrize("piece", [b'{"a":[1,2,3]}', b"5"], ids=["nested", "numbers"])
 def test_millions_of_values(server, piece):
     """They would hold up the event loop for half a second, if they were parsed."""

@@ -47,6 +47,8 @@ def _other_value(cls: type, name: str, default: object) -> tuple[str, object]:
         return value, value
     if isinstance(default, list):
         return "other", ["other"]
+    if isinstance(default, dict):
+        return '{"a": 1}', {"a": 1}
     kind = str(cls.__dataclass_fields__[name].type)
     if "int" in kind:
         return "7", 7
@@ -70,6 +72,21 @@ def test_lists_in_both_forms():
     assert from_flags(ServerArgs, parse("--allowed-origins", '["a", "b"]')).allowed_origins == ["a", "b"]
     with pytest.raises(ConfigError, match="allowed_origins"):
         from_flags(ServerArgs, parse("--allowed-origins", "[a"))
+
+
+def test_flags_of_vllm_that_change_nothing(capsys):
+    """Scripts may say what is so anyway, and nothing else without being told."""
+    parse(
+        "--enable-chunked-prefill", "--disable-log-requests", "-tp", "1", "--tokenizer-mode", "auto", "--task=generate"
+    )
+    assert not capsys.readouterr().err
+    parse("--trust-remote-code", "--swap-space", "4", "--compilation-config", "3")
+    told = capsys.readouterr().err
+    assert told.count("has no effect") == told.count("\n") == 3 and "--swap-space" in told
+    for flags in (["-tp", "2"], ["--tokenizer-mode", "slow"], ["--default-chat-template-kwargs", "[1]"]):
+        with pytest.raises(SystemExit):
+            parse(*flags)
+        assert flags[1] in capsys.readouterr().err
 
 
 def test_aliases():

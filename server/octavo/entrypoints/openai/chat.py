@@ -146,20 +146,21 @@ def _generates(body: ChatCompletionRequest) -> bool:
 def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:
     """The conversation as token ids. Raises ValueError."""
     template = _template(state, body)
-    variables = dict(body.chat_template_kwargs or {})
-    if reserved := variables.keys() & _RESERVED:
+    if reserved := (body.chat_template_kwargs or {}).keys() & _RESERVED:
         raise bad_request(
             f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}: these are fields of the request"
         )
+    variables = {**state.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     tokenizer = state.engine.tokenizer
     assert tokenizer is not None
-    if body.tools and body.tool_choice != "none" and not knows_tools(template):
-        messages = teach(messages, body.tools)
+    tools = None if body.tool_choice == "none" and state.args.exclude_tools_when_tool_choice_none else body.tools
+    if tools and body.tool_choice != "none" and not knows_tools(template):
+        messages = teach(messages, tools)
     text = tokenizer.apply_chat_template(
         for_template(messages, template),
-        tools=body.tools,
+        tools=tools,
         documents=body.documents,
         add_generation_prompt=_generates(body),
         continue_final_message=bool(body.continue_final_message),
@@ -237,7 +238,8 @@ class _Events:
         self._completion_tokens = 0
         self._last: RequestOutput | None = None
         self._continuous_usage = job.body.continuous_usage
-        self._no_usage = None if job.body.include_usage else UNSET
+        self._include_usage = serving.include_usage(job.state, job.body)
+        self._no_usage = None if self._include_usage else UNSET
         self._templates: dict[int, EventTemplate] = {}  # by answer, for pieces that are text and nothing else
         more = job.body.logprobs or job.body.return_token_ids or self._continuous_usage
         self._only_text = not (more or job.plan is not None or job.state.args.reasoning_parser is not None)
@@ -270,7 +272,7 @@ class _Events:
         return events
 
     def end(self) -> bytes:
-        if self._last is None or not self._job.body.include_usage:
+        if self._last is None or not self._include_usage:
             return DONE
         return event(self._job.chunk([], _usage(self._last, self._completion_tokens))) + DONE
 

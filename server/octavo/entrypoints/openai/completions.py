@@ -119,7 +119,8 @@ class _Events:
         self._completion_tokens = 0
         self._cached = [0] * len(job.requests)
         self._continuous_usage = job.body.continuous_usage
-        self._no_usage = None if job.body.include_usage else UNSET
+        self._include_usage = serving.include_usage(job.state, job.body)
+        self._no_usage = None if self._include_usage else UNSET
         more = job.body.logprobs is not None or job.body.return_token_ids or self._continuous_usage
         self._only_text = not (more or job.prompt_only)
 
@@ -149,7 +150,7 @@ class _Events:
         return events
 
     def end(self) -> bytes:
-        if not self._job.body.include_usage:
+        if not self._include_usage:
             return DONE
         return event(self._job.completion([], self._usage())) + DONE
 

@@ -195,6 +195,12 @@ def raise_for(output: RequestOutput) -> None:
         raise APIError(503, "The request was aborted because the server is shutting down", code="aborted")
 
 
+def include_usage(state: ServerState, body: GenerationRequest) -> bool:
+    """Whether a stream ends with its usage."""
+    asked = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return asked or state.args.enable_force_include_usage
+
+
 def formatter(state: ServerState, body: GenerationRequest) -> LogprobsFormatter:
     as_ids = body.return_tokens_as_token_ids
     return LogprobsFormatter(

@@ -1,0 +1,105 @@
+"""`octavo bench` as it is called, with a real server and a real engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo.cli.main import main
+
+TALK = [
+    {"from": "human", "value": "The quick brown fox jumps over the lazy dog."},
+    {"from": "gpt", "value": "The capital of France is Paris."},
+]
+
+
+@pytest.fixture
+def talks(tmp_path):
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps([{"conversations": TALK}] * 12))
+    return ["--dataset-name", "sharegpt", "--dataset-path", str(path), "--sharegpt-output-len", "6"]
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
+    """The result block and file of vLLM's, and the timeline; the tokenizer comes from a folder without weights."""
+    code = main([
+        "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--tokenizer", str(tiny_model),
+        *talks, "--num-prompts", "12", "--request-rate", "200", "--burstiness", "2", "--max-concurrency", "4",
+        "--ignore-eos", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics", "ttft,tpot,itl,e2el",
+        "--metric-percentiles", "50,99", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename",
+        "result.json", "--metadata", "run=1", "--plot-timeline", str(tmp_path / "timeline.png"), "--disable-tqdm",
+    ])  # fmt: skip
+    assert code == 0
+    block = capsys.readouterr().out
+    assert block.startswith(
+        "============ Serving Benchmark Result ============\nSuccessful requests:                     12"
+    )
+    for line in ("Failed requests:", "Maximum request concurrency:", "Request goodput (req/s):", "P99 E2EL (ms):"):
+        assert line in block
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"], result["run"]) == (12, 0, "1")
+    assert result["output_lens"] == [6] * 12 and result["total_output_tokens"] == 72
+    assert result["request_goodput"] == result["request_throughput"]
+    assert result["max_concurrent_requests"] <= 4
+    assert {f"{s}_{m}_ms" for s in ("mean", "median", "std", "p99") for m in ("ttft", "tpot", "itl", "e2el")} < set(
+        result
+    )
+    assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_serve_without_a_server(tiny_model, talks, capsys):
+    flags = ["--port", "9", "--tokenizer", str(tiny_model), "--num-prompts", "1", "--ready-check-timeout-sec", "0"]
+    assert main(["bench", "serve", *flags, *talks]) == 1
+    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tiny_weights(tiny_model, tmp_path_factory):
+    """The tiny model with weights that Hugging Face can load too."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("tiny-weights")
+    config = transformers.LlamaConfig(**json.loads((tiny_model / "config.json").read_text()))
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tiny_model / name).read_bytes())
+    return folder
+
+
+@pytest.mark.slow
+def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
+    code = main([
+        "bench", "throughput", "--model", str(tiny_weights), *talks, "--num-prompts", "6", "--baseline", "hf",
+        "--hf-max-batch-size", "3", "--num-gpu-blocks-override", "64", "--output-json", str(tmp_path / "out.json"),
+        "--disable-tqdm",
+    ])  # fmt: skip
+    assert code == 0
+    lines = capsys.readouterr().out
+    assert "Throughput: " in lines and "Total num output tokens:  36" in lines and "Octavo / Hugging Face:" in lines
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["num_requests"] == 6
+    ratio = figures["output_tokens_per_second"] / figures["baseline_output_tokens_per_second"]
+    assert figures["ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.slow
+def test_latency(tiny_model, tmp_path, capsys):
+    code = main([
+        "bench", "latency", "--model", str(tiny_model), "--load-format", "dummy", "--num-gpu-blocks-override", "64",
+        "--input-len", "5", "--output-len", "4", "--batch-size", "2", "--num-iters-warmup", "1", "--num-iters", "3",
+        "--output-json", str(tmp_path / "out.json"), "--disable-tqdm",
+    ])  # fmt: skip
+    assert code == 0
+    assert "Avg latency: " in (lines := capsys.readouterr().out) and "99% percentile latency: " in lines
+    assert len(json.loads((tmp_path / "out.json").read_text())["latencies"]) == 3
+
+
+@pytest.mark.slow
+def test_startup(tiny_model, tmp_path, capsys):
+    flags = ["--num-iters", "1", "--output-json", str(tmp_path / "out.json")]
+    assert main(["bench", "startup", *flags, "--", "--model", str(tiny_model), "--load-format", "dummy"]) == 0
+    assert "best: ready after" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert 0 < figures["ready_s"] <= figures["first_token_s"]
+    assert {"imports", "the core's load"} <= {phase for _, phase, _ in figures["phases"]}
