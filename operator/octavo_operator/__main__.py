@@ -31,22 +31,19 @@ async def run(config: OperatorConfig) -> int:
     controller.metrics.watch_decisions(autoscaler.reader.decisions)
     stop = asyncio.Event()
 
-    def take_signals() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
     async def lead() -> None:
         await controller.knows_all.wait()
         await lease.run()
 
-    take_signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     web = await health.serve(controller, watching, config, *autoscaler.routes())
     try:
         workers = [asyncio.create_task(controller.work()) for _ in range(config.workers)]
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(part)
             for part in (
-                watching.run(take_signals), watching.keep_discovering(), watching.keep_listing(), lead(),
+                watching.run(), watching.keep_discovering(), watching.keep_listing(), lead(),
                 autoscaler.run(), stop.wait(),
             )
         ]  # fmt: skip
@@ -61,9 +58,7 @@ async def run(config: OperatorConfig) -> int:
         for part in done:
             if not part.cancelled() and (error := part.exception()):
                 logger.error("a part of the operator failed", exc_info=error)
-        watches = others[0]
-        was_told = stop.is_set() or (watches in done and watches.exception() is None)
-        return 0 if was_told else 1
+        return 0 if stop.is_set() else 1
     finally:
         await autoscaler.close()
         await web.cleanup()

@@ -20,7 +20,7 @@ class Freshness:
         self._heard: dict[str, float] = {}
         self._expected: dict[str, float] = {}  # and since when
         self._listed: set[str] = set()  # by kopf, before a watch of the same begins
-        self.on_begin: Callable[[str], None] = lambda path: None  # a watch began anew: some changes may be missing
+        self.on_begin: Callable[[str], object] = lambda path: None  # a watch began anew: some changes may be missing
 
     def expect(self, paths: Iterable[str]) -> None:
         """These watches there should be, and no others."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -18,8 +19,10 @@ from octavo_operator.freshness import Freshness
 from octavo_operator.render.names import OWNER_LABEL
 
 
-def registry(cluster: Cluster, controller: Controller, freshness: Freshness) -> kopf.OperatorRegistry:
-    """One event handler a watched kind."""
+def registry(
+    cluster: Cluster, controller: Controller, freshness: Freshness, tell: Callable[..., Any]
+) -> kopf.OperatorRegistry:
+    """One event handler a watched kind. `tell` calls a function of the controller in the controller's event loop."""
     out = kopf.OperatorRegistry()
     for kind in WATCHED:
         resource = RESOURCES[kind]
@@ -28,9 +31,9 @@ def registry(cluster: Cluster, controller: Controller, freshness: Freshness) -> 
             raw = dict(body)
             meta = raw["metadata"]
             if type == "DELETED":
-                controller.lost(kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"])
+                tell(controller.lost, kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"])
             else:
-                controller.saw(kind, raw)
+                tell(controller.saw, kind, raw)
 
         async def handler(_told: Any = told, **arguments: Any) -> None:
             _told(**arguments)
@@ -71,6 +74,4 @@ def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     out.networking.connect_timeout = 5
     out.queueing.idle_timeout = 0.1  # what a worker of kopf holds in memory for an object that is quiet
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # kopf that is ended while it waits for an answer trips over itself, harmlessly.
-    logging.getLogger("asyncio").addFilter(lambda record: "request_cancel_callback" not in record.getMessage())
     return out

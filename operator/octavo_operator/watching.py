@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
 
 import kopf
 
@@ -21,6 +20,7 @@ from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Clust
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import OPTIONAL, WATCHED, Controller
 from octavo_operator.freshness import Freshness
+from octavo_operator.own_loop import in_own_loop
 from octavo_operator.render.names import OWNER_LABEL
 
 logger = logging.getLogger("octavo.operator.watching")
@@ -38,7 +38,8 @@ class Watching:
         self._listing_wanted = asyncio.Event()
         self._listing_wanted.set()
         self.freshness = Freshness(time.monotonic)
-        self.freshness.on_begin = lambda path: self._listing_wanted.set()
+        self._tell = asyncio.get_running_loop().call_soon_threadsafe  # for kopf, which has another loop
+        self.freshness.on_begin = lambda path: self._tell(self._listing_wanted.set)
         self._longest_silence = 2 * config.watch_seconds + 10
         controller.metrics.watch_silence(self.freshness.silence, self._longest_silence)
 
@@ -53,43 +54,38 @@ class Watching:
             return f"the watch of {path} is silent"
         return None
 
-    async def run(self, take_signals: Callable[[], None]) -> None:
-        """kopf's part, started anew whenever it breaks. Returns when told to stop.
-
-        `take_signals`: is called whenever kopf has taken those of the process for itself.
-        """
+    async def run(self) -> None:
+        """kopf's part, started anew whenever it breaks. Until cancelled."""
         while self._served is None:
             await self._discover()
         while True:
-            ready = asyncio.Event()
-            watching = asyncio.create_task(self._watch(ready))
+            watching = asyncio.create_task(self._watch())
             restart = asyncio.create_task(self._restart.wait())
-            begun = asyncio.create_task(ready.wait())
             try:
-                await asyncio.wait({watching, begun}, return_when=asyncio.FIRST_COMPLETED)
-                take_signals()
                 await asyncio.wait({watching, restart}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (watching, restart, begun):
+                for task in (watching, restart):
                     task.cancel()
-                await asyncio.gather(watching, restart, begun, return_exceptions=True)
-                take_signals()
+                await asyncio.gather(watching, restart, return_exceptions=True)
             self._restart.clear()
             self.freshness.forget()
             self._listing_wanted.set()
             if not watching.cancelled():
-                if (error := watching.exception()) is None:
-                    return  # kopf was told to stop, by a signal that came before we took them back
-                logger.warning("the watches broke off: %s", error or type(error).__name__)
+                logger.warning("the watches broke off: %r", watching.exception())
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _watch(self, ready: asyncio.Event) -> None:
+    async def _watch(self) -> None:
+        """kopf cancels all tasks of its event loop when it ends, ours as well, and takes the process's signals: so it
+        has a loop and a thread of its own."""
         namespaces = list(self._config.watch_namespaces)
-        await kopf.operator(
-            registry=handlers.registry(self._cluster, self._controller, self.freshness),
-            settings=handlers.settings(self._config), standalone=True, ready_flag=ready,
-            clusterwide=not namespaces, namespaces=namespaces,
-        )  # fmt: skip
+        registry = handlers.registry(self._cluster, self._controller, self.freshness, self._tell)
+        settings = handlers.settings(self._config)
+        await in_own_loop(
+            "kopf",
+            lambda: kopf.operator(
+                registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
+            ),
+        )
 
     # Which kinds there are.
 

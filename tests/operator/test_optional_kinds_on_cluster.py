@@ -4,6 +4,7 @@ namespace alone as with rights everywhere."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +69,11 @@ def test_monitors_with_rights_in_one_namespace(
     cluster: Cluster, namespace: str, namespaced: Any, _without: None
 ) -> None:
     monitors_follow(cluster, namespace)
+    time.sleep(7)  # the watches of kinds that are gone have broken off, and what went with them would be missed by now
+    patch = json.dumps({"spec": {"service": {"port": 83}}})
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", patch)
+    eventually(lambda: cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 83, 20)
+    assert namespaced.process.poll() is None, namespaced.log()
     assert "is forbidden" not in namespaced.log()
 
 

@@ -1,0 +1,82 @@
+"""A coroutine in a loop of its own: what it does to that loop is no matter of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from octavo_operator.own_loop import in_own_loop
+
+
+async def rampage() -> None:
+    """As kopf ends: every task of the loop is cancelled, but for its own."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+def test_our_tasks_outlive_it() -> None:
+    async def run() -> None:
+        ours = asyncio.create_task(asyncio.sleep(60))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(in_own_loop("test", rampage), asyncio.Event().wait()), 0.3)
+        assert not ours.done()
+        ours.cancel()
+
+    asyncio.run(run())
+
+
+def test_what_it_raises_is_raised() -> None:
+    async def fail() -> None:
+        raise ValueError("so")
+
+    with pytest.raises(ValueError, match="so"):
+        asyncio.run(in_own_loop("test", fail))
+
+
+def test_it_ends_with_us_and_has_time_for_it() -> None:
+    ended = threading.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)
+            ended.set()
+
+    async def run() -> None:
+        task = asyncio.create_task(in_own_loop("test", work))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    start = time.monotonic()
+    asyncio.run(run())
+    assert time.monotonic() - start < 5
+    for thread in threading.enumerate():
+        if thread.name == "test":
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_one_that_does_not_end_is_left_behind() -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(5)
+                return
+            except asyncio.CancelledError:
+                pass
+
+    async def run() -> None:
+        task = asyncio.create_task(in_own_loop("test", stubborn, patience=0.2))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait({task}, timeout=2)
+        assert task.cancelled()
+
+    asyncio.run(run())
