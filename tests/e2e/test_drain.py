@@ -14,7 +14,7 @@ import pytest
 from clusterrig.fixtures import Cluster, eventually
 from support.token_clients import TokenClients
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.alone]
 
 SCALE_DOWNS, ROLLOUTS = map(int, os.environ.get("OCTAVO_DRAINS", "2,1").split(","))
 MOST = min(4, 1 + SCALE_DOWNS)  # replicas
