@@ -143,6 +143,9 @@ def test_preemptions_count_no_token_twice(server):
     change = measure(server, many)
     assert change["vllm:num_preemptions_total"] > 0
     assert change["vllm:generation_tokens_total"] == change["vllm:request_generation_tokens_sum"] == 4 * m
+    prompts = change["vllm:prompt_tokens_total"]
+    assert prompts == change["vllm:request_prompt_tokens_sum"] == change["vllm:prefix_cache_queries_total"]
+    assert change["vllm:iteration_tokens_total_sum"] == prompts + 4 * m
     assert change["vllm:time_to_first_token_seconds_count"] == 4
     assert change["vllm:inter_token_latency_seconds_count"] == 4 * (m - 1)
     assert change["vllm:request_success_total"] == 4
