@@ -41,6 +41,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
+    "gated_linear_quantize",
     "linear",
     "paged_attention",
     "quantize_rows",
@@ -201,6 +202,14 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     Each row's result is bit-equal whatever T is. Raises ValueError when widths or terms do not match.
     """
     return backend_for(x.values if isinstance(x, QuantizedRows) else x).quantized_linear(x, packed, bias)
+
+
+def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
+    """`silu_and_mul_quantize` of `quantized_linear` with gates and ups ``[2 I, K]``, bit-equal to the separate steps.
+
+    Returns rows of I values. Raises ValueError when widths or terms do not match.
+    """
+    return backend_for(x.values).gated_linear_quantize(x, packed, terms)
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:

@@ -183,6 +183,25 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
     check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide))
 
 
+@pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps
+@pytest.mark.parametrize("kind", ["w8", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms, out_terms", [(1, 1), (2, 1), (1, 2)])
+def test_a_gated_linear_has_the_bits_of_separate_steps(isa, threads, inner, kind, dtype, terms, out_terms):
+    packed, _ = make(kind, 2 * inner, 256, terms)
+    x = torch.randn(29, 256).to(dtype)
+    x[3], x[4, 7] = 0, float("nan")
+    for count in (1, 7, 29):
+        rows = cpu.quantize_rows(x[:count], terms)
+        expected = cpu.silu_and_mul_quantize(cpu.quantized_linear(rows, packed), out_terms)
+        for number in (1, 2):
+            threads(number)
+            out = cpu.gated_linear_quantize(rows, packed, out_terms)
+            assert (out.width, out.dtype) == (inner, dtype)
+            assert torch.equal(out.values, expected.values)
+            assert torch.equal(out.meta.view(torch.int32), expected.meta.view(torch.int32))
+
+
 def test_merged_layers_may_mix_kinds(isa):
     """q, k and v of one product may be stored differently, as Q4_K_M files do."""
     parts = [

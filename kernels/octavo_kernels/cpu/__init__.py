@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.quant import (
+    gated_linear_quantize,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
@@ -22,6 +23,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
+    "gated_linear_quantize",
     "linear",
     "paged_attention",
     "quantize_rows",

@@ -36,6 +36,7 @@ _OPS = {
     "embedding": (8, "PPPRqq"),
     "read_memory": (9, "PPq"),
     "dot_products": (10, "Pq"),
+    "gated_linear": (11, "PPPPPR" + "q" * 7),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

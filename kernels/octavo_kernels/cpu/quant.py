@@ -53,11 +53,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
         rows = x
     else:
         rows, program, _keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
-    if rows.width != packed.width or rows.terms != packed.terms:
-        raise ValueError(
-            f"x: rows of {rows.width} values in {rows.terms} terms do not fit a weight of width {packed.width} "
-            f"that takes {packed.terms}"
-        )
+    _check(rows, packed)
     count = rows.values.shape[0]
     out = torch.empty((count, packed.channels), dtype=rows.dtype)
     if bias is not None:
@@ -87,6 +83,27 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     return out
 
 
+def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
+    library, inner = get_library(), packed.channels // 2
+    if library is None or x.dtype not in DTYPES or len(packed.parts) != 1 or inner % GROUP:
+        return silu_and_mul_quantize(quantized_linear(x, packed), terms)
+    _check(x, packed)
+    part, count = packed.parts[0], x.values.shape[0]
+    rows = QuantizedRows(
+        torch.empty((count, terms, inner), dtype=torch.int8),
+        torch.empty((count, inner // GROUP, 4), dtype=torch.float32),
+        inner,
+        x.dtype,
+    )
+    op = library.pack(
+        "gated_linear",
+        x.values.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.values.data_ptr(), rows.meta.data_ptr(),
+        count, inner, packed.groups, packed.terms, part.bits, part.affine, terms, DTYPES[x.dtype],
+    )  # fmt: skip
+    library.run(op)
+    return rows
+
+
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     library = get_library()
     if library is None or dtype not in DTYPES or len(packed.parts) != 1:
@@ -100,6 +117,14 @@ def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -
     )  # fmt: skip
     library.run(op, _threads(out))
     return out.view(*ids.shape, packed.width)
+
+
+def _check(rows: QuantizedRows, packed: PackedLinear) -> None:
+    if rows.width != packed.width or rows.terms != packed.terms:
+        raise ValueError(
+            f"x: rows of {rows.width} values in {rows.terms} terms do not fit a weight of width {packed.width} "
+            f"that takes {packed.terms}"
+        )
 
 
 def _threads(x: Tensor) -> int | None:

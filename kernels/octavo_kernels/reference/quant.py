@@ -63,6 +63,10 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     return result.to(rows.dtype)
 
 
+def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
+    return silu_and_mul_quantize(quantized_linear(x, packed), terms)
+
+
 def _product(values: Tensor, scale: Tensor, packed: PackedLinear) -> Tensor:
     """float32 [T, channels]: integers ``values`` [T, G, 32] that stand for ``scale`` [T, G] each, times the weight."""
     scale_sum = scale * values.sum(dim=-1)

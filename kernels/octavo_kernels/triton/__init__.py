@@ -10,6 +10,7 @@ import torch
 import triton
 
 from octavo_kernels.reference import (
+    gated_linear_quantize,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
@@ -28,6 +29,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
+    "gated_linear_quantize",
     "linear",
     "paged_attention",
     "quantize_rows",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -58,13 +57,16 @@ class LlamaMLP(nn.Module):
         self.down_proj = RowParallelLinear(inner, hidden, bias, tp)
         self.act: Callable[[Tensor], Any] = gated_activation(hf.get("hidden_act", "silu"))
 
+        self.fused_terms = 0
+
     def fuse(self) -> None:
-        """After loading: let the activation quantise for a layer that takes quantised rows."""
-        terms = self.down_proj.method.terms
-        if terms and self.act is octavo_kernels.silu_and_mul:
-            self.act = partial(octavo_kernels.silu_and_mul_quantize, terms=terms)
+        """After loading: let gates and ups leave quantised rows where the layer after them takes those."""
+        if self.act is octavo_kernels.silu_and_mul:
+            self.fused_terms = self.down_proj.method.terms
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused_terms:
+            return self.down_proj(self.gate_up_proj.method.apply_gated(self.gate_up_proj, x, self.fused_terms))
         return self.down_proj(self.act(self.gate_up_proj(x)))
 
 

@@ -75,6 +75,17 @@ struct quantized_linear_args {
     double margin;
 };
 
+// Quantised rows . packed weight^T, whose first `inner` channels are gates, then silu(gate) * up, quantised to `out_terms`;
+// what is in between is rounded to `dtype`. inner: a multiple of BLOCK
+struct gated_linear_args {
+    const int8_t *values;
+    const struct group_meta *meta;
+    const uint8_t *weight;
+    int8_t *out_values;
+    struct group_meta *out_meta;
+    int64_t rows, inner, groups, terms, bits, affine, out_terms, dtype;
+};
+
 // out [count, width] = rows `ids` of a packed weight
 struct quantized_embedding_args {
     const int64_t *ids;
@@ -109,6 +120,7 @@ void op_paged_attention(const struct paged_attention_args *a, struct member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);
 void op_quantize(const struct quantize_args *a, struct member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);
+void op_gated_linear(const struct gated_linear_args *a, struct member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);
 void op_embedding(const struct embedding_args *a, struct member *m);
 void op_read_memory(const struct read_memory_args *a, struct member *m);

@@ -1,7 +1,7 @@
 // Products of quantised rows and packed weights (quant.h). Integers are summed exactly within a group; groups are added in
 // float32 in their order. So a row's result is the same whatever the number of rows, the tiling or the threads.
 #include "ops.h"
-#include "simd.h"
+#include "rows.h"
 #include "dot.h"
 
 #if VW == 16
@@ -171,36 +171,107 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
         }
 }
 
+// What the arithmetic of many rows leaves time for: fetching a block that is needed next, a slice with each tile.
+struct fetch {
+    const char *at, *end;
+    int64_t slice;
+};
+static struct fetch fetch_block(const struct quantized_linear_args *a, int64_t index, int64_t tiles) {
+    struct block b = find_block(a->weight, index, a->groups, a->bits, a->affine);
+    const char *at = (const char *)b.codes;
+    if (tiles <= 2 || index >= CEIL_DIV(a->channels, BLOCK)) return (struct fetch){at, at, 0};
+    return (struct fetch){at, at + b.groups * b.stride, CEIL_DIV(b.groups * b.stride, tiles)};
+}
+INLINE void fetch_slice(struct fetch *f) {
+    for (const char *stop = MIN(f->at + f->slice, f->end); f->at < stop; f->at += 64) __builtin_prefetch(f->at, 0, 2);
+}
+
+static tile_fn tile_of(const struct quantized_linear_args *a) {
+    return a->bits == 8 ? tile_bytes : a->affine ? tile_nibbles_affine : tile_nibbles;
+}
+static struct block block_of(const struct quantized_linear_args *a, int64_t index) {
+    return find_block(a->weight, index, a->groups, a->bits, a->affine);
+}
+// Rows of a tile: even ones, 20 rows are 4 x 5 and not 3 x 6 + 2
+static int64_t tile_rows(const struct quantized_linear_args *a, int64_t rows) {
+    return CEIL_DIV(rows, CEIL_DIV(rows, QMR / a->terms));
+}
+// sums[rows][QNV] of vectors v .. v + QNV of a block. `first`: the tile that brings the block's weights in.
+INLINE void run_tile(const struct quantized_linear_args *a, tile_fn run, struct block *b, int v, int64_t row, int64_t rows,
+                     int first, vf *sums) {
+    int64_t width = a->groups * GROUP;
+    b->ahead = first ? AHEAD : 0;
+    run(b, v, a->values + row * a->terms * width, width, a->meta + row * a->groups, sums, (int)a->terms, rows * a->terms);
+}
+
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end) {
-    struct block b = find_block(a->weight, index, a->groups, a->bits, a->affine);
-    int64_t most = QMR / a->terms, width = a->groups * GROUP;
-    int64_t step = CEIL_DIV(end - begin, CEIL_DIV(end - begin, most));  // even tiles: 20 rows are 4 x 5, not 3 x 6 + 2
-    tile_fn run = a->bits == 8 ? tile_bytes : a->affine ? tile_nibbles_affine : tile_nibbles;
-    // With many rows the arithmetic takes longer than the memory: fetch the next block meanwhile, a slice with each tile.
-    const char *ahead = (const char *)find_block(a->weight, index + 1, a->groups, a->bits, a->affine).codes;
-    const char *ahead_end = index + 1 < CEIL_DIV(a->channels, BLOCK) && end - begin > 2 * most
-                                ? ahead + b.groups * b.stride : ahead;
-    int64_t slice = CEIL_DIV(ahead_end - ahead, CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV));
+    struct block b = block_of(a, index);
+    int64_t step = tile_rows(a, end - begin), tiles = CEIL_DIV(end - begin, step);
+    struct fetch next = fetch_block(a, index + 1, tiles);
+    next.slice /= BLOCK / VW / QNV;
     for (int64_t row = begin; row < end; row += step) {
         int64_t rows = MIN(step, end - row);
         for (int v = 0; v < BLOCK / VW; v += QNV) {
-            for (const char *stop = MIN(ahead + slice, ahead_end); ahead < stop; ahead += 64) __builtin_prefetch(ahead, 0, 2);
             vf sums[QMR * QNV];
-            b.ahead = end - begin <= 2 * most && row == begin && v == 0 ? AHEAD : 0;
-            run(&b, v, a->values + row * a->terms * width, width, a->meta + row * a->groups, sums, (int)a->terms,
-                rows * a->terms);
+            fetch_slice(&next);
+            run_tile(a, tile_of(a), &b, v, row, rows, tiles <= 2 && row == begin && v == 0, sums);
             store_tile(a, row, rows, index * BLOCK + v * VW, sums);
         }
     }
 }
 
-static void run_blocks(const struct quantized_linear_args *a, struct member *m) {
-    int64_t blocks = CEIL_DIV(a->channels, BLOCK), chunks = 1, step = QMR / a->terms;
-    // Shares of the channels first (each weight is read by one thread); of the rows too where channels are too few.
+// Rows [begin, end): one block of gates and the same one of ups, which together are a group of the result.
+static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
+                            int64_t begin, int64_t end) {
+    int64_t blocks = g->inner / BLOCK, step = tile_rows(a, end - begin), tiles = CEIL_DIV(end - begin, step);
+    struct block both[2] = {block_of(a, index), block_of(a, blocks + index)};
+    struct fetch next[2] = {fetch_block(a, index + 1, tiles), fetch_block(a, blocks + index + 1, tiles)};
+    int dtype = (int)g->dtype;
+    for (int64_t row = begin; row < end; row += step) {
+        int64_t rows = MIN(step, end - row);
+        vf x[2][QMR][BLOCK / VW];
+        for (int part = 0; part < 2; part++) {
+            fetch_slice(&next[part]);
+            for (int v = 0; v < BLOCK / VW; v += QNV) {
+                vf sums[QMR * QNV];
+                run_tile(a, tile_of(a), &both[part], v, row, rows, tiles <= 2 && row == begin && v == 0, sums);
+                for (int64_t i = 0; i < rows; i++)
+                    for (int n = 0; n < QNV; n++) x[part][i][v + n] = round_as(sums[i * QNV + n], dtype);
+            }
+        }
+        for (int64_t i = 0; i < rows; i++) {
+            float group[BLOCK];
+            for (int v = 0; v < BLOCK / VW; v++) vstore(group + v * VW, silu_times(x[0][i][v], x[1][i][v], dtype));
+            int8_t *q1 = g->out_values + (row + i) * g->out_terms * g->inner + index * GROUP;
+            quantize_group(group, q1, g->out_terms == 2 ? q1 + g->inner : NULL, g->out_meta + (row + i) * blocks + index);
+        }
+    }
+}
+
+// How many chunks the rows are cut in: channels are shared first (each weight is read by one thread), rows too where
+// `blocks` of channels are too few.
+static int64_t row_chunks(const struct quantized_linear_args *a, int64_t blocks, const struct member *m, int64_t *chunk) {
+    int64_t chunks = 1, step = QMR / a->terms;
     if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
-    int64_t chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
-    chunks = CEIL_DIV(a->rows, MAX(1, chunk));
+    *chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
+    return CEIL_DIV(a->rows, MAX(1, *chunk));
+}
+
+void op_gated_linear(const struct gated_linear_args *g, struct member *m) {
+    struct quantized_linear_args a = {.values = g->values, .meta = g->meta, .weight = g->weight, .rows = g->rows,
+                                      .channels = 2 * g->inner, .groups = g->groups, .terms = g->terms, .bits = g->bits,
+                                      .affine = g->affine};
+    int64_t blocks = g->inner / BLOCK, chunk, chunks = row_chunks(&a, blocks, m, &chunk);
+    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
+        int64_t begin = n % chunks * chunk;
+        run_gated_block(g, &a, n / chunks, begin, MIN(a.rows, begin + chunk));
+    }
+    team_wait(m, blocks * chunks);
+}
+
+static void run_blocks(const struct quantized_linear_args *a, struct member *m) {
+    int64_t blocks = CEIL_DIV(a->channels, BLOCK), chunk, chunks = row_chunks(a, blocks, m, &chunk);
     for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
         int64_t begin = n % chunks * chunk;
         run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk));

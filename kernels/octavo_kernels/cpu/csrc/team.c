@@ -38,6 +38,7 @@ static const struct {
     {(op_fn)op_embedding, sizeof(struct embedding_args)},
     {(op_fn)op_read_memory, sizeof(struct read_memory_args)},
     {(op_fn)op_dot_products, sizeof(struct dot_products_args)},
+    {(op_fn)op_gated_linear, sizeof(struct gated_linear_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+import octavo_kernels
 from octavo.layers.weights import WeightSlot
+from octavo_kernels.quant import QuantizedRows
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard
@@ -56,6 +58,10 @@ class LinearMethod(ABC):
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x [T, input_size]`` times the layer's weight: ``[T, output_size]`` in x.dtype."""
+
+    def apply_gated(self, layer: LinearBase, x: Tensor, terms: int) -> QuantizedRows:
+        """`apply` of a layer of gates and ups, then ``silu(gate) * up`` in rows of ``terms`` int8."""
+        return octavo_kernels.silu_and_mul_quantize(self.apply(layer, x, layer.bias), terms)
 
 
 class QuantizationConfig(ABC):

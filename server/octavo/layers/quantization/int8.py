@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.weights import WeightSlot, fill_tensor
-from octavo_kernels.quant import GGUF_TYPES, PackedLinear, concat, pack_gguf, pack_w8
+from octavo_kernels.quant import GGUF_TYPES, PackedLinear, QuantizedRows, concat, pack_gguf, pack_w8
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard
@@ -60,6 +60,13 @@ class Int8LinearMethod(LinearMethod):
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         assert self.packed is not None
         return octavo_kernels.quantized_linear(x, self.packed, bias)
+
+    def apply_gated(self, layer: LinearBase, x: Tensor | QuantizedRows, terms: int) -> QuantizedRows:
+        assert self.packed is not None
+        if layer.bias is not None:
+            return octavo_kernels.silu_and_mul_quantize(self.apply(layer, cast(Tensor, x), layer.bias), terms)
+        rows = x if isinstance(x, QuantizedRows) else octavo_kernels.quantize_rows(x, self.terms)
+        return octavo_kernels.gated_linear_quantize(rows, self.packed, terms)
 
     def keeps_values(self, source: WeightSource) -> bool:
         return source.qtype in GGUF_TYPES  # the file's own codes
