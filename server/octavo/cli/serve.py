@@ -41,8 +41,8 @@ ENGINE_HELP = {
     "max_num_seqs": "most sequences in one step",
     "max_num_batched_tokens": "most tokens in one step",
     "long_prefill_token_threshold": "most tokens that one prompt is given in one step; 0: no such limit",
-    "scheduling_policy": "who is served first; priority: by the number in the request, lower first, strictly: while more "
-    "comes than can be served, the highest numbers may never have their turn",
+    "scheduling_policy": "who is served first; priority: lower numbers of requests first, strictly: while more comes "
+    "than can be served, the highest numbers may never have their turn",
     "generation_config": "where default sampling parameters come from; vllm: none of the model's own",
     "enforce_eager": "capture no graphs",
     "attention_backend": "whose kernels compute; auto: what suits the device (or OCTAVO_KERNEL_BACKEND)",

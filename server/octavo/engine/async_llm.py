@@ -42,12 +42,12 @@ class OutputStream:
 
     def __init__(self) -> None:
         self.on_news: Callable[[], None] | None = None
-        self._news: dict[str, RequestState] = {}  # by request id
+        self.news: dict[str, RequestState] = {}  # by request id
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, state: RequestState) -> None:
-        self._news[state.request.request_id] = state
+        self.news[state.request.request_id] = state
         self._wake()
 
     def put_error(self, error: Exception) -> None:
@@ -62,8 +62,8 @@ class OutputStream:
 
     def take(self) -> RequestOutput | None:
         """The next output if there is one. Raises EngineDeadError when the engine has ended and nothing is left."""
-        if self._news:
-            return self._news.pop(next(iter(self._news))).take()
+        if self.news:
+            return self.news.popitem()[1].take()
         if self._error is not None:
             raise self._error
         return None

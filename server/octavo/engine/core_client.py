@@ -22,7 +22,7 @@ from octavo.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
 
-_READ_SECONDS = 0.005  # that the event loop takes in results in one go
+_READ_SECONDS = 0.002  # that the event loop takes in results, and hands them on, in one go
 
 
 @dataclass

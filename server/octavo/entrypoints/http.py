@@ -217,10 +217,12 @@ class EventStream(Response):
         """Write what there is to say, unless the client is behind; ``last`` then becomes the end of the answer."""
         if last.done() or not body.is_writable:
             return
+        news = b""
         try:
-            news = b""
-            while (item := self.run.take()) is not None:
+            item = self.run.take()
+            while item is not None:
                 news += self.events.write(item)
+                item = self.run.take() if self.run.stream.news else None
             if news:
                 body.write(news)
             if self.run.finished:

@@ -149,8 +149,8 @@ class Running:
         return [finals[position] for position in range(len(finals))]
 
     def _placed(self, output: RequestOutput) -> tuple[int, RequestOutput]:
-        raise_for(output)
-        if output.finished:
+        if output.finished or output.error is not None:
+            raise_for(output)
             self._unfinished.discard(output.request_id)
         return self._positions[output.request_id], output
 
