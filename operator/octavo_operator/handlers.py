@@ -74,4 +74,5 @@ def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     out.networking.connect_timeout = 5
     out.queueing.idle_timeout = 0.1  # what a worker of kopf holds in memory for an object that is quiet
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # it misses the signals, which are ours
     return out

@@ -63,7 +63,9 @@ def make_room(
     if any(now < parse_time(pod["metadata"]["deletionTimestamp"]) + _LEAVING_SECONDS for pod in pods if _leaves(pod)):
         return decided, 5.0  # there will be room
     replicas = live["spec"].get("replicas", 1)
-    missing = replicas - (live.get("status") or {}).get("availableReplicas", 0)
+    counts = live.get("status") or {}
+    # One that is ready serves, though it counts as available only after minReadySeconds.
+    missing = replicas - max(counts.get("readyReplicas", 0), counts.get("availableReplicas", 0))
     if in_vain and missing > (decided.unavailable if decided else 0):
         return Room(rollout, missing), None  # so many are missing anyway: none that serves is taken
     patience: float = spec.surge_patience_seconds
@@ -99,7 +101,9 @@ def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:
     status = live.get("status") or {}
     if not pods or status.get("observedGeneration", 0) < live["metadata"].get("generation", 1):
         return None
-    newest = revision(max(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
+    template = live["spec"].get("template") or {}
+    # Times alone do not tell: they are whole seconds, and an old pod that was lost is made anew during a rollout.
+    newest = revision(max(pods, key=lambda pod: (_likeness(pod, template), pod["metadata"]["creationTimestamp"])))
     none_is_new = not status.get("updatedReplicas")  # absent when it is 0
     old = [pod for pod in pods if none_is_new or revision(pod) != newest]
     holding = [pod for pod in old if _condition(pod, "PodScheduled").get("status") != "False"]
@@ -112,6 +116,19 @@ def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:
     if not waiting:
         return None
     return min(waiting), any(_condition(pod, "Ready").get("status") != "True" for pod in holding)
+
+
+def _likeness(pod: Json, template: Json) -> int:
+    """How much of the template is found in the pod. Not always all of it: what admits pods may have changed them."""
+    marks = (template.get("metadata") or {}).get("annotations") or {}
+    found = pod["metadata"].get("annotations") or {}
+    alike = sum(found.get(name) == value for name, value in marks.items())
+    for kind in ("initContainers", "containers"):
+        known = {one["name"]: one for one in (pod.get("spec") or {}).get(kind) or []}
+        for wanted in (template.get("spec") or {}).get(kind) or []:
+            one = known.get(wanted["name"], {})
+            alike += sum(one.get(field) == value for field, value in wanted.items())
+    return alike
 
 
 def _condition(body: Json, kind: str) -> Json:

@@ -263,6 +263,20 @@ def test_old_pods_make_room_only_for_new_ones_that_lack_it(
     assert make_room(parsed(), live(1, 1), [OLD, new], now) == (decided, again)
 
 
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00Z", START], ids=["within-a-second", "an-old-one-made-anew"])
+def test_a_new_pod_is_known_by_the_template(created: str) -> None:
+    def of(version: str, one: dict[str, Any]) -> dict[str, Any]:
+        container = {"name": "engine", "image": "i", "env": [{"name": "VERSION", "value": version}]}
+        return {**one, "spec": {"containers": [container, {"name": "injected"}]}}
+
+    old = of("1", pod("old", "z", created))
+    new = of("2", pod("new", "b", "2026-01-01T00:00:00Z", FULL))
+    deployment = live(1, 1)
+    deployment["spec"]["template"] = {"spec": {"containers": new["spec"]["containers"][:1]}}
+    for pods in ([old, new], [new, old]):
+        assert make_room(parsed(), deployment, pods, T0 + 60) == (ONE, None)
+
+
 def test_a_decision_holds_until_its_rollout_is_complete() -> None:
     new = pod("new", "b", START)
     decided = {MAKE_ROOM: str(ONE)}
@@ -308,13 +322,19 @@ def test_a_full_quota_is_no_room_either() -> None:
     assert make_room(parsed(), live(2, 1, 1, conditions=[refused]), [OLD], T0 + 60) == (None, None), "a scale-up"
 
 
-@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans())))
-def test_never_more_than_one_that_serves_is_taken(replicas: int, available: int, drawn: list[Any]) -> None:
+@given(
+    st.integers(1, 6), st.integers(0, 6), st.integers(0, 6),
+    st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans())),
+)  # fmt: skip
+def test_never_more_than_one_that_serves_is_taken(replicas: int, available: int, young: int, drawn: list[Any]) -> None:
+    """`young`: ready, but not for minReadySeconds yet."""
     pods = [pod(f"p{n}", r, START, FULL if w else None, ready) for n, (r, w, ready) in enumerate(drawn)]
-    room, again = make_room(parsed(), live(replicas, min(available, replicas)), pods, T0 + 1000)
+    available = min(available, replicas)
+    ready = min(available + young, replicas)
+    room, again = make_room(parsed(), live(replicas, available, readyReplicas=ready), pods, T0 + 1000)
     if room:
         assert again is None
-        assert replicas - room.unavailable >= min(available, replicas) - 1
+        assert replicas - room.unavailable >= ready - 1
 
 
 # Status.
