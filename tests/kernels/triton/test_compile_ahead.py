@@ -37,9 +37,9 @@ def oldest_triton() -> Path:
     return folder
 
 
-def compile_for_hopper(tmp_path: Path, match: str, *paths: Path) -> list[dict]:
+def compile_for_hopper(tmp_path: Path, *paths: Path) -> list[dict]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, SCRIPT, "--match", match, "--json", tmp_path / "kernels.json"]
+    command = [sys.executable, SCRIPT, "--json", tmp_path / "kernels.json"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return json.loads((tmp_path / "kernels.json").read_text())
@@ -48,18 +48,11 @@ def compile_for_hopper(tmp_path: Path, match: str, *paths: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["pinned", OLDEST])
 def test_every_kernel_compiles_for_hopper(tmp_path, version):
-    """And fits: no more shared memory than there is, no spilling, prompts on the warp groups' tensor cores.
-
-    With the oldest Triton bfloat16 stands for float16 too, whose code differs in single instructions: a minute less.
-    `benchmarks/kernels_sm90.py` has them all.
-    """
-    if version == "pinned":
-        dtypes, compiled = ("bf16", "f16"), compile_for_hopper(tmp_path, "")
-    else:
-        dtypes, compiled = ("bf16",), compile_for_hopper(tmp_path, "bf16", oldest_triton())
+    """And fits: no more shared memory than there is, no spilling, prompts on the warp groups' tensor cores."""
+    compiled = compile_for_hopper(tmp_path, *([] if version == "pinned" else [oldest_triton()]))
     attention = [c for c in compiled if c["case"].startswith("attention")]
     halves = [c for c in compiled if " f32 " not in c["case"]]
-    for dtype in dtypes:
+    for dtype in ("bf16", "f16"):
         for kernel in ("prefill_attention", "decode_attention", "reduce_chunks"):
             assert any(c["kernel"] == kernel and dtype in c["case"].split() for c in attention), (dtype, kernel)
     assert [c["case"] for c in compiled if c["shared"] > 227 * 1024] == []
