@@ -57,7 +57,7 @@ SERVER_HELP = {
     "management_host": "address of the management port",
     "management_port": "serve health, /metrics and /load here too, without a key",
     "max_num_queued_reqs": "most sequences that may wait; more get 429 (default: 8 * max_num_seqs)",
-    "max_request_bytes": "largest body of a request",
+    "max_request_bytes": "largest body of a request (default: 4 MiB, or 32 bytes a token of max_model_len)",
     "max_logprobs": "most alternatives a request may ask for",
     "allow_duplicate_request_ids": "let a request have the id of one under way (meshes that hand X-Request-Id on)",
     "shutdown_timeout": "seconds that running requests are given to finish after SIGTERM",

@@ -20,7 +20,7 @@ class ServerArgs:
     management_host: str | None = None  # None: as host
     management_port: int | None = None  # None: no second port
     max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
-    max_request_bytes: int = 8 * 2**20
+    max_request_bytes: int | None = None  # None: 4 MiB, or 32 bytes for each token of max_model_len if that is more
     max_logprobs: int = 20
     allow_duplicate_request_ids: bool = False
     shutdown_timeout: float = 30.0  # seconds that running requests are given after SIGTERM
@@ -66,7 +66,7 @@ class ServerArgs:
             if value is not None and value < 0:
                 raise ConfigError(f"{name} must not be negative, got {value}")
         for name in ("max_request_bytes", "health_stall_seconds"):
-            if getattr(self, name) <= 0:
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none")

@@ -70,7 +70,8 @@ async def ping(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    return Response(state_of(request).metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+    text = await asyncio.to_thread(state_of(request).metrics.expose)  # thousands of lines, while tokens are waited for
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(request: Request) -> Response:

@@ -46,6 +46,8 @@ class ServerState:
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
         # Parsing holds up everything else in the process: a long text costs nothing, but millions of values would.
         self.max_body_values = max(200_000, 2 * self.engine.config.scheduler.max_model_len)
+        own = max(4 * 2**20, 32 * self.engine.config.scheduler.max_model_len)
+        self.max_body_bytes = self.args.max_request_bytes or own
         self.chat_template = _read_template(self.args.chat_template)
 
     @property

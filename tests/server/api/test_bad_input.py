@@ -86,7 +86,7 @@ BAD_COMPLETIONS = {
     "mixed prompt": ({"prompt": [1, "a"]}, ["prompt"]),
     "prompt is a number": ({"prompt": 7}, ["prompt", "7"]),
     "too long": ({"prompt": LONG, "max_tokens": 1}, ["prompt", "1024"]),
-    "far too long": ({"prompt": "x" * 5_000_000}, ["prompt", "1024"]),
+    "far too long": ({"prompt": "x" * 4_000_000}, ["prompt", "1024"]),
     "too many ids": ({"prompt": [5] * 1024}, ["prompt", "1024"]),
     "negative id": ({"prompt": [1, -1]}, ["-1", "399"]),
     "id beyond the vocabulary": ({"prompt": [1, 400]}, ["400", "399"]),
@@ -241,7 +241,7 @@ def test_compressed_bodies(server):
 @pytest.mark.parametrize("piece", [b'{"a":[1,2,3]}', b"5"], ids=["nested", "numbers"])
 def test_millions_of_values(server, piece):
     """They would hold up the event loop for half a second, if they were parsed."""
-    body = b'{"prompt": "x", "unknown": [' + b",".join([piece] * 400_000) + b"]}"
+    body = b'{"prompt": "x", "unknown": [' + b",".join([piece] * 250_000) + b"]}"
     headers = {"content-type": "application/json"}
     response, seconds = timed(httpx.post, server.url + "/v1/completions", content=body, headers=headers, timeout=30)
     check(response, 413, seconds, "200000 values")

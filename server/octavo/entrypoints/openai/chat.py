@@ -75,7 +75,7 @@ class _Job:
 async def create_chat_completion(request: Request) -> Response:
     state = serving.state_of(request)
     state.check_serving()
-    body = await read_body(request, ChatCompletionRequest, state.args.max_request_bytes)
+    body = await read_body(request, ChatCompletionRequest, state.max_body_bytes)
     body.check()
     state.check_model(body.model)
     job = await _prepare(state, body, serving.external_id(request, "chatcmpl", body.request_id))

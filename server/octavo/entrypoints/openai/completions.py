@@ -54,7 +54,7 @@ class _Job:
 async def create_completion(request: Request) -> Response:
     state = serving.state_of(request)
     state.check_serving()
-    body = await read_body(request, CompletionRequest, state.args.max_request_bytes)
+    body = await read_body(request, CompletionRequest, state.max_body_bytes)
     body.check()
     state.check_model(body.model)
     job = await _prepare(state, body, serving.external_id(request, "cmpl", body.request_id))

@@ -6,7 +6,8 @@ import base64
 import sys
 import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from msgspec import Struct
@@ -64,7 +65,7 @@ class EmbeddingUsage(Struct):
 
 class EmbeddingList(Struct):
     model: str
-    data: list[Embedding]
+    data: list[Embedding]  # or as JSON already: msgspec.Raw
     usage: EmbeddingUsage
     object: str = "list"
 
@@ -72,7 +73,7 @@ class EmbeddingList(Struct):
 async def create_embeddings(request: Request) -> Response:
     state = serving.state_of(request)
     state.check_serving()
-    body = await read_body(request, EmbeddingRequest, state.args.max_request_bytes)
+    body = await read_body(request, EmbeddingRequest, state.max_body_bytes)
     state.check_model(body.model)
     size = state.engine.config.model.hidden_size
     if body.dimensions not in (None, size):
@@ -126,9 +127,15 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
                     raise APIError(500, "The engine gave no vector", code="engine_error")
                 vectors.append(output.embedding)
     encode = _base64 if body.encoding_format == "base64" else list
-    data = [Embedding(i, encode(vector)) for i, vector in enumerate(vectors)]
+    data = await serving.encoded(
+        state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
+    )
     tokens = sum(len(request.prompt_token_ids) for request in requests)
     return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
+
+
+def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], list[float] | str]) -> Embedding:
+    return Embedding(index, encode(vector))
 
 
 def _base64(vector: list[float]) -> str:

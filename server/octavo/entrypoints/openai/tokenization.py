@@ -64,7 +64,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
-    body = await read_body(request, TokenizeRequest, state.args.max_request_bytes)
+    body = await read_body(request, TokenizeRequest, state.max_body_bytes)
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt or messages must be given, and not both", "prompt")
@@ -78,20 +78,22 @@ async def tokenize(request: Request) -> Response:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
     tokenizer = state.engine.tokenizer
-    strings = tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs and tokenizer is not None else None
+    strings = None
+    if body.return_token_strs and tokenizer is not None:
+        strings = await state.engine.run_in_thread(tokenizer.convert_ids_to_tokens, ids)
     return JSON(TokenizeResponse(len(ids), processor.max_model_len, ids, strings))
 
 
 async def detokenize(request: Request) -> Response:
     state = state_of(request)
-    body = await read_body(request, DetokenizeRequest, state.args.max_request_bytes)
+    body = await read_body(request, DetokenizeRequest, state.max_body_bytes)
     state.check_model(body.model)
     tokenizer = state.engine.tokenizer
     if tokenizer is None:
         raise bad_request("tokens cannot be decoded: the engine runs without a tokenizer (--skip-tokenizer-init)")
-    for token_id in body.tokens:
-        if not 0 <= token_id < state.engine.input_processor.vocab_size:
-            limit = state.engine.input_processor.vocab_size - 1
+    limit = state.engine.input_processor.vocab_size - 1
+    for token_id in (min(body.tokens, default=0), max(body.tokens, default=0)):
+        if not 0 <= token_id <= limit:
             raise bad_request(
                 f"tokens must be between 0 and {limit} (the model's vocabulary), got {token_id}", "tokens"
             )
