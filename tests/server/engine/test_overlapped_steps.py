@@ -63,3 +63,25 @@ def test_sequences_that_end_or_are_aborted_leave_nothing_to_those_after_them(tin
                     finished += 1
         core.check_integrity()
     assert finished > 15
+
+
+def test_a_token_under_way_is_not_written_into_the_row_of_another_sequence(tiny_checkpoints: dict[str, Path]) -> None:
+    """A sequence is aborted while its token is on the way; the one that gets its row is in the middle of its prompt
+    when that token arrives.
+    """
+    llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False, max_num_seqs=1, long_prefill_token_threshold=3)
+    (first,), (second,) = prompts_of("short", 1), [{"prompt_token_ids": list(range(5, 65))}]
+    first["prompt_token_ids"] = first["prompt_token_ids"][:1]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    alone = llm.generate([second], [params], use_tqdm=False)[0].outputs[0].token_ids
+    core = overlapped(llm).engine
+    for steps in range(1, 20):
+        core.add_request(llm._input.process(f"a{steps}", first, SamplingParams(max_tokens=40, ignore_eos=True)))
+        for _ in range(steps):
+            core.step()
+        core.abort_requests([f"a{steps}"])
+        core.add_request(llm._input.process(f"b{steps}", second, params))
+        got: list[int] = []
+        while core.has_unfinished_requests():
+            got += [t for output in core.step().outputs for t in output.new_token_ids if output.request_id[0] == "b"]
+        assert got == alone, f"aborted after {steps} steps"
