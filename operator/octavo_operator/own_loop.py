@@ -31,7 +31,7 @@ async def in_own_loop(name: str, make: Callable[[], Coroutine[Any, Any, None]], 
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
-            error = None if task.cancelled() else task.exception()
+            error = task.exception() if task.done() and not task.cancelled() else None
             ended.set_exception(error) if error else ended.set_result(None)
 
     threading.Thread(target=work, name=name, daemon=True).start()
