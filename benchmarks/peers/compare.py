@@ -55,7 +55,7 @@ class Plan:
         return {users: n for users, n in levels.items() if users in (1, 20)} if engine.brief else levels
 
 
-FULL = Plan({1: 4, 5: 3, 10: 3, 20: 3, 64: 2}, 7, 2)
+FULL = Plan({1: 4, 5: 3, 10: 3, 20: 2, 64: 2}, 7, 2)
 QUICK = Plan({1: 2, 20: 1}, 3, 0)
 
 BEGAN = time.perf_counter()

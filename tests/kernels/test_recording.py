@@ -77,7 +77,7 @@ class Decoder:
         return k.quantized_linear(x, self.head)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])  # more than there are cores, too: most then sleep
 def test_replaying_is_running(threads, count):
     """Logits and the cache that replays leave are those of running the step, to the bit, with padding rows and
     without.

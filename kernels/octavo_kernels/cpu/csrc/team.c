@@ -54,34 +54,32 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
 }
 
 // Sleep until `done` may have reached `count`.
-static void sleep_until(struct team *t, atomic_uint *done, unsigned count) {
+static void sleep_until(struct counter *done, unsigned count) {
 #if defined(__linux__)
-    // All who sleep wait for the same phase: no thread is past it. Whoever does its last item either sees us here, or we
-    // see that it is done, or the system does, which compares once more.
-    atomic_store(&t->awaited, count);
-    atomic_fetch_add(&t->sleepers, 1);
-    unsigned seen = atomic_load(done);
-    if (seen < count) syscall(SYS_futex, done, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-    atomic_fetch_sub(&t->sleepers, 1);
+    // Whoever does the last item either sees that it is awaited, or we see that it is done, or the system does, which
+    // compares once more.
+    atomic_store(&done->awaited, count);
+    unsigned seen = atomic_load(&done->value);
+    if (seen < count) syscall(SYS_futex, &done->value, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 #else
-    (void)t, (void)done, (void)count;
+    (void)done, (void)count;
     sched_yield();
 #endif
 }
 
-void team_wake(struct member *m) {
+void team_wake(struct counter *done) {
 #if defined(__linux__)
-    syscall(SYS_futex, &m->phase[m->size].value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, &done->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #else
-    (void)m;
+    (void)done;
 #endif
 }
 
 void team_wait(struct member *m, int64_t count) {
-    atomic_uint *done = &m->phase[m->size].value;
-    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) < (unsigned)count; spins++) {
+    struct counter *done = &m->phase[m->size];
+    for (int spins = 0; atomic_load_explicit(&done->value, memory_order_acquire) < (unsigned)count; spins++) {
         if (spins < SPINS) RELAX();
-        else sleep_until(m->team, done, (unsigned)count);
+        else sleep_until(done, (unsigned)count);
     }
     m->phase += m->size + 1;
     m->robbed = 0;

@@ -13,6 +13,7 @@
 
 struct counter {
     _Alignas(64) atomic_uint value;
+    atomic_uint awaited;  // the value that somebody sleeps for; 0: nobody does
 };
 
 struct team {
@@ -22,7 +23,6 @@ struct team {
     size_t shared_bytes;
     const int64_t *program;
     int64_t words;
-    atomic_uint sleepers, awaited;  // threads asleep in team_wait, and for how many items
 };
 
 struct member {
@@ -43,11 +43,12 @@ static inline int64_t team_take(struct member *m, int64_t count) {
     }
     return -1;
 }
-void team_wake(struct member *m);
+void team_wake(struct counter *done);
 // To be called after each item that was taken.
 static inline void team_done(struct member *m) {
-    unsigned done = atomic_fetch_add(&m->phase[m->size].value, 1) + 1;
-    if (atomic_load(&m->team->sleepers) && done >= atomic_load(&m->team->awaited)) team_wake(m);
+    struct counter *done = &m->phase[m->size];
+    unsigned now = atomic_fetch_add(&done->value, 1) + 1, awaited = atomic_load(&done->awaited);
+    if (awaited && now >= awaited) team_wake(done);
 }
 // End a phase of `count` items: wait until all are done. Every operation ends each of its phases with this.
 void team_wait(struct member *m, int64_t count);
