@@ -153,10 +153,11 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     phases.done("loading the tokenizer")
     import uvloop
 
-    from octavo.entrypoints.server import bind, quiet_access_log, serve
+    from octavo.entrypoints.server import allow_many_connections, bind, quiet_access_log, serve
 
     phases.done("importing the server")
     quiet_access_log()
+    allow_many_connections()
     sockets = bind(args)
     # What has been made so far lives as long as we do: the collector need not look at it again.
     gc.collect()

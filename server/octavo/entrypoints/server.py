@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_DESCRIPTORS = 65_535
 _KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, so that they close first
 _LAST_WORDS_SECONDS = 3  # for answers that are being cut off, after the drain
 _QUIET_PATHS = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/load")
@@ -43,6 +45,15 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def allow_many_connections() -> None:
+    """Each one takes a file descriptor, of which shells often give 1,024: so many slow clients would lock all others,
+    and the probes, out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(args: ServerArgs) -> list[socket.socket]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -348,6 +351,18 @@ def test_slow_senders_keep_nobody_waiting(server):
     finally:
         for sock in socks:
             sock.close()
+
+
+def test_there_are_descriptors_for_many_clients(shared_server):
+    """Whatever soft limit the server was started with: this machine's shells may set a low one."""
+    limits = Path(f"/proc/{shared_server.process.pid}/limits").read_text().splitlines()
+    soft, hard = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))
+    assert soft == hard or int(soft) >= 65_535
+    code = (
+        "import resource as r; from octavo.entrypoints.server import allow_many_connections\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, 1_000)); allow_many_connections(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "(1000, 1000)"
 
 
 @pytest.mark.parametrize(
