@@ -75,9 +75,9 @@ class Work:
         return {
             "streams alone": ("GET", "/livez", b""),
             "/metrics": ("GET", "/metrics", b""),
-            "8 MB of text": cls.completions(prompt="a b " * 2 * million),
-            "8 MB of other scripts": cls.completions(prompt="日本語 é" * (6 * million // 10)),
-            "8 MB of escapes": ("POST", "/v1/completions", b'{"prompt": "' + b"\\u00e9" * (8 * million // 6) + b'"}'),
+            "4 MB of text": cls.completions(prompt="a b " * million),
+            "4 MB of other scripts": cls.completions(prompt="日本語 é" * (3 * million // 10)),
+            "4 MB of escapes": ("POST", "/v1/completions", b'{"prompt": "' + b"\\u00e9" * (4 * million // 6) + b'"}'),
             "190,000 ids": cls.completions(prompt=ids),
             "60,000 objects": cls.completions(prompt="x", metadata=[{"a": 1}] * 49_000),
             "text in need of tokens": cls.completions(prompt="The quick brown fox. " * 40, max_tokens=1),
@@ -88,7 +88,7 @@ class Work:
             ),
             "log-probabilities of 16 answers": cls.completions(prompt="x", n=16, max_tokens=200, logprobs=20),
             "log-probabilities of a prompt": cls.completions(prompt=ids[:900], max_tokens=1, prompt_logprobs=20),
-            "broken JSON of 8 MB": ("POST", "/v1/completions", b'{"prompt": "' + b"x" * 8 * million),
+            "broken JSON of 4 MB": ("POST", "/v1/completions", b'{"prompt": "' + b"x" * 4 * million),
         }  # fmt: skip
 
 
