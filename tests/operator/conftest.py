@@ -208,8 +208,12 @@ def fake_nodes(cluster: Cluster, namespace: str) -> Iterator[Callable[..., None]
 
     yield add
     api = Api(places)
-    api.call("DELETE", f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments")
-    eventually(lambda: not api.call("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"], 300)
+
+    def is_empty() -> bool:  # asked again: of a thousand, one call does not delete all in its time
+        api.call("DELETE", f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments")
+        return not api.call("GET", f"/api/v1/namespaces/{namespace}/pods?limit=1")["items"]
+
+    eventually(is_empty, 300)
     cluster.kubectl("delete", "node", *names)
 
 
