@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 CONTEXT, PROMPT, OUTPUT = 192, 128, 128
 LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
-HEAD = "linear: head"
+GATED, HEAD = LINEARS[2], "linear: head"
 KINDS = {
     "embedding": "embedding", "quantized_embedding": "embedding", "quantize": "norms, activation, quantise",
     "rms_norm": "norms, activation, quantise", "silu_and_mul": "norms, activation, quantise",
@@ -99,14 +99,16 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
     count = len(layers)
 
     def label(kind: str, number: int) -> str:
+        if kind == "gated_linear":
+            return GATED
         if kind == "quantized_linear":
-            return HEAD if number == count else LINEARS[number % 4]
+            return HEAD if number == count // 4 * 3 else [name for name in LINEARS if name != GATED][number % 3]
         return KINDS.get(kind, kind)
 
     evict = torch.ones(1 << 27, dtype=torch.uint8)
     least: dict[str, tuple[float, float]] = {}
     for number, packed in enumerate([*layers, model.lm_head.method.packed]):
-        name = label("quantized_linear", number)
+        name = HEAD if number == count else LINEARS[number % 4]
         taken = rows if name == HEAD else rows * new
         size, macs = least.get(name, (0.0, 0.0))
         least[name] = (size + packed.nbytes, macs + taken * packed.channels * packed.width * packed.terms)

@@ -40,14 +40,18 @@ class Program(Generic[T]):
         self._library, self._words, self._memory = library, words, memory
         self._address = words.ctypes.data
         self._rows, self._sequences = _places(words, ROWS), _places(words, SEQUENCES)
+        self._is_even = len(set(words[self._rows].tolist())) <= 1
         self.outputs = outputs
 
     def replay(self, rows: int | None = None, sequences: int | None = None, threads: int | None = None) -> None:
         """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive.
 
         ``rows``, ``sequences``: only that many of those that it was recorded with; None: as many as the last time.
+        Raises ValueError for ``rows`` of a step whose operations differ in their number of rows.
         """
         if rows is not None:
+            if not self._is_even:
+                raise ValueError("rows: the step's operations differ in their number of rows")
             self._words[self._rows] = rows
         if sequences is not None:
             self._words[self._sequences] = sequences
@@ -122,8 +126,6 @@ def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
     if watch.foreign:
         raise RecordingError(f"the step uses torch's own {', '.join(sorted(watch.foreign))}: it cannot be recorded")
     words = np.frombuffer(b"".join(operations), dtype=np.int64).copy()
-    if len(set(words[_places(words, ROWS)].tolist())) > 1:
-        raise RecordingError("the step's operations differ in their number of rows")
     outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
     memory, moved = _plan(words, watch.buffers, outputs, arena)
     return Program(library, words, moved[0] if isinstance(result, Tensor) else moved, (*memory, *moved))  # type: ignore[arg-type]
