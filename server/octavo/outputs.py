@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
 
 
 @dataclass(slots=True)
@@ -18,6 +20,63 @@ class Logprob:
 PositionLogprobs = dict[int, Logprob]
 
 
+@dataclass(slots=True, eq=False)
+class LogprobsTable(Sequence[PositionLogprobs | None]):
+    """Log-probabilities of consecutive positions, kept as the numbers that the core sends: each position's dict is
+    made when it is looked at. A long answer has tens of thousands of entries, and as objects they would keep Python's
+    garbage collector busy. The first of a prompt has none, and is None.
+    """
+
+    text_of: Callable[[int], str] | None  # a token's text
+    token_ids: list[list[int] | None] = field(default_factory=list)  # a position's, the sampled (or prompt) token first
+    logprobs: list[list[float] | None] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)  # of the first one, from 1; the others come in order
+
+    def extend(
+        self, token_ids: Sequence[list[int] | None], logprobs: Sequence[list[float] | None], ranks: list[int]
+    ) -> None:
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.ranks += ranks
+
+    @property
+    def num_values(self) -> int:
+        return sum(len(ids) for ids in self.token_ids if ids is not None)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> PositionLogprobs | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> LogprobsTable: ...
+    def __getitem__(self, index: int | slice) -> PositionLogprobs | LogprobsTable | None:
+        if isinstance(index, slice):
+            return LogprobsTable(self.text_of, self.token_ids[index], self.logprobs[index], self.ranks[index])
+        ids, logprobs = self.token_ids[index], self.logprobs[index]
+        if ids is None or logprobs is None:
+            return None
+        text = self.text_of or _no_text
+        position = {ids[0]: Logprob(logprobs[0], self.ranks[index], text(ids[0]))}
+        for order in range(1, len(ids)):
+            if ids[order] != ids[0]:
+                position[ids[order]] = Logprob(logprobs[order], order, text(ids[order]))
+        return position
+
+    def __iter__(self) -> Iterator[PositionLogprobs | None]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def _no_text(token_id: int) -> None:
+    return None
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One of the ``n`` answers to a prompt. With RequestOutputKind.DELTA text, token_ids, logprobs are the new part."""
@@ -26,7 +85,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobsTable | None = None  # a sequence of dicts, one a token
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_reason: int | str | None = None  # the stop string or token id that ended it; None for EOS
 
@@ -56,7 +115,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: LogprobsTable | None = None  # one a prompt token; None for the first
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None

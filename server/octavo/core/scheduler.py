@@ -487,13 +487,15 @@ class Scheduler:
 
 
 def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
-    num_cached_tokens = request.num_cached_tokens
-    return EngineCoreOutput(
+    tokens = tokens or []
+    output = EngineCoreOutput(
         request.request_id,
         request.index,
-        tokens or [],
+        tokens,
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        num_cached_tokens=num_cached_tokens if num_cached_tokens > 0 else 0,
-        scheduled_time=request.scheduled_time,
     )
+    if request.num_output_tokens == len(tokens):  # its first
+        output.num_cached_tokens = max(0, request.num_cached_tokens)
+        output.scheduled_time = request.scheduled_time
+    return output

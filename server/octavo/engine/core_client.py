@@ -1,4 +1,4 @@
-"""The front end's side of the core process: sends requests, hands results to a callback on the event loop."""
+"""The front end's end of the channel to the core: sends requests, hands results to a callback on the event loop."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-import zmq
 
 from octavo.config import EngineConfig
-from octavo.engine import core_proc
-from octavo.engine.launcher import OUTPUT_SOCKET, REQUEST_SOCKET, CoreProcess
+from octavo.engine.channel import Frames, Kind, frame
+from octavo.engine.launcher import CoreProcess
 from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from octavo.engine.packing import unpack
 from octavo.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ def how_it_ended(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
-class CoreClient:
-    """Belongs to one event loop. ``on_exit`` is called once, with the exit code, when the core process ends."""
+class CoreClient(asyncio.Protocol):
+    """Belongs to one event loop. ``on_exit`` is called once, with the exit code, when the core process has ended."""
 
     def __init__(
         self,
@@ -61,63 +61,72 @@ class CoreClient:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[CoreReady] = self._loop.create_future()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode_outputs = msgspec.msgpack.Decoder(EngineCoreOutputs).decode
         self._decode_ready = msgspec.msgpack.Decoder(CoreReady).decode
-        self._context = zmq.Context(io_threads=1)
-        self._requests = self._bind(zmq.PUSH, REQUEST_SOCKET)
-        self._outputs = self._bind(zmq.PULL, OUTPUT_SOCKET)
-        self._loop.add_reader(self._outputs.FD, self._read)
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._silent = asyncio.Event()  # the core has closed its end, and all it said has been read
         self.exit_code: int | None = None
         threading.Thread(target=self._wait_for_exit, name="core-exit", daemon=True).start()
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket:
-        socket = self._context.socket(kind)
-        socket.set_hwm(0)  # the server bounds its queue itself; a message must never block the event loop
-        socket.linger = 0
-        socket.bind(f"ipc://{self.process.directory / name}")
-        return socket
-
     async def wait_ready(self) -> CoreReady:
         """Raises OctavoError with the core's own words when it cannot start, EngineDeadError when it just ends."""
-        self._read()  # what arrived before the event loop watched
-        ready = await asyncio.shield(self._ready)
-        while not self._requests.getsockopt(zmq.EVENTS) & zmq.POLLOUT:  # type: ignore[operator, arg-type]
-            await asyncio.sleep(0.005)  # a request sent before the core is connected would hold up the event loop
-        self.process.remove_directory()  # both sides are connected: nothing of us is left on disk
-        return ready
+        await self._loop.create_unix_connection(lambda: self, sock=self.process.socket)
+        return await asyncio.shield(self._ready)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        self._send(core_proc.ADD, request, request.request_id)
+        self._send(Kind.ADD, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        self._send(core_proc.ABORT, request_ids)
+        self._send(Kind.ABORT, request_ids)
 
     def finish_samples(self, samples: list[tuple[str, int]]) -> None:
         """End sequences, given as (request id, index), whose text has matched a stop string."""
-        self._send(core_proc.FINISH_SAMPLES, samples)
+        self._send(Kind.FINISH_SAMPLES, samples)
 
-    def _send(self, kind: bytes, message: Any, request_id: str = "") -> None:
+    def _send(self, kind: Kind, message: Any) -> None:
+        """Never waits: what the core does not take yet stays with the transport."""
         if self.exit_code is not None:
             raise EngineDeadError(f"the engine core has ended with exit code {self.exit_code}")
-        self._requests.send_multipart([kind, request_id.encode(), self._encode(message)])
-        # The socket's descriptor tells of new events only once: sending may have swallowed one that was for reading.
-        self._loop.call_soon(self._read)
+        assert self._transport is not None, "wait_ready comes first"
+        self._transport.write(frame(kind, self._encode(message)))
 
-    def _read(self, limit: float = _READ_SECONDS) -> None:
-        """Take in what has arrived. The descriptor is edge-triggered, so nothing may be left behind: what would hold up
-        the event loop for too long is read when others had their turn."""
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.feed(data)
+        self._read(_READ_SECONDS)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._read(float("inf"))  # its last words
+        self._silent.set()
+
+    def _read(self, limit: float) -> None:
+        """Take in what has arrived; what would hold up the event loop for too long, when others had their turn."""
         until = time.monotonic() + limit
-        while not self._outputs.closed and self._outputs.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
+        while found := self._frames.take():
+            self._take(*found)
             if time.monotonic() > until:
-                self._loop.call_soon(self._read)
+                assert self._transport is not None
+                self._transport.pause_reading()
+                self._loop.call_soon(self._read_on)
                 return
-            kind, payload = self._outputs.recv_multipart()
-            if kind == core_proc.OUTPUTS:
-                self._on_outputs(self._decode_outputs(payload))
-            elif kind == core_proc.READY:
-                self._ready.set_result(self._decode_ready(payload))
-            elif not self._ready.done():
-                self._ready.set_exception(OctavoError(msgspec.msgpack.decode(payload, type=str)))
+
+    def _read_on(self) -> None:
+        if not self._silent.is_set():
+            assert self._transport is not None
+            self._transport.resume_reading()
+            self._read(_READ_SECONDS)
+
+    def _take(self, kind: Kind, payload: bytearray) -> None:
+        if kind is Kind.OUTPUTS:
+            self._on_outputs(unpack(payload))
+        elif kind is Kind.READY:
+            self._ready.set_result(self._decode_ready(payload))
+        elif not self._ready.done():
+            self._ready.set_exception(OctavoError(msgspec.msgpack.decode(payload, type=str)))
 
     def _wait_for_exit(self) -> None:
         code = self.process.process.wait()
@@ -127,7 +136,10 @@ class CoreClient:
             pass
 
     def _exited(self, code: int) -> None:
-        self._read(limit=float("inf"))  # its last words
+        self._ending = asyncio.ensure_future(self._end(code))
+
+    async def _end(self, code: int) -> None:
+        await self._silent.wait()
         self.exit_code = code
         if not self._ready.done():
             self._ready.set_exception(
@@ -137,10 +149,7 @@ class CoreClient:
         self._on_exit(code)
 
     def close(self, grace: float = 5.0) -> None:
-        """End the core process and let go of the sockets."""
-        if not self._outputs.closed:
-            self._loop.remove_reader(self._outputs.FD)
-            self._outputs.close()
-            self._requests.close()
-            self._context.term()
+        """End the core process and let go of the socket."""
+        if self._transport is not None:
+            self._transport.abort()
         self.process.stop(grace)

@@ -1,9 +1,9 @@
 """The engine core as a process of its own: one loop that takes requests in, steps, and sends results out.
 
-    python -m octavo.engine.core_proc DIRECTORY     (octavo.engine.launcher does this)
+    python -m octavo.engine.core_proc SOCKET HEARTBEAT     (octavo.engine.launcher does this)
 
 Configuration is one line of JSON on stdin. When stdin ends the parent has gone, and so do we. Messages are msgpack over
-two unix sockets in DIRECTORY: no pickle, nothing that listens on a network.
+the inherited SOCKET: no pickle, nothing that listens anywhere.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from octavo.engine.channel import Channel, Kind
 from octavo.engine.heartbeat import Heartbeat
-from octavo.engine.launcher import OUTPUT_SOCKET, REQUEST_SOCKET, CoreOptions
+from octavo.engine.launcher import CoreOptions
 
 if TYPE_CHECKING:
-    import zmq
-
     from octavo.engine.core import EngineCore
+    from octavo.engine.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
-
-# Kinds of messages, the first frame of each. To the core:
-ADD, ABORT, FINISH_SAMPLES = b"add", b"abort", b"finish_samples"
-# From it:
-READY, FAILED, OUTPUTS = b"ready", b"failed", b"outputs"
 
 BEAT_SECONDS = 1.0
 IDLE_SECONDS = 1  # without work, after which the engine checks its books,
@@ -46,87 +42,90 @@ _PR_SET_PDEATHSIG = 1
 class CoreProc:
     """The busy loop. Blocks, using no CPU, while there is nothing to do."""
 
-    def __init__(self, core: EngineCore, requests: zmq.Socket, outputs: zmq.Socket, heartbeat: Heartbeat) -> None:
+    def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat) -> None:
         import msgspec
 
         from octavo.engine.messages import EngineCoreRequest
+        from octavo.engine.packing import pack
 
         self._core = core
-        self._requests = requests
-        self._outputs = outputs
+        self._channel = channel
         self._heartbeat = heartbeat
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_ids = msgspec.msgpack.Decoder(list[str]).decode
         self._decode_samples = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_any = msgspec.msgpack.Decoder().decode
+        self._pack = pack
         self.busy = False
         self._checked = True  # nothing has been done yet
         self._last_check = time.monotonic()
 
     def run(self) -> None:
-        import zmq
-
+        """Until the front end closes its end."""
         from octavo.engine.messages import EngineCoreOutputs
 
         core = self._core
         while True:
             if not core.has_unfinished_requests():
                 if self.busy:  # the last word on how many requests there are
-                    self._send(OUTPUTS, EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
+                    self._send(EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
                 self._wait_for_work()
                 self._heartbeat.progress(core.num_steps)
                 self.busy = True
-            while self._requests.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator, arg-type]
-                self._handle(self._requests.recv_multipart())
+            try:
+                for kind, payload in self._channel.receive():
+                    self._handle(kind, payload)
+            except EOFError:
+                return
             if core.has_unfinished_requests():
                 num_steps = core.num_steps
-                self._send(OUTPUTS, core.step())
+                self._send(core.step())
                 if core.num_steps > num_steps:
                     self._heartbeat.progress(core.num_steps)
 
     def _wait_for_work(self) -> None:
         """Blocks. An idle engine looks whether its books are in order: a fault is told, it is not fatal."""
-        if not self._checked and not self._requests.poll(IDLE_SECONDS * 1000):
+        if not self._checked and not self._channel.wait(IDLE_SECONDS):
             self._checked = True
             try:
                 self._core.check_integrity()
             except AssertionError:
                 logger.exception("integrity check failed: please report this")
-        self._requests.poll()
+        self._channel.wait()
         if time.monotonic() - self._last_check > CHECK_SECONDS:
             self._checked, self._last_check = False, time.monotonic()
 
-    def _send(self, kind: bytes, message: Any) -> None:
-        self._outputs.send_multipart([kind, self._encode(message)])
+    def _send(self, results: EngineCoreOutputs) -> None:
+        self._channel.send(Kind.OUTPUTS, self._pack(results))
 
-    def _handle(self, frames: list[bytes]) -> None:
+    def _handle(self, kind: Kind, payload: bytearray) -> None:
         """One message. Whatever goes wrong in it stays with the request that it is about."""
-        kind, request_id, payload = frames
         try:
-            if kind == ADD:
+            if kind is Kind.ADD:
                 self._core.add_request(self._decode_add(payload))
-            elif kind == ABORT:
+            elif kind is Kind.ABORT:
                 self._core.abort_requests(self._decode_ids(payload))
-            elif kind == FINISH_SAMPLES:
+            elif kind is Kind.FINISH_SAMPLES:
                 for sample_of, index in self._decode_samples(payload):
                     self._core.finish_sample(sample_of, index)
             else:
-                raise ValueError(f"unknown kind of message {kind!r}")
+                raise ValueError(f"{kind!r} is not for the core")
         except Exception as error:
-            if kind != ADD:
+            if kind is not Kind.ADD:
                 logger.exception("a message of kind %r could not be handled", kind)
                 return
+            request_id = self._decode_any(payload)["request_id"]
             if not isinstance(error, ValueError):
-                logger.exception("request %s could not be added", request_id.decode())
-            self._refuse(request_id.decode(), str(error))
+                logger.exception("request %s could not be added", request_id)
+            self._refuse(request_id, str(error))
 
     def _refuse(self, request_id: str, error: str) -> None:
         from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs
 
         # Index -1: the whole request, whatever its number of samples.
         output = EngineCoreOutput(request_id, -1, [], finish_reason="error", error=error)
-        self._send(OUTPUTS, EngineCoreOutputs([output], timestamp=time.time()))
+        self._send(EngineCoreOutputs([output], timestamp=time.time()))
 
 
 def _die_with_parent(parent: int) -> None:
@@ -195,16 +194,18 @@ def _beat(
         time.sleep(BEAT_SECONDS)
 
 
-def main(directory: Path) -> int:
+def main(socket_fd: int, heartbeat_fd: int) -> int:
     _die_with_parent(os.getppid())
     # The front end decides when we stop: it drains on SIGTERM and then closes our stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     started = time.perf_counter()
+    channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
+    for descriptor in (socket_fd, heartbeat_fd):  # a compiler that we start must not hold them open
+        os.set_inheritable(descriptor, False)
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
-    import zmq
 
     from octavo.platform import import_torch_quickly
 
@@ -222,21 +223,13 @@ def main(directory: Path) -> int:
     setup_logging(options.log_level, options.log_format, process="core")
     logger.info("imports took %.2f s", imported - started)
 
-    context = zmq.Context(io_threads=1)
-    outputs = context.socket(zmq.PUSH)
-    outputs.set_hwm(0)
-    outputs.connect(f"ipc://{directory / OUTPUT_SOCKET}")
-    requests = context.socket(zmq.PULL)
-    requests.set_hwm(0)
-    requests.connect(f"ipc://{directory / REQUEST_SOCKET}")
-    heartbeat = Heartbeat(directory, create=False)
     try:
         core = EngineCore(EngineConfig.from_dict(message["config"]))
     except OctavoError as error:
-        outputs.send_multipart([FAILED, msgspec.msgpack.encode(str(error))])
-        context.destroy(linger=2000)  # waits until it is sent
+        channel.send(Kind.FAILED, msgspec.msgpack.encode(str(error)))
+        channel.drain(2.0)
         return 1
-    proc = CoreProc(core, requests, outputs, heartbeat)
+    proc = CoreProc(core, channel, heartbeat)
     # Modules and weights live as long as we do: the collector need not look at them again in the middle of a step.
     gc.collect()
     gc.freeze()
@@ -244,14 +237,15 @@ def main(directory: Path) -> int:
     threading.Thread(target=_beat, args=beat_args, name="heartbeat", daemon=True).start()
     heartbeat.beat()
     phases = {"import": imported - started, "load": time.perf_counter() - imported}
-    proc._send(READY, {"config": core.config.to_dict(), "num_blocks": core.executor.num_blocks, "phases": phases})
+    ready = {"config": core.config.to_dict(), "num_blocks": core.executor.num_blocks, "phases": phases}
+    channel.send(Kind.READY, msgspec.msgpack.encode(ready))
     proc.run()
     return 0
 
 
 if __name__ == "__main__":
     try:
-        code = main(Path(sys.argv[1]))
+        code = main(*map(int, sys.argv[1:]))
     except BaseException:
         logging.getLogger(__name__).exception("the engine core ends by an unexpected error")
         code = 1

@@ -6,9 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from pathlib import Path
 
-FILE_NAME = "heartbeat"
 _SIZE = mmap.PAGESIZE
 _BEAT, _PROGRESS, _STEPS, _MEMORY_USED, _MEMORY_TOTAL = range(5)  # slots of 8 bytes each; each is written by one store
 
@@ -19,15 +17,11 @@ class Heartbeat:
     Times are of the monotonic clock, which processes of one machine share.
     """
 
-    def __init__(self, directory: Path, create: bool) -> None:
-        flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
-        fd = os.open(directory / FILE_NAME, flags, 0o600)
-        try:
-            if create:
-                os.ftruncate(fd, _SIZE)
-            self._slots = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
-        finally:
-            os.close(fd)
+    def __init__(self, fd: int, create: bool) -> None:
+        """``fd``: of a file that both processes have open; it may be closed afterwards."""
+        if create:
+            os.ftruncate(fd, _SIZE)
+        self._slots = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
 
     # The core writes.
 

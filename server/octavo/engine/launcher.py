@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from octavo.engine.heartbeat import Heartbeat
-from octavo.errors import ConfigError
-
-REQUEST_SOCKET = "requests.sock"  # front end -> core
-OUTPUT_SOCKET = "outputs.sock"  # core -> front end
-_MAX_SOCKET_PATH = 107  # bytes, sockaddr_un
 
 
 @dataclass(frozen=True)
@@ -29,24 +23,19 @@ class CoreOptions:
 
 
 class CoreProcess:
-    """The core as a child process: ``python -m octavo.engine.core_proc DIRECTORY``.
+    """The core as a child process: ``python -m octavo.engine.core_proc SOCKET HEARTBEAT``, two descriptors it inherits.
 
-    The directory, private to the user, holds the two sockets and the heartbeat until both sides are connected. The core
-    reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
+    It reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
     """
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="octavo-"))
-        if len(str(self.directory / REQUEST_SOCKET)) > _MAX_SOCKET_PATH:
-            self.remove_directory()
-            raise ConfigError(
-                f"the folder for temporary files, {self.directory.parent}, has too long a path for unix sockets "
-                f"(they take {_MAX_SOCKET_PATH} bytes); set TMPDIR to a shorter one"
-            )
-        self.heartbeat = Heartbeat(self.directory, create=True)
-        command = [sys.executable, "-m", "octavo.engine.core_proc", str(self.directory)]
-        # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
+        self.socket, theirs = socket.socketpair()  # for a `CoreClient`
+        with theirs, tempfile.TemporaryFile() as page:
+            self.heartbeat = Heartbeat(page.fileno(), create=True)
+            inherited = theirs.fileno(), page.fileno()
+            command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, inherited)]
+            # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
         self._stdin: IO[bytes] | None = self.process.stdin
 
     @property
@@ -63,9 +52,6 @@ class CoreProcess:
         except BrokenPipeError:  # it has ended already; whoever waits for it will see that
             pass
 
-    def remove_directory(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
-
     def stop(self, grace: float = 5.0) -> int:
         """End the core: politely, then by force. Returns its exit code."""
         if self._stdin is not None:
@@ -79,5 +65,5 @@ class CoreProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        self.remove_directory()
+        self.socket.close()
         return code

@@ -48,10 +48,25 @@ class EngineCoreOutput:
     prompt_logprobs: LogprobsLists | None = None  # positions 1..P-1, on the first output
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    scheduled_time: float | None = None  # first scheduled, seconds since the epoch
+    num_cached_tokens: int = 0  # on the first output
+    scheduled_time: float | None = None  # on the first output: when first scheduled, seconds since the epoch
     error: str | None = None
     embedding: list[float] | None = None
+
+    @property
+    def is_one_token(self) -> bool:
+        """Nothing but one more token."""
+        return (
+            len(self.new_token_ids) == 1
+            and self.finish_reason is None
+            and self.new_logprobs is None
+            and self.scheduled_time is None
+            and not self.num_cached_tokens
+            and self.stop_reason is None
+            and self.prompt_logprobs is None
+            and self.error is None
+            and self.embedding is None
+        )
 
 
 @dataclass

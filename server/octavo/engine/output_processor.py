@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.engine.detokenizer import Detokenizer, Vocabulary
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats
-from octavo.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
+from octavo.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SampleState:
     num_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: LogprobsTable | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     first_token_time: float | None = None
@@ -52,7 +52,7 @@ class RequestState:
     queue: OutputQueue | None
     metrics: RequestMetrics
     num_unfinished: int
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    prompt_logprobs: LogprobsTable | None = None
     prompt_logprobs_sent: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
@@ -107,6 +107,7 @@ class OutputProcessor:
                 f"request_id {request.request_id!r} is already in use by a running request; choose another"
             )
         params = request.sampling_params
+        text_of = None if self.vocabulary is None else self.vocabulary.token_text
         samples = [
             SampleState(
                 index=index,
@@ -114,7 +115,7 @@ class OutputProcessor:
                 if self.vocabulary is not None and params.detokenize
                 else None,
                 cumulative_logprob=None if params.logprobs is None else 0.0,
-                logprobs=None if params.logprobs is None else [],
+                logprobs=None if params.logprobs is None else LogprobsTable(text_of),
             )
             for index in range(params.n)
         ]
@@ -126,7 +127,7 @@ class OutputProcessor:
             queue=queue,
             metrics=RequestMetrics(arrival_time=request.arrival_time),
             num_unfinished=params.n,
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            prompt_logprobs=None if params.prompt_logprobs is None else LogprobsTable(text_of, [None], [None], [0]),
         )
 
     def abort_requests(
@@ -240,9 +241,10 @@ class OutputProcessor:
                 sample.first_token_time = timestamp
                 metrics.first_token_time = metrics.first_token_time or timestamp
         if output.new_logprobs is not None and sample.logprobs is not None:
-            self._take_logprobs(sample, output.new_logprobs, len(token_ids))
+            _take_logprobs(sample, output.new_logprobs, len(token_ids))
         if output.prompt_logprobs is not None and state.prompt_logprobs is not None:
-            state.prompt_logprobs.extend(self._positions(output.prompt_logprobs))
+            lists = output.prompt_logprobs
+            state.prompt_logprobs.extend(lists.token_ids, lists.logprobs, lists.ranks)
         if output.embedding is not None:
             state.embedding = output.embedding
         if finish_reason is not None:
@@ -254,23 +256,11 @@ class OutputProcessor:
                 stats.finished.append(_finished(state, sample, timestamp or time.time()))
         return stopped_by_string
 
-    def _take_logprobs(self, sample: SampleState, lists: LogprobsLists, count: int) -> None:
-        assert sample.logprobs is not None and sample.cumulative_logprob is not None
-        positions = self._positions(lists)[:count]
-        sample.cumulative_logprob += sum(row[0] for row in lists.logprobs[:count])
-        sample.logprobs.extend(positions)
 
-    def _positions(self, lists: LogprobsLists) -> list[PositionLogprobs]:
-        text = self.vocabulary.token_text if self.vocabulary is not None else None
-        positions = []
-        for ids, logprobs, rank in zip(lists.token_ids, lists.logprobs, lists.ranks, strict=True):
-            # The first column is the sampled (or prompt) token, the others are the best ones in order.
-            position = {ids[0]: Logprob(logprobs[0], rank, text(ids[0]) if text else None)}
-            for order in range(1, len(ids)):
-                if ids[order] != ids[0]:
-                    position[ids[order]] = Logprob(logprobs[order], order, text(ids[order]) if text else None)
-            positions.append(position)
-        return positions
+def _take_logprobs(sample: SampleState, lists: LogprobsLists, count: int) -> None:
+    assert sample.logprobs is not None and sample.cumulative_logprob is not None
+    sample.cumulative_logprob += sum(row[0] for row in lists.logprobs[:count])
+    sample.logprobs.extend(lists.token_ids[:count], lists.logprobs[:count], lists.ranks[:count])
 
 
 def _count_tokens(
@@ -336,7 +326,7 @@ def _whole(sample: SampleState) -> CompletionOutput:
         text=sample.detokenizer.text if sample.detokenizer is not None else "",
         token_ids=list(sample.token_ids),
         cumulative_logprob=sample.cumulative_logprob,
-        logprobs=None if sample.logprobs is None else list(sample.logprobs),
+        logprobs=None if sample.logprobs is None else sample.logprobs[:],
         finish_reason=sample.finish_reason,
         stop_reason=sample.stop_reason,
     )
@@ -346,7 +336,7 @@ def _delta(sample: SampleState) -> CompletionOutput:
     token_ids, sample.token_ids = sample.token_ids, []
     logprobs = sample.logprobs
     if logprobs is not None:
-        sample.logprobs = []
+        sample.logprobs = LogprobsTable(logprobs.text_of)
     return CompletionOutput(
         index=sample.index,
         text=sample.detokenizer.take_delta() if sample.detokenizer is not None else "",

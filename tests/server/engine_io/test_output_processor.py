@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.metrics.stats import IterationStats
-from octavo.outputs import RequestOutput
+from octavo.outputs import Logprob, LogprobsTable, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 ARRIVAL = 1_000.0
@@ -62,9 +62,9 @@ def test_all_kinds_of_outputs_tell_the_same(byte_level, steps, kind, logprobs, s
             for result in results:
                 last = result.outputs[0]
                 if output_kind is RequestOutputKind.DELTA:
-                    text, ids, entries = text + last.text, ids + last.token_ids, entries + (last.logprobs or [])
+                    text, ids, entries = text + last.text, ids + last.token_ids, [*entries, *(last.logprobs or [])]
                 else:
-                    text, ids, entries = last.text, last.token_ids, last.logprobs or []
+                    text, ids, entries = last.text, last.token_ids, [*(last.logprobs or [])]
         assert last is not None and not processor.has_unfinished_requests()
         assert processor.num_unfinished_samples == 0
         assert len(entries) == (len(ids) if logprobs else 0)
@@ -202,3 +202,14 @@ def test_times_of_a_requests_life(byte_level):
     assert (stats.first_token_seconds, stats.inter_token_seconds) == ([3.0], [2.0])
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generation_tokens) == (3, 2, 2)
     assert result.num_cached_tokens == 2
+
+
+def test_a_table_of_log_probabilities_is_a_sequence_of_dicts():
+    table = LogprobsTable(str, [None, [4, 1, 4], [7]], [None, [-2.0, -0.1, -2.0], [-0.5]], [0, 2, 1])
+    dicts = [None, {4: Logprob(-2.0, 2, "4"), 1: Logprob(-0.1, 1, "1")}, {7: Logprob(-0.5, 1, "7")}]
+    assert list(table) == dicts and table == dicts and len(table) == 3 and table.num_values == 4
+    assert [table[i] for i in (-1, 0, 1)] == [dicts[-1], dicts[0], dicts[1]]
+    assert isinstance(table[1:], LogprobsTable) and table[1:] == dicts[1:] and table != dicts[1:]
+    table[:].extend([[9]], [[-3.0]], [5])
+    assert len(table) == 3, "a copy"
+    assert dicts[2] in table

@@ -180,7 +180,7 @@ class _Choice:
         prompt_ids = output.prompt_token_ids
         if job.prompt_only:
             completion.text, completion.token_ids = "", []
-            completion.logprobs = None if completion.logprobs is None else []
+            completion.logprobs = None if completion.logprobs is None else completion.logprobs[:0]
             if completion.finish_reason is not None:
                 completion.finish_reason, completion.stop_reason = "length", None
         choice = CompletionChoice(self._index, completion.text, None, completion.finish_reason, completion.stop_reason)
@@ -198,10 +198,10 @@ class _Choice:
         return choice
 
     def _logprobs(self, completion: CompletionOutput, output: RequestOutput, top: int) -> CompletionLogprobs:
-        ids, positions = completion.token_ids, list(completion.logprobs or [])
+        ids, positions = completion.token_ids, [*(completion.logprobs or ())]
         if self._first and self._job.body.echo and output.prompt_logprobs is not None:
             ids = output.prompt_token_ids + ids
-            positions = [*output.prompt_logprobs, *positions]  # type: ignore[list-item]
+            positions = [*output.prompt_logprobs, *positions]
         logprobs, self._offset = self._format.completion(ids, positions, top, self._offset)
         return logprobs
 

@@ -48,10 +48,11 @@ class LogprobsFormatter:
             named.setdefault(self.token(other), _finite(logprob))
         return named
 
-    def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs], top: int) -> ChatLogprobs:
+    def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int) -> ChatLogprobs:
         """The shape of /v1/chat/completions."""
         content = []
         for token_id, position in zip(token_ids, positions, strict=True):
+            assert position is not None
             best = [
                 TopLogprob(self.token(other), _finite(logprob), self._bytes(other))
                 for other, logprob in _best(position, top)

@@ -174,8 +174,8 @@ def _log_request(request: EngineCoreRequest) -> None:
 
 def weight(completion: CompletionOutput, output: RequestOutput) -> int:
     """How much work it is to write an answer down."""
-    positions = [*(completion.logprobs or ()), *(output.prompt_logprobs or ())]
-    return len(completion.token_ids) // 50 + sum(len(position) for position in positions if position is not None)
+    tables = (completion.logprobs, output.prompt_logprobs)
+    return len(completion.token_ids) // 50 + sum(table.num_values for table in tables if table is not None)
 
 
 async def encoded(state: ServerState, answers: Sequence[tuple[Callable[[], Struct], int]]) -> list[Any]:

@@ -1,0 +1,116 @@
+"""How the front end and the core talk: frames over a pair of sockets, one end of which the core inherits.
+
+It has no name on disk or in a network that anybody else could connect to, and no thread of its own: on two CPUs that
+all processes share, waking one for every message costs more than the message.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from enum import IntEnum
+
+_HEAD = struct.Struct("=IB")  # bytes of the payload, kind
+_READ_BYTES = 1 << 18
+
+
+class Kind(IntEnum):
+    # to the core
+    ADD = 0
+    ABORT = 1
+    FINISH_SAMPLES = 2
+    # from it
+    READY = 3
+    FAILED = 4
+    OUTPUTS = 5
+
+
+def frame(kind: Kind, payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload), kind) + payload
+
+
+class Frames:
+    """Puts together what arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def take(self) -> tuple[Kind, bytearray] | None:
+        """The next frame that is complete: its kind and payload."""
+        if len(self._data) < _HEAD.size:
+            return None
+        size, kind = _HEAD.unpack_from(self._data)
+        end = _HEAD.size + size
+        if len(self._data) < end:
+            return None
+        payload = self._data[_HEAD.size : end]
+        del self._data[:end]
+        return Kind(kind), payload
+
+
+class Channel:
+    """The core's end. Sending never blocks: what a slow front end, or a stopped one, does not take is kept here."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._frames = Frames()
+        self._unsent = bytearray()
+        self._poll = select.poll()
+
+    def send(self, kind: Kind, payload: bytes) -> None:
+        self._unsent += frame(kind, payload)
+        self._push()
+
+    def _push(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except ConnectionError:  # nobody is left to read; `receive` says so too
+            self._unsent.clear()
+
+    def receive(self) -> Iterator[tuple[Kind, bytearray]]:
+        """What has come. Raises EOFError when the front end has gone."""
+        size = _READ_BYTES
+        while size == _READ_BYTES:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise EOFError("the front end has closed its end")
+            self._frames.feed(data)
+            size = len(data)
+        while found := self._frames.take():
+            yield found
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until there is something to receive; False when there was nothing for so long. Sends what is left over."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            left = None if until is None else max(0.0, until - time.monotonic()) * 1e3
+            events = self._poll.poll(left)
+            if not events:
+                return False
+            if events[0][1] & ~select.POLLOUT:
+                return True
+            self._push()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all is sent, but no longer than that."""
+        until = time.monotonic() + seconds
+        while self._unsent and time.monotonic() < until:
+            self._poll.register(self._socket, select.POLLOUT)
+            self._poll.poll(max(0.0, until - time.monotonic()) * 1e3)
+            self._push()
