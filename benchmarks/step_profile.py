@@ -27,6 +27,7 @@ from sections import replace_section
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.layers.attention import ForwardContext
+from octavo.worker.recorded_steps import RecordedSteps
 from octavo_kernels import AttentionMetadata, cpu
 from octavo_kernels.cpu.recording import Program
 
@@ -34,7 +35,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
 CONTEXT, PROMPT, OUTPUT = 192, 128, 128
 LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
-GATED, HEAD = LINEARS[2], "linear: head"
+GATED = LINEARS[2]
 KINDS = {
     "embedding": "embedding", "quantized_embedding": "embedding", "quantize": "norms, activation, quantise",
     "rms_norm": "norms, activation, quantise", "silu_and_mul": "norms, activation, quantise",
@@ -92,26 +93,22 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
         max_query_len=new, max_seq_len=length, num_actual_tokens=rows * new,
     )  # fmt: skip
     ids, positions = torch.randint(0, 40_000, (rows * new,)), at.repeat(rows)
-    program = cpu.record(
-        lambda: model.compute_logits(model(ids, positions, ForwardContext(metadata, caches))[new - 1 :: new])
-    )
+    program = cpu.record(lambda: model(ids, positions, ForwardContext(metadata, caches)))
     layers = [layer.method.packed for layer in model.linear_layers() if layer is not model.lm_head]
-    count = len(layers)
 
     def label(kind: str, number: int) -> str:
         if kind == "gated_linear":
             return GATED
         if kind == "quantized_linear":
-            return HEAD if number == count // 4 * 3 else [name for name in LINEARS if name != GATED][number % 3]
+            return [name for name in LINEARS if name != GATED][number % 3]
         return KINDS.get(kind, kind)
 
-    evict = torch.ones(1 << 27, dtype=torch.uint8)
+    evict = torch.ones(1 << 24, dtype=torch.int64)
     least: dict[str, tuple[float, float]] = {}
-    for number, packed in enumerate([*layers, model.lm_head.method.packed]):
-        name = HEAD if number == count else LINEARS[number % 4]
-        taken = rows if name == HEAD else rows * new
+    for number, packed in enumerate(layers):
+        name = LINEARS[number % 4]
         size, macs = least.get(name, (0.0, 0.0))
-        least[name] = (size + packed.nbytes, macs + taken * packed.channels * packed.width * packed.terms)
+        least[name] = (size + packed.nbytes, macs + rows * new * packed.channels * packed.width * packed.terms)
     least["attention"] = (
         len(caches) * rows * length * 2 * caches[0].shape[2] * caches[0].shape[4] * caches[0].itemsize,
         0,
@@ -124,7 +121,7 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
             size, macs = least[name]
             entry |= {"memory_ms": size / limit["read_gb_s"] / 1e6, "int8_ms": macs / limit["int8_gmac_s"] / 1e6}
         parts.append(entry)
-    parts.append({"part": "all kernels, replayed as one", "ms": 1e3 * cold(program, None, 2 * repeats)})
+    parts.append({"part": "all layers, replayed as one", "ms": 1e3 * cold(program, None, 2 * repeats)})
     return parts
 
 
@@ -133,7 +130,7 @@ def cold(program: Program, evict: torch.Tensor | None, repeats: int) -> float:
     times = []
     for _ in range(repeats):
         if evict is not None:
-            evict.sum(dtype=torch.int64)
+            evict.sum()
         started = time.perf_counter()
         program.replay()
         times.append(time.perf_counter() - started)
@@ -159,7 +156,8 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     timers.watch(core.scheduler, "update_from_output", "update")
     timers.watch(core.executor, "execute_model", "execute")
     timers.watch(runner, "sampler", "sampler")
-    timers.watch(Program, "replay", "replay")
+    timers.watch(RecordedSteps, "_forward", "layers")
+    timers.watch(RecordedSteps, "logits", "head")
     take = core.step
     core.step = lambda: outputs.append(take()) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
     try:
@@ -169,9 +167,10 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     ms = {name: timers.median_ms(name, steps) for name in timers.calls}
     messages = _messages(outputs[-steps // 2])
     return [
-        {"part": "kernels", "ms": ms["replay"]},
+        {"part": "layers", "ms": ms["layers"]},
+        {"part": "head", "ms": ms["head"]},
         {"part": "sampler", "ms": ms["sampler"]},
-        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["replay"] - ms["sampler"]},
+        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["layers"] - ms["head"] - ms["sampler"]},
         {"part": "scheduler", "ms": ms["schedule"] + ms["update"]},
         {"part": "statistics, loop", "ms": ms["step"] - ms["execute"] - ms["schedule"] - ms["update"]},
         {"part": "message to the API, packed", "ms": messages[0]},
@@ -181,12 +180,10 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
 
 def _messages(outputs: Any) -> tuple[float, float]:
     """Milliseconds to pack one step's results for the other process, and to unpack them there."""
-    import msgspec
+    from octavo.engine.packing import pack, unpack
 
-    encode = msgspec.msgpack.Encoder().encode
-    decode = msgspec.msgpack.Decoder(type(outputs)).decode
-    packed = encode(outputs)
-    return 1e3 * best(lambda: encode(outputs), 50), 1e3 * best(lambda: decode(packed), 50)
+    packed = pack(outputs)
+    return 1e3 * best(lambda: pack(outputs), 50), 1e3 * best(lambda: unpack(packed), 50)
 
 
 # ---------------------------------------------------------------- server
