@@ -137,6 +137,11 @@ def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1)
     reader, block_width, block_bytes, bits = _READERS[qtype]
     if width % block_width or raw.shape != (channels, width // block_width * block_bytes):
         raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
+    from octavo_kernels import cpu
+
+    data = cpu.pack_gguf(raw, qtype, channels, width // GROUP)
+    if data is not None:
+        return PackedLinear((PackedPart(data, channels, bits, qtype == "Q4_1"),), channels, width, terms)
     blocks = torch.from_numpy(np.array(raw)).view(channels, -1, block_bytes)
     codes, scales, minima = reader(blocks)
     return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, terms=terms)

@@ -239,3 +239,18 @@ def test_tiny_and_empty_rows(isa):
     out = cpu.quantized_linear(torch.full((2, 64), 1e-42), packed)
     assert torch.isfinite(out).all() and out.abs().max() < 1e-30
     assert cpu.quantized_linear(torch.empty(0, 64), packed).shape == (0, 32)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@given(channels=st.integers(1, 100), groups=st.integers(1, 5), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=25)
+def test_c_packs_the_very_bytes_that_plain_torch_does(kind, channels, groups, seed):
+    reader, _, block_bytes, bits = quant._READERS[kind]
+    torch.manual_seed(seed)
+    raw = torch.randint(0, 256, (channels, groups * block_bytes), dtype=torch.uint8)
+    codes, scales, minima = reader(raw.view(channels, groups, block_bytes))
+    (expected,) = quant.pack_codes(codes, scales, minima, bits=bits).parts
+    (packed,) = quant.pack_gguf(raw.numpy(), kind, (channels, groups * 32)).parts
+    assert torch.equal(packed.data, expected.data)
+    assert (packed.channels, packed.bits, packed.affine) == (expected.channels, expected.bits, expected.affine)
+    assert cpu.pack_gguf(raw.numpy(), kind, channels, groups) is not None

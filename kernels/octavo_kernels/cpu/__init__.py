@@ -6,6 +6,7 @@ from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_
 from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
+    pack_gguf,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
@@ -25,6 +26,7 @@ __all__ = [
     "fused_add_rms_norm",
     "gated_linear_quantize",
     "linear",
+    "pack_gguf",
     "paged_attention",
     "quantize_rows",
     "quantized_embedding",

@@ -37,6 +37,7 @@ _OPS = {
     "read_memory": (9, "PPq"),
     "dot_products": (10, "Pq"),
     "gated_linear": (11, "PPPPPR" + "q" * 7),
+    "pack_gguf": (12, "PPqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows
+from octavo_kernels.quant import BLOCK, GROUP, PackedLinear, QuantizedRows
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
+_PACKED = {"Q4_0": (0, 4, 1), "Q4_1": (1, 4, 2), "Q8_0": (2, 8, 1)}  # csrc/ops.h: kind; bits, float16 a group
+
+
+def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor | None:
+    """The bytes of a `PackedPart`, uint8, on this thread alone; None for types that C does not pack."""
+    library = get_library()
+    if library is None or qtype not in _PACKED:
+        return None
+    kind, bits, halves = _PACKED[qtype]
+    raw = np.ascontiguousarray(raw)
+    size = -(-channels // BLOCK) * groups * (BLOCK * GROUP * bits // 8 + BLOCK * 2 * halves)
+    data = torch.empty(size, dtype=torch.uint8)
+    library.run(library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, kind), threads=1)
+    return data
 
 
 def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:

@@ -102,6 +102,13 @@ struct embedding_args {
     int64_t count, rows, row_bytes;
 };
 
+// Rows of a GGUF tensor, [channels, groups * block bytes], to the blocks of quant.h. kind 0: Q4_0, 1: Q4_1, 2: Q8_0
+struct pack_gguf_args {
+    const uint8_t *raw;
+    uint8_t *out;
+    int64_t channels, groups, kind;
+};
+
 // Benchmarks only. out int64 [threads]
 struct read_memory_args {
     const void *memory;
@@ -123,5 +130,6 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct member *m
 void op_gated_linear(const struct gated_linear_args *a, struct member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);
 void op_embedding(const struct embedding_args *a, struct member *m);
+void op_pack_gguf(const struct pack_gguf_args *a, struct member *m);
 void op_read_memory(const struct read_memory_args *a, struct member *m);
 void op_dot_products(const struct dot_products_args *a, struct member *m);
