@@ -240,11 +240,13 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
                     for (int n = 0; n < QNV; n++) x[part][i][v + n] = round_as(sums[i * QNV + n], dtype);
             }
         }
+        float groups[QMR][BLOCK];  // one loop after the other: rows then overlap in the core's pipeline
+        for (int64_t i = 0; i < rows; i++)
+            for (int v = 0; v < BLOCK / VW; v++) vstore(groups[i] + v * VW, silu_times(x[0][i][v], x[1][i][v], dtype));
         for (int64_t i = 0; i < rows; i++) {
-            float group[BLOCK];
-            for (int v = 0; v < BLOCK / VW; v++) vstore(group + v * VW, silu_times(x[0][i][v], x[1][i][v], dtype));
             int8_t *q1 = g->out_values + (row + i) * g->out_terms * g->inner + index * GROUP;
-            quantize_group(group, q1, g->out_terms == 2 ? q1 + g->inner : NULL, g->out_meta + (row + i) * blocks + index);
+            int8_t *q2 = g->out_terms == 2 ? q1 + g->inner : NULL;
+            quantize_group(groups[i], q1, q2, g->out_meta + (row + i) * blocks + index);
         }
     }
 }

@@ -37,43 +37,37 @@ INLINE float inverse_rms(float squares, int64_t width, float eps) { return 1.0f 
 
 INLINE vf silu_times(vf gate, vf up, int dtype) { return round_as(round_as(vsilu(gate), dtype) * up, dtype); }
 
-INLINE vf vabs(vf x) { return (vf)((vi)x & splat_int(0x7fffffff)); }
-INLINE vf round_even(vf x) {
-    const vf magic = splat(12582912.0f);
-    return x + magic - magic;
-}
-
-INLINE void store_int8(int8_t *p, vf x) {
+INLINE void store_int8(int8_t *p, vi x) {
     typedef int8_t vb __attribute__((vector_size(VW), aligned(1), may_alias));
-    *(vb *)p = __builtin_convertvector(__builtin_convertvector(x, vi), vb);
+    *(vb *)p = __builtin_convertvector(x, vb);
 }
 
 // One group of a row: q1 [GROUP], and with two terms q2 [GROUP]
 INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, struct group_meta *meta) {
-    vf top = {0}, taint = {0};
+    vi top = {0}, sum = {0};  // of the magnitudes' bits, which are ordered as the magnitudes are
+    for (int i = 0; i < GROUP; i += VW) top = vmax_int(top, (vi)vload(x + i) & 0x7fffffff);
+    const int32_t bits = vmax_all_int(top);
+    float highest;
+    memcpy(&highest, &bits, 4);
+    float scale = highest / 127.0f, inverse = 127.0f / highest;
+    if (bits >= 0x7f800000) scale = NAN;  // an infinity or NaN spoils the row, visibly
+    const int is_zero = !(inverse < INFINITY) || bits >= 0x7f800000;  // denormal input too
     for (int i = 0; i < GROUP; i += VW) {
-        vf v = vload(x + i);
-        top = vmax(top, vabs(v));
-        taint += v * splat(0.0f);
-    }
-    float highest = vmax_all(top), scale = highest / 127.0f, inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
-    if (vsum(taint) != 0.0f) scale = NAN, inverse = 0.0f;  // an infinity or NaN spoils the row, visibly
-    if (!(inverse < INFINITY)) inverse = 0.0f;             // denormal input
-    vf sum = {0};
-    for (int i = 0; i < GROUP; i += VW) {
-        vf v = inverse > 0.0f ? vload(x + i) : splat(0.0f), scaled = v * splat(inverse), q = round_even(scaled);
+        vf scaled = is_zero ? splat(0.0f) : vload(x + i) * splat(inverse);
+        vi q = vround(scaled);
         store_int8(q1 + i, q);
         if (q2) {
-            vf rest = round_even((scaled - q) * splat(256.0f));
+            vf rest = (scaled - __builtin_convertvector(q, vf)) * splat(256.0f);
             rest = vselect_less(splat(127.0f), rest, splat(127.0f), rest);
             rest = vselect_less(rest, splat(-127.0f), splat(-127.0f), rest);  // -128 has no negative
-            store_int8(q2 + i, rest);
-            q = vfma(q, splat(256.0f), rest);
+            vi second = vround(rest);
+            store_int8(q2 + i, second);
+            q = (q << 8) + second;
         }
         sum += q;
     }
     if (q2) scale *= 1.0f / 256.0f;
-    meta->sum = (int32_t)vsum(sum);
+    meta->sum = vsum_int(sum);
     meta->scale = scale;
     meta->scale_sum = scale * (float)meta->sum;
     meta->unused = 0;

@@ -106,12 +106,41 @@ INLINE vi lane_index(void) {
     x = op(x, __builtin_shufflevector(x, x, 1, 1, 1, 1))
 #endif
 INLINE vf vadd(vf a, vf b) { return a + b; }
+INLINE vi vadd_int(vi a, vi b) { return a + b; }
+INLINE vi vmax_int(vi a, vi b) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return (vi)vselect(a > b, (vf)a, (vf)b);
+#endif
+}
+// To the nearest integer, ties to even; |x| below 2^22
+INLINE vi vround(vf x) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+    return (vi)_mm256_cvtps_epi32((__m256)x);
+#else
+    const vf magic = splat(12582912.0f);
+    return __builtin_convertvector(x + magic - magic, vi);
+#endif
+}
 INLINE float vsum(vf x) {
     HALVES(x, vadd);
     return x[0];
 }
 INLINE float vmax_all(vf x) {
     HALVES(x, vmax);
+    return x[0];
+}
+INLINE int32_t vsum_int(vi x) {
+    HALVES(x, vadd_int);
+    return x[0];
+}
+INLINE int32_t vmax_all_int(vi x) {
+    HALVES(x, vmax_int);
     return x[0];
 }
 
@@ -131,7 +160,12 @@ INLINE vh narrow(vf x) {
     vu is_nan = (vu)((u & 0x7fffffffu) > 0x7f800000u);
     return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), vh);
 }
-INLINE vf round_bf16(vf x) { return widen(narrow(x)); }
+// widen(narrow(x)) without the way there and back
+INLINE vf round_bf16(vf x) {
+    vu u = (vu)x;
+    vf rounded = (vf)((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
+    return vselect_less((vf)(u & 0x7fffffffu), splat(INFINITY), rounded, x + x);  // x + x: infinite, or a quiet NaN
+}
 
 // Elements i .. i + VW of an array of either dtype (a compile-time constant where speed matters).
 INLINE vf load_as(const void *p, int64_t i, int dtype) {
