@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
-import types
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -67,17 +65,6 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
             if numbers and numbers[0] > 0:
                 limit = min(limit, numbers[0])
     return limit
-
-
-def import_torch_quickly() -> None:
-    """Import torch without its Python formulas for tensors that have no data, a quarter of the time that it takes.
-
-    Only torch.compile and its kin read them. They have to be there with CUDA, where other people's code may compile.
-    """
-    name = "torch._meta_registrations"
-    if "torch" not in sys.modules and not os.path.exists("/dev/nvidiactl"):
-        sys.modules[name] = types.ModuleType(name)
-    import torch  # noqa: F401
 
 
 def trim_memory() -> None:

@@ -115,6 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop. Raises OctavoError."""
+    gc.disable()  # until what is imported is
     started = time.perf_counter()
     engine_args: EngineArgs = from_flags(EngineArgs, namespace)
     args: ServerArgs = from_flags(ServerArgs, namespace)
@@ -162,6 +163,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     # What has been made so far lives as long as we do: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000, 20, 50)  # large bodies are made of many objects, none of them garbage
     sys.setswitchinterval(0.001)  # work in threads gives way to the event loop
     return uvloop.run(serve(config, args, tokenizer, process, sockets))

@@ -1,0 +1,64 @@
+"""Torch without what only a GPU needs: it is there, it computes, and where that cannot be it is all of torch."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import subprocess
+import sys
+
+import pytest
+
+from octavo.quick_torch import empty_library
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.path.exists("/dev/nvidiactl"), reason="needs Linux without a GPU"
+)
+WORK = """
+import torch
+assert torch.__version__ and not torch.cuda.is_available()
+x = torch.arange(12.0).view(3, 4)
+assert (x @ x.T).sum() == 1134 and torch.linalg.svdvals(x).numel() == 3
+assert torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None]).isfinite().all()
+import sys, ctypes
+assert ctypes.CDLL.__name__ == "CDLL" and sys.modules.get("cuda", 1) is not None
+names = {line.split("/")[-1].strip() for line in open("/proc/self/maps") if ".so" in line}
+print(" ".join(sorted(names)))
+"""
+
+
+def loaded_by(lines: str, **env: str) -> set[str]:
+    command = [sys.executable, "-c", f"from octavo import quick_torch\n{lines}\nquick_torch.import_torch()\n{WORK}"]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def nvidia(names: set[str]) -> set[str]:
+    return {name for name in names if name.startswith(("libcublas", "libcudnn", "libnccl", "libnvrtc", "libcusparse"))}
+
+
+def test_what_a_gpu_needs_is_not_loaded():
+    assert not nvidia(loaded_by(""))
+
+
+@pytest.mark.parametrize(
+    ("lines", "env"),
+    [
+        ("import re; quick_torch._UNUSED = re.compile('libcu.*')", {}),  # of which some are in use at once
+        ("", {"LD_BIND_NOW": "1"}),  # every symbol is wanted at once
+        ("import os; os.memfd_create = lambda name: os.open('/nowhere', 0)", {}),
+    ],
+)
+def test_where_that_cannot_be_torch_comes_whole(lines, env):
+    names = loaded_by(lines, **env)
+    if importlib.metadata.version("torch") and any(name.startswith("libtorch_cuda") for name in names):
+        assert nvidia(names)
+
+
+def test_an_empty_library_is_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(empty_library("libnothing.so.7"))
+    with pytest.raises(AttributeError):
+        ctypes.CDLL(str(path)).anything  # noqa: B018
