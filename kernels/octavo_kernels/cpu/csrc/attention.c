@@ -33,18 +33,20 @@ struct item {
 struct work {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
+    float *lanes;                      // [rows, VW]: l of pairs, lane by lane
     const void *rows[2][2][TILE];  // where this tile's and the next one's keys and values lie
     struct ahead ahead;
 };
 
 static struct work get_work(int64_t rows, int64_t depth) {
-    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + 4 * rows + 64) * sizeof(float));
+    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (4 + VW) * rows + 64) * sizeof(float));
     struct work w;
     w.kt = p, p += TILE * depth;
     w.vt = p, p += TILE * depth;
     w.q = p, p += rows * depth;
     w.acc = p, p += rows * depth;
     w.total = p, p += rows * depth;
+    w.lanes = p, p += rows * VW;
     w.m = p, p += rows;
     w.l = p, p += rows;
     w.total_m = p, p += rows;
@@ -70,27 +72,32 @@ INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys
 // Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
 INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int kind,
                       const int mr) {
-    float s[MR * TILE] __attribute__((aligned(64)));
+    float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64)));
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2, depth = it->depth;
     int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
     int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
     if (from >= TILE || to <= 0) return;
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
 #if HAS_PAIRS
-    if (kind == PAIRS) pair_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
-    else
+    if (kind == PAIRS) {
+        pair_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+        for (int i = 0; i < mr; i++) {
+            int64_t position = it->first_position + (r + i) / it->group - start;
+            pair_soften(scaling, softcap, s + i * TILE, p + i * TILE / 2, MAX(0, position - window + 1),
+                        MIN(TILE, position + 1), w->m + r + i, w->lanes + (r + i) * VW, w->acc + (r + i) * depth, depth);
+        }
+        pair_weigh_all(w->acc + r * depth, depth, p, w->vt, from, to, mr);
+        return;
+    }
 #endif
-        scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+    (void)p;
+    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
         int64_t position = it->first_position + (r + i) / it->group - start;
         soften(scaling, softcap, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i,
                w->l + r + i, w->acc + (r + i) * depth, depth);
     }
-#if HAS_PAIRS
-    if (kind == PAIRS) pair_weigh_all(w->acc + r * depth, depth, s, w->vt, from, to, mr);
-    else
-#endif
-        weigh_all(w->acc + r * depth, depth, s, values, from, to, kind, &w->ahead, mr);
+    weigh_all(w->acc + r * depth, depth, s, values, from, to, kind, &w->ahead, mr);
 }
 
 static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
@@ -127,6 +134,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
+    if (kind == PAIRS) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
     const int pack = kind != PAIRS && (depth != head_size || (kind == BFLOAT16 && rows > MR));
     int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
@@ -159,6 +167,8 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         }
         count = next_count;
     }
+    if (kind == PAIRS)
+        for (int64_t r = 0; r < rows; r++) w->m[r] *= 0.693147180559945309f, w->l[r] = vsum(vload(w->lanes + r * VW));
 }
 
 // Fold one part (of a split) into a row's total, in order of position.

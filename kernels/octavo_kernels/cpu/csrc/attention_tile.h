@@ -216,14 +216,59 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *p, const float *v
         for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
 }
 
-// s[mr][TILE] float32, overwritten -> what it adds to acc
-INLINE void pair_weigh_all(float *acc, int64_t depth, float *s, const float *vt, int64_t from, int64_t to, const int mr) {
-    float p[MR * TILE / 2] __attribute__((aligned(64)));
-    for (int i = 0; i < mr * TILE; i += 2 * VW)
-        *(__m512bh *)(p + i / 2) = _mm512_cvtne2ps_pbh((__m512)vload(s + i + VW), (__m512)vload(s + i));
+// p [mr][TILE / 2] pairs of weights -> what they add to acc
+INLINE void pair_weigh_all(float *acc, int64_t depth, const float *p, const float *vt, int64_t from, int64_t to,
+                           const int mr) {
     int64_t d = 0;
     for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 4);
     for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 2);
+}
+
+// 2^x for x <= 0, -infinity included, within 2e-7: 2^floor(x) times a polynomial in what is left, fitted for the least
+// relative error and exact at 0.
+INLINE vf exp2_negative(vf x) {
+    vf f = (vf)_mm512_reduce_ps((__m512)x, 9);  // x - floor(x)
+    vf p = splat(0.001867130515165627f);
+    p = vfma(p, f, splat(0.009017028845846653f));
+    p = vfma(p, f, splat(0.05579991266131401f));
+    p = vfma(p, f, splat(0.24016444385051727f));
+    p = vfma(p, f, splat(0.6931512951850891f));
+    p = vfma(p, f, splat(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+}
+
+// What soften() does below, with weights in pairs p[TILE / 2], the maximum in powers of 2, and a sum for each lane: l[VW]
+INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, int64_t from, int64_t to, float *m, float *l,
+                        float *acc, int64_t depth) {
+    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
+    const int whole = from <= 0 && to >= TILE;
+    const uint64_t visible = (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
+    vf x[TILE / VW], top = splat(-INFINITY);
+#pragma GCC unroll 4
+    for (int n = 0; n < TILE / VW; n++) {
+        x[n] = vload(s + n * VW) * scale;
+        if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
+        if (!whole) x[n] = (vf)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (__mmask16)(visible >> n * VW), (__m512)x[n]);
+        top = vmax(top, x[n]);
+    }
+    float highest = MAX(*m, vmax_all(top));
+    if (highest == -INFINITY) highest = 0.0f;
+    if (highest != *m && *m != -INFINITY) {
+        vf shrink = exp2_negative(splat(*m - highest));
+        vstore(l, vload(l) * shrink);
+        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * shrink);
+    }
+    vf sum = vload(l);
+#pragma GCC unroll 4
+    for (int n = 0; n < TILE / VW; n++) {
+        x[n] = exp2_negative(x[n] - splat(highest));
+        sum += x[n];
+    }
+    vstore(l, sum);
+#pragma GCC unroll 2
+    for (int n = 0; n < TILE / VW; n += 2)
+        *(__m512bh *)(p + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
+    if (from < to) *m = highest;
 }
 #else
 #define HAS_PAIRS 0
