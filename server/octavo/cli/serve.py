@@ -164,7 +164,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     gc.collect()
     gc.freeze()
     gc.enable()
-    gc.set_threshold(10_000, 20, 50)  # large bodies are made of many objects, none of them garbage
+    gc.set_threshold(10_000, 5, 100)  # large bodies are made of many objects, none of them garbage
     sys.setswitchinterval(0.001)  # work in threads gives way to the event loop
     return uvloop.run(serve(config, args, tokenizer, process, sockets))
 
