@@ -7,7 +7,8 @@ alone is `EngineCore.step` in a loop, in a process of its own, nothing detokenis
 
 The core never waits for the API process. Where each has a CPU of its own, the core delivers as much less than alone as
 its own CPU time a token is more, unless the API's is more still: then chunks carry more than one token each. Where
-others want the same CPUs, the times tell of those, and the CPU times alone of us.
+others want the same CPUs, the times tell of those, and the CPU times alone of us. Two CPUs may also be threads of one
+core: what the core alone loses beside a process that does nothing but spin is no work of the API's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 PROMPT_IDS = list(range(5, 37))
@@ -160,6 +162,25 @@ def main() -> None:
         compare(folder, options)
 
 
+def ask(alone: subprocess.Popen[str]) -> tuple[float, float]:
+    """One round of the core alone: seconds, and CPU seconds."""
+    assert alone.stdin is not None and alone.stdout is not None
+    alone.stdin.write("\n")
+    alone.stdin.flush()
+    seconds, cpu = map(float, alone.stdout.readline().split())
+    return seconds, cpu
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def compare(model: str, options: argparse.Namespace) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
@@ -180,20 +201,20 @@ def compare(model: str, options: argparse.Namespace) -> None:
             time.sleep(0.05)
         client = Client(int(found[1]), options.tokens)
         core_pid = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
-        rounds: dict[str, list[float]] = {"core alone": [], "over HTTP": []}
+        rounds: dict[str, list[float]] = {"core alone": [], "beside a spinning process": [], "over HTTP": []}
         shares: list[tuple[float, ...]] = []
         probe = Probe(client.port)
         for number in range(options.rounds + 1):
-            assert alone.stdin is not None and alone.stdout is not None
-            alone.stdin.write("\n")
-            alone.stdin.flush()
-            seconds, alone_cpu = map(float, alone.stdout.readline().split())
+            seconds, alone_cpu = ask(alone)
+            with spinning():
+                spun_seconds, _ = ask(alone)
             before = cpu_seconds(server.pid), cpu_seconds(core_pid)
             http_seconds, chunks = client.round(options.concurrency)
             if number == 0:  # warms up
                 probe.start()
             else:
                 rounds["core alone"].append(seconds)
+                rounds["beside a spinning process"].append(spun_seconds)
                 rounds["over HTTP"].append(http_seconds)
                 api, core = cpu_seconds(server.pid) - before[0], cpu_seconds(core_pid) - before[1]
                 total = options.concurrency * options.tokens
@@ -205,13 +226,16 @@ def compare(model: str, options: argparse.Namespace) -> None:
         alone.wait()
     total = options.concurrency * options.tokens
     for name, times in rounds.items():
-        print(f"{name:<11} {statistics.median(times):6.3f} s  {total / statistics.median(times):9,.0f} tokens/s")
-    extra = statistics.median(h / c for c, h in zip(rounds["core alone"], rounds["over HTTP"], strict=True)) - 1
+        print(f"{name:<25} {statistics.median(times):6.3f} s  {total / statistics.median(times):9,.0f} tokens/s")
+    extra, beyond = (
+        statistics.median(h / c for c, h in zip(rounds[base], rounds["over HTTP"], strict=True)) - 1
+        for base in ("core alone", "beside a spinning process")
+    )
     api_cpu, core_cpu, alone_cpu, chunks, extra_cpu = (
         statistics.median(column) for column in zip(*shares, strict=True)
     )
     waits = sorted(probe.seconds)
-    print(f"HTTP adds {extra:.1%} to the time; {chunks:.2f} chunks a token")
+    print(f"HTTP adds {extra:.1%} to the time, {beyond:.1%} beside a spinning process; {chunks:.2f} chunks a token")
     print(
         f"CPU time a token: core alone {1e6 * alone_cpu:.1f} us, core {1e6 * core_cpu:.1f} us ({extra_cpu:+.1%}), "
         f"API {1e6 * api_cpu:.1f} us beside it"
