@@ -190,6 +190,8 @@ class OutputProcessor:
                 continue
             if self._take(state, sample, output, timestamp, stats):
                 stopped.append((output.request_id, output.index))
+            if not output.new_token_ids and sample.finish_reason is None:
+                continue  # log-probabilities of a part of the prompt: told whole, with the first token
             state.changed[output.index] = sample
             touched[output.request_id] = state
         results: list[RequestOutput] = []

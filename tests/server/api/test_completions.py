@@ -181,6 +181,23 @@ def test_echo_gives_the_prompt_back_with_its_logprobs(shared_server, backend):
     assert "".join(choice["logprobs"]["tokens"][: len(ids)]) == PROMPT
 
 
+def test_every_choice_of_a_stream_echoes_all_of_a_prompt_that_takes_several_steps(shared_server):
+    """The log-probabilities of its parts come one step after the other."""
+    ids = [i % 200 for i in range(240)]
+    body = {
+        "prompt": ids, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1, "n": 2, "stream": True,
+        "ignore_eos": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    tokens: dict[int, list[str]] = {0: [], 1: []}
+    for line in shared_server.post("/v1/completions", body).text.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                tokens[choice["index"]] += choice["logprobs"]["tokens"]
+                assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"])
+    for said in tokens.values():
+        assert said[:240] == [f"token_id:{i}" for i in ids] and len(said) == 243
+
+
 def test_the_prompt_alone_can_be_scored(shared_server, backend):
     """What evaluation harnesses send: echo with max_tokens 0."""
     answer = shared_server.post(

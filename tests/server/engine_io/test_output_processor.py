@@ -118,17 +118,15 @@ def test_deltas_of_samples_hold_the_changed_ones_only(byte_level):
     assert [c.index for c in result.outputs] == [1]
 
 
-def test_prompt_logprobs_may_come_in_parts_and_are_told_once(byte_level):
-    processor = OutputProcessor(byte_level)
-    processor.add_request(request(prompt_logprobs=2, output_kind=RequestOutputKind.DELTA), None)
+def test_prompt_logprobs_may_come_in_parts_and_are_told_once_and_whole(byte_level):
+    processor, queue = OutputProcessor(byte_level), Queue()
+    processor.add_request(request(prompt_logprobs=2, output_kind=RequestOutputKind.DELTA), None, queue)
     processor.process_outputs([output([], prompt_logprobs=logprobs_of([2]))], ARRIVAL + 2)
-    queue = Queue()
-    processor.add_request(request("q", prompt_logprobs=2, output_kind=RequestOutputKind.DELTA), None, queue)
-    part = output([9], request_id="q", prompt_logprobs=logprobs_of([2, 3]))
-    processor.process_outputs([part], ARRIVAL + 2)
-    processor.process_outputs([output([9], request_id="q", finish_reason="length")], ARRIVAL + 3)
+    assert not queue.outputs, "who is told a part would take it for the whole"
+    processor.process_outputs([output([9], prompt_logprobs=logprobs_of([3, 4]))], ARRIVAL + 2)
+    processor.process_outputs([output([9], finish_reason="length")], ARRIVAL + 3)
     first, second = queue.outputs
-    assert first.prompt_logprobs[0] is None and [next(iter(p)) for p in first.prompt_logprobs[1:]] == [2, 3]
+    assert first.prompt_logprobs[0] is None and [next(iter(p)) for p in first.prompt_logprobs[1:]] == [2, 3, 4]
     assert second.prompt_logprobs is None
 
 

@@ -20,7 +20,7 @@ from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
 from octavo.entrypoints.openai.structured import constraint_of
 from octavo.entrypoints.state import ServerState
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.outputs import CompletionOutput, LogprobsTable, RequestOutput
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -115,6 +115,9 @@ class _Events:
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._choices: dict[tuple[int, int], _Choice] = {}
+        self._prompt_logprobs: dict[
+            int, LogprobsTable | None
+        ] = {}  # by position; each choice tells them
         self._prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
         self._completion_tokens = 0
         self._cached = [0] * len(job.requests)
@@ -129,6 +132,7 @@ class _Events:
         position, output = item
         job = self._job
         self._cached[position] = output.num_cached_tokens
+        output.prompt_logprobs = self._prompt_logprobs.setdefault(position, output.prompt_logprobs)
         events = b""
         for completion in output.outputs:
             choice = self._choices.get((position, completion.index))
