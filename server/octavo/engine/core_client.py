@@ -66,6 +66,7 @@ class CoreClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._silent = asyncio.Event()  # the core has closed its end, and all it said has been read
         self.exit_code: int | None = None
+        self._ending: asyncio.Future[None] | None = None
         threading.Thread(target=self._wait_for_exit, name="core-exit", daemon=True).start()
 
     async def wait_ready(self) -> CoreReady:
