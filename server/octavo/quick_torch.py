@@ -34,7 +34,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
 
 def import_torch() -> None:
     """Import torch; where there is no GPU in a fraction of the memory, and quicker."""
-    if "torch" not in sys.modules and not os.path.exists("/dev/nvidiactl"):
+    if "torch" not in sys.modules and not _may_have_gpu():
         for name in _FOR_COMPILERS:
             sys.modules[name] = types.ModuleType(name)
         if "cuda" not in sys.modules:
@@ -44,6 +44,15 @@ def import_torch() -> None:
         if sys.modules["cuda"] is None:
             del sys.modules["cuda"]
     import torch  # noqa: F401
+
+
+def _may_have_gpu() -> bool:
+    """Whether there is a driver: NVIDIA's library of that, or AMD's device."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return os.path.exists("/dev/kfd")
+    return True
 
 
 @contextmanager

@@ -115,9 +115,7 @@ class _Events:
     def __init__(self, job: _Job) -> None:
         self._job = job
         self._choices: dict[tuple[int, int], _Choice] = {}
-        self._prompt_logprobs: dict[
-            int, LogprobsTable | None
-        ] = {}  # by position; each choice tells them
+        self._prompt_logprobs: dict[int, LogprobsTable | None] = {}  # by position; each choice tells them
         self._prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
         self._completion_tokens = 0
         self._cached = [0] * len(job.requests)
