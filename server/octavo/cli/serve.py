@@ -164,7 +164,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     gc.collect()
     gc.freeze()
     gc.enable()
-    # Passes over few objects: none holds up the loop for long, and what ends in cycles (a request leaves some) goes soon.
+    # Passes over few objects hold up nobody for long, and cycles (a request leaves some) do not pile up.
     gc.set_threshold(2_000, 10, 50)
     sys.setswitchinterval(0.001)  # work in threads gives way to the event loop
     return uvloop.run(serve(config, args, tokenizer, process, sockets))
