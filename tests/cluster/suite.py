@@ -27,9 +27,9 @@ def _of_the_operator(*names: str) -> list[str]:
 
 LANES = {
     # All that registers external.metrics.k8s.io, of which a cluster has one.
-    "autoscaling, rollouts": _of_the_operator("autoscaling", "rollout"),
+    "autoscaling, rollouts, the rig": [*_of_the_operator("autoscaling", "rollout"), f"{CLUSTER}/test_rig.py"],
     "endings, failures, watching": _of_the_operator("endings", "failures", "cel", "dry_run", "schemas", "watching"),
-    "images and a real model, installing": [E2E, f"{CLUSTER}/test_rig.py", *_of_the_operator("install", "watched")],
+    "images and a real model": [E2E],
 }
 REST = [OPERATOR, *(f"--ignore={file}" for lane in LANES.values() for file in lane if file.endswith(".py"))]
 
