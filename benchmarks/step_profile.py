@@ -1,4 +1,4 @@
-"""Where one step goes: every part of it, at 1, 20 and (a prompt) 128 rows, beside what memory and arithmetic would allow.
+"""Where one step goes: every part of it, at 1, 20 and (a prompt) 128 rows, beside what the machine would allow.
 
     python benchmarks/step_profile.py [--rows 1,20] [--no-server] [--page]
 
@@ -260,7 +260,9 @@ def page(figures: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="1,20", help="of the decoding steps; a prompt of 128 is measured too (default: 1,20)")
+    parser.add_argument(
+        "--rows", default="1,20", help="of the decoding steps; a prompt of 128 is measured too (default: 1,20)"
+    )
     parser.add_argument("--repeats", type=int, default=15, help="of each replay; the fastest counts (default: 15)")
     parser.add_argument("--no-server", action="store_true", help="leave the measurements over HTTP out")
     parser.add_argument("--page", action="store_true", help="write the tables into docs/performance.md")
