@@ -115,7 +115,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop. Raises OctavoError."""
-    gc.disable()  # until what is imported is
     started = time.perf_counter()
     engine_args: EngineArgs = from_flags(EngineArgs, namespace)
     args: ServerArgs = from_flags(ServerArgs, namespace)
@@ -129,9 +128,11 @@ def run(namespace: argparse.Namespace) -> int:
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
     process = CoreProcess()
+    gc.disable()  # what is imported now is no garbage
     try:
         return _serve(engine_args, args, process, started)
     finally:
+        gc.enable()
         process.stop()
 
 

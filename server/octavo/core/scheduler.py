@@ -488,13 +488,8 @@ class Scheduler:
 
 def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
     tokens = tokens or []
-    output = EngineCoreOutput(
-        request.request_id,
-        request.index,
-        tokens,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-    )
+    output = EngineCoreOutput(request.request_id, request.index, tokens, finish_reason=request.finish_reason)
+    output.stop_reason = request.stop_reason
     if request.num_output_tokens == len(tokens):  # its first
         output.num_cached_tokens = max(0, request.num_cached_tokens)
         output.scheduled_time = request.scheduled_time
