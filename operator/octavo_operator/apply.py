@@ -28,7 +28,7 @@ class NameTaken(Exception):
 
 
 class Leaving(Exception):
-    """An object of one of our names is on its way out: try again soon."""
+    """An object of one of our names, or its kind, is on its way out: look again soon."""
 
 
 class NotLeading(Exception):
@@ -109,7 +109,12 @@ class Applier:
                 raise NameTaken(f"{kind} {meta['name']}")
             if whose == "leaving":
                 raise Leaving(f"{kind} {meta['name']}")
-        answer = await self._cluster.apply(manifest, FIELD_MANAGER)
+        try:
+            answer = await self._cluster.apply(manifest, FIELD_MANAGER)
+        except ApiError as error:
+            if error.is_kind_leaving:
+                raise Leaving(f"{kind}: {error.message}") from error
+            raise
         self._store.put(Observed.of(kind, manifest["apiVersion"], answer))
         logger.info("%s/%s: %s %s: %s", meta["namespace"], deployment.name, kind, meta["name"], why)
 

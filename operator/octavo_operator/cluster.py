@@ -86,6 +86,13 @@ class ApiError(Exception):
         causes = self.details.get("causes") or []
         return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
+    @property
+    def is_kind_leaving(self) -> bool:
+        """Not the object is refused: its kind is gone or about to, as optional ones are with whoever brought them."""
+        return (self.status == 404 and not self.details.get("name")) or (
+            "custom resource definition is terminating" in self.message
+        )
+
 
 TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 

@@ -45,7 +45,10 @@ def installed(
             f"image.repository={image}", f"image.tag={NUMBER}", f"selector={LABEL}={NUMBER}", "crd.install=false",
             f"watchNamespaces={{{namespace}}}", "leaseSeconds=3", f"fullnameOverride=op-{NUMBER}",
         )  # fmt: skip
-        flags = [flag for value in (*fixed, *values) for flag in ("--set", value)]
+        # A tag may be of digits alone, which is still no number.
+        flags = [
+            flag for value in (*fixed, *values) for flag in ("--set-string" if ".tag=" in value else "--set", value)
+        ]
         chart = str(ROOT / "charts/octavo")
         helm("upgrade", "--install", "op", chart, "-n", namespace, *flags, "--wait", "--timeout=90s")
 

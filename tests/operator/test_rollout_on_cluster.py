@@ -16,6 +16,7 @@ from clusterrig import settings
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
+from support.timeline import timeline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -56,7 +57,11 @@ def model(namespace: str, name: str = "toy", version: str = "1", patience: int =
 def pods(api: Api, namespace: str, name: str = "") -> list[dict[str, Any]]:
     label = f"?labelSelector=octavo.dev/llmdeployment={name}" if name else ""
     found = api.call("GET", f"/api/v1/namespaces/{namespace}/pods{label}")["items"]
-    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    return [pod for pod in found if not is_going(pod)]
+
+
+def is_going(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def version(pod: dict[str, Any]) -> str:
@@ -107,18 +112,14 @@ def test_patience_first_then_one_after_the_other(cluster: Cluster, namespace: st
     gpus(3)
     cluster.apply(model(namespace, patience=6, replicas=3), namespace=namespace)
     eventually(lambda: serving(api, namespace, "1", 3), 60)
-    cluster.apply(model(namespace, version="2", patience=6, replicas=3), namespace=namespace)
-    start = time.monotonic()
-    eventually(lambda: any(version(pod) == "2" for pod in pods(api, namespace)), 20, every=0.05)
-    fewest, first = 3, None
-    while not serving(api, namespace, "2", 3):
-        ready = sum(map(is_ready, pods(api, namespace)))
-        fewest = min(fewest, ready)
-        if ready < 3 and first is None:
-            first = time.monotonic() - start
-        assert time.monotonic() - start < 90
-        time.sleep(0.05)
-    assert first is not None
+    with timeline([cluster.program, f"--kubeconfig={cluster.kubeconfig}"], namespace) as record:
+        eventually(lambda: next(record.states("Pod"), None), 20)
+        cluster.apply(model(namespace, version="2", patience=6, replicas=3), namespace=namespace)
+        eventually(lambda: serving(api, namespace, "2", 3), 90)
+    under_way = [(when, there) for when, there in record.states("Pod") if any(version(pod) == "2" for pod in there)]
+    ready = [(when, sum(is_ready(pod) for pod in there if not is_going(pod))) for when, there in under_way]
+    fewest = min(count for _, count in ready)
+    first = next(when for when, count in ready if count < 3) - ready[0][0]
     assert first > 5, "patience was not kept"
     assert fewest == 2, "never more than one replica is missing"
     told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]

@@ -54,6 +54,16 @@ class Timeline:
                 became_true = when
         return None
 
+    def states(self, kind: str) -> Iterator[tuple[float, list[Json]]]:
+        """All objects of a kind after each change of one of them, and when that was known."""
+        there: dict[str, Json] = {}
+        for when, kind_of_change, of_kind, body in list(self._changes):
+            if of_kind == kind:
+                there[body["metadata"]["uid"]] = body
+                if kind_of_change == "DELETED":
+                    del there[body["metadata"]["uid"]]
+                yield when, list(there.values())
+
     def note(self, kind: str, change: Json) -> None:
         self._changes.append((time.time(), change["type"], kind, change["object"]))
 
