@@ -333,7 +333,10 @@ static void clear_padding(const struct paged_attention_args *a) {
     if (a->rows > a->actual_rows) memset((char *)a->out + a->actual_rows * row, 0, (size_t)((a->rows - a->actual_rows) * row));
 }
 
-void op_paged_attention(const struct paged_attention_args *given, struct member *m) {
+void op_paged_attention(const struct paged_attention_args *given, struct member *team_member) {
+    // The walk is from the last row to the first; whoever has the first rows elsewhere has them here.
+    struct member backwards = *team_member, *m = &backwards;
+    m->rank = m->size - 1 - m->rank;
     // The number of rows in use is read here, not only when the call was packed: a recorded call is replayed with others.
     struct paged_attention_args mine = *given, *a = &mine;
     mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);

@@ -251,34 +251,39 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
     }
 }
 
-// How many chunks the rows are cut in: channels are shared first (each weight is read by one thread), rows too where
-// `blocks` of channels are too few.
-static int64_t row_chunks(const struct quantized_linear_args *a, int64_t blocks, const struct member *m, int64_t *chunk) {
-    int64_t chunks = 1, step = QMR / a->terms;
-    if (m->size > 1 && blocks < 4 * m->size) chunks = MIN(CEIL_DIV(4 * m->size, blocks), MAX(1, a->rows / (4 * step)));
-    *chunk = CEIL_DIV(CEIL_DIV(a->rows, chunks), step) * step;
-    return CEIL_DIV(a->rows, MAX(1, *chunk));
+// How an operation's rows and blocks of channels are shared out. Where there is a tile of rows for each thread, it has the
+// same rows in all operations of a layer: what one of them leaves is in the cache of the core that needs it next (between
+// two cores of a server a row takes as long as its arithmetic), and every thread reads every weight. Of fewer rows each
+// weight is read by one thread, unless there are too few of them.
+struct shares {
+    int64_t blocks, items, rows;  // an item: so many rows, one block
+};
+static struct shares share_out(const struct quantized_linear_args *a, int64_t blocks, const struct member *m) {
+    int64_t chunks = MIN(m->size, a->rows / QMR), many = 4 * m->size;
+    if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * a->terms / (4 * QMR)) : 1;
+    int64_t rows = MAX(1, CEIL_DIV(a->rows, MAX(1, chunks)));
+    return (struct shares){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
 }
 
 void op_gated_linear(const struct gated_linear_args *g, struct member *m) {
     struct quantized_linear_args a = {.values = g->values, .meta = g->meta, .weight = g->weight, .rows = g->rows,
                                       .channels = 2 * g->inner, .groups = g->groups, .terms = g->terms, .bits = g->bits,
                                       .affine = g->affine};
-    int64_t blocks = g->inner / BLOCK, chunk, chunks = row_chunks(&a, blocks, m, &chunk);
-    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
-        int64_t begin = n % chunks * chunk;
-        run_gated_block(g, &a, n / chunks, begin, MIN(a.rows, begin + chunk));
+    struct shares s = share_out(&a, g->inner / BLOCK, m);
+    for (int64_t n; (n = team_take(m, s.items)) >= 0; team_done(m)) {
+        int64_t begin = n / s.blocks * s.rows;
+        run_gated_block(g, &a, n % s.blocks, begin, MIN(a.rows, begin + s.rows));
     }
-    team_wait(m, blocks * chunks);
+    team_wait(m, s.items);
 }
 
 static void run_blocks(const struct quantized_linear_args *a, struct member *m) {
-    int64_t blocks = CEIL_DIV(a->channels, BLOCK), chunk, chunks = row_chunks(a, blocks, m, &chunk);
-    for (int64_t n; (n = team_take(m, blocks * chunks)) >= 0; team_done(m)) {
-        int64_t begin = n % chunks * chunk;
-        run_block(a, n / chunks, begin, MIN(a->rows, begin + chunk));
+    struct shares s = share_out(a, CEIL_DIV(a->channels, BLOCK), m);
+    for (int64_t n; (n = team_take(m, s.items)) >= 0; team_done(m)) {
+        int64_t begin = n / s.blocks * s.rows;
+        run_block(a, n % s.blocks, begin, MIN(a->rows, begin + s.rows));
     }
-    team_wait(m, blocks * chunks);
+    team_wait(m, s.items);
 }
 
 // `a` for rows of which only the first of two terms is taken. Each thread makes them for itself: they are few.
