@@ -26,9 +26,21 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
 
-    @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
+        return self.finish(*self.begin(input_ids, positions, ctx))
+
+    @abstractmethod
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
+        """What `finish` needs of each token, ``[T, ...]``: all that reads or writes the KV cache has been done.
+
+        Most tokens of a prompt are there for their keys and values alone, so that a step ends the last layer for those
+        whose hidden states are wanted.
+        """
+
+    @abstractmethod
+    def finish(self, *states: Tensor) -> Tensor:
+        """Hidden states ``[R, H]`` from rows of what `begin` returned, each from its own alone."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""

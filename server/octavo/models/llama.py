@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -45,7 +45,8 @@ class LlamaAttention(nn.Module):
         self.attn = Attention(layer, heads, kv_heads, size, rotary, options.window, self.q_norm, self.k_norm)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        return self.o_proj(self.attn(self.qkv_proj(x), positions, ctx))
+        """What each head makes of ``x [T, H]``, for ``o_proj``."""
+        return self.attn(self.qkv_proj(x), positions, ctx)
 
 
 class LlamaMLP(nn.Module):
@@ -86,11 +87,14 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm.terms = self.self_attn.qkv_proj.method.terms
         self.post_attention_layernorm.terms = self.mlp.gate_up_proj.method.terms
 
-    def forward(
+    def attend(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, residual = self.post_attention_layernorm(self.self_attn(x, positions, ctx), residual)
+        return self.self_attn(x, positions, ctx), residual
+
+    def finish(self, attended: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = self.post_attention_layernorm(self.self_attn.o_proj(attended), residual)
         return self.mlp(x), residual
 
 
@@ -104,10 +108,15 @@ class LlamaModel(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.hf_config.get("rms_norm_eps", 1e-6))
 
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         x, residual = self.embed_tokens(input_ids), None
-        for layer in self.layers:
-            x, residual = layer(x, residual, positions, ctx)
+        *layers, last = cast(Iterable[LlamaDecoderLayer], self.layers)
+        for layer in layers:
+            x, residual = layer.finish(*layer.attend(x, residual, positions, ctx))
+        return last.attend(x, residual, positions, ctx)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        x, residual = cast(LlamaDecoderLayer, self.layers[-1]).finish(attended, residual)
         return self.norm(x, residual)[0]
 
 
@@ -129,8 +138,11 @@ class LlamaForCausalLM(CausalLM):
         bias = config.hf_config.get("attention_bias", False)
         return AttentionOptions(qkv_bias=bias, out_bias=bias)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        return self.model(input_ids, positions, ctx)
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
+        return self.model.begin(input_ids, positions, ctx)
+
+    def finish(self, *states: Tensor) -> Tensor:
+        return self.model.finish(*states)
 
 
 class MistralForCausalLM(LlamaForCausalLM):

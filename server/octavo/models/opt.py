@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -27,7 +28,8 @@ class OPTAttention(nn.Module):
         self.attn = Attention(layer, self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads, size)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        return self.out_proj(self.attn(self.qkv_proj(x), positions, ctx))
+        """What each head makes of ``x [T, H]``, for ``out_proj``."""
+        return self.attn(self.qkv_proj(x), positions, ctx)
 
 
 class OPTDecoderLayer(nn.Module):
@@ -44,11 +46,15 @@ class OPTDecoderLayer(nn.Module):
         self.final_layer_norm = LayerNorm(hidden, affine=affine)
         self.act = activation(hf.get("activation_function", "relu"))
 
-    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    def attend(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        normed = self.self_attn_layer_norm(x) if self.norm_before else x
+        return self.self_attn(normed, positions, ctx), x
+
+    def finish(self, attended: Tensor, x: Tensor) -> Tensor:
+        x = x + self.self_attn.out_proj(attended)
         if self.norm_before:
-            x = x + self.self_attn(self.self_attn_layer_norm(x), positions, ctx)
             return x + self.fc2(self.act(self.fc1(self.final_layer_norm(x))))
-        x = self.self_attn_layer_norm(x + self.self_attn(x, positions, ctx))
+        x = self.self_attn_layer_norm(x)
         return self.final_layer_norm(x + self.fc2(self.act(self.fc1(x))))
 
 
@@ -69,13 +75,18 @@ class OPTDecoder(nn.Module):
         affine = hf.get("layer_norm_elementwise_affine", True)
         self.final_layer_norm = LayerNorm(hidden, affine=affine) if final else None
 
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         x = self.embed_tokens(input_ids)
         if self.project_in is not None:
             x = self.project_in(x)
         x = x + self.embed_positions(positions + _POSITION_OFFSET)
-        for layer in self.layers:
-            x = layer(x, positions, ctx)
+        *layers, last = cast(Iterable[OPTDecoderLayer], self.layers)
+        for layer in layers:
+            x = layer.finish(*layer.attend(x, positions, ctx))
+        return last.attend(x, positions, ctx)
+
+    def finish(self, attended: Tensor, x: Tensor) -> Tensor:
+        x = cast(OPTDecoderLayer, self.layers[-1]).finish(attended, x)
         if self.final_layer_norm is not None:
             x = self.final_layer_norm(x)
         return x if self.project_out is None else self.project_out(x)
@@ -97,5 +108,8 @@ class OPTForCausalLM(CausalLM):
         tied = config.hf_config.get("tie_word_embeddings", True)
         self.lm_head = ParallelLMHead(config.vocab_size, decoder.embed_size, tp, decoder.embed_tokens if tied else None)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        return self.model.decoder(input_ids, positions, ctx)
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
+        return self.model.decoder.begin(input_ids, positions, ctx)
+
+    def finish(self, *states: Tensor) -> Tensor:
+        return self.model.decoder.finish(*states)

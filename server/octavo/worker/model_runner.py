@@ -20,7 +20,7 @@ from octavo.sample.states import SamplingStates
 from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
-from octavo.worker.recorded_steps import RecordedSteps
+from octavo.worker.recorded_steps import RecordedSteps, States
 
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
@@ -71,19 +71,21 @@ class ModelRunner:
             if pending is not None:
                 return pending
         inputs = self._make_inputs(rows, num_scheduled)
-        hidden = self._recorded_steps.forward(inputs) if self._recorded_steps else None
-        if hidden is None:
-            hidden = self.model(inputs.input_ids, inputs.positions, ForwardContext(inputs.metadata, self.kv_caches))
+        states = self._recorded_steps.begin(inputs) if self._recorded_steps else None
+        if states is None:
+            context = ForwardContext(inputs.metadata, self.kv_caches)
+            states = self.model.begin(inputs.input_ids, inputs.positions, context)
         if self._prompt_logprobs:
-            self._add_prompt_logprobs(output, inputs, hidden, req_ids)
+            states = tuple(state.clone() for state in states)  # recorded steps keep theirs for one call only
+            self._add_prompt_logprobs(output, inputs, states, req_ids)
         self.batch.num_computed[rows] += num_scheduled
         sampled = set(step.sampled_req_ids)
         if len(self.pooler):
-            self._pool(output, sampled, inputs, hidden, req_ids)
+            self._pool(output, sampled, inputs, self.model.finish(*states), req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
         if not len(indices):
             return lambda: output
-        logits = self._logits(hidden, inputs.starts[indices + 1] - 1)
+        logits = self._logits(states, inputs.starts[indices + 1] - 1)
         return self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
 
     def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
@@ -97,11 +99,11 @@ class ModelRunner:
         bitmask: Callable[[], torch.Tensor | None],
     ) -> PendingOutput | None:
         """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
-        hidden = self._recorded_steps.decode(rows) if self._recorded_steps else None
-        if hidden is None:
+        states = self._recorded_steps.decode(rows) if self._recorded_steps else None
+        if states is None:
             return None
         self.batch.num_computed[rows] += 1
-        return self._sample(output, self._head(hidden), req_ids, rows, bitmask)
+        return self._sample(output, self._head(states), req_ids, rows, bitmask)
 
     def _update_rows(self, step: SchedulerOutput) -> None:
         for req_id in step.finished_req_ids:
@@ -159,15 +161,16 @@ class ModelRunner:
     def _put(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def _logits(self, hidden: torch.Tensor, indices: np.ndarray) -> torch.Tensor:
-        """float32 [len(indices), vocabulary] of the given rows of ``hidden`` [T, H]."""
+    def _logits(self, states: States, indices: np.ndarray) -> torch.Tensor:
+        """float32 [len(indices), vocabulary] from the given rows of what `CausalLM.begin` returned."""
         padded = np.zeros(-(-len(indices) // self.row_multiple) * self.row_multiple, dtype=np.int64)
         padded[: len(indices)] = indices
-        return self._head(hidden[self._put(padded)])[: len(indices)]
+        rows = self._put(padded)
+        return self._head(tuple(state[rows] for state in states))[: len(indices)]
 
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._recorded_steps.logits(hidden) if self._recorded_steps else None
-        return self.model.compute_logits(hidden) if logits is None else logits
+    def _head(self, states: States) -> torch.Tensor:
+        logits = self._recorded_steps.logits(states) if self._recorded_steps else None
+        return self.model.compute_logits(self.model.finish(*states)) if logits is None else logits
 
     def _sample(
         self,
@@ -221,7 +224,7 @@ class ModelRunner:
         self,
         output: ModelRunnerOutput,
         inputs: StepInputs,
-        hidden: torch.Tensor,
+        states: States,
         req_ids: list[str],
     ) -> None:
         """Position p's hidden state predicts prompt token p + 1: the step's rows before the prompt's last one."""
@@ -238,7 +241,7 @@ class ModelRunner:
             lists = LogprobsLists([], [], [])
             for at in range(0, until - start, PROMPT_LOGPROBS_ROWS):
                 end = min(at + PROMPT_LOGPROBS_ROWS, until - start)
-                logits = self._logits(hidden, np.arange(inputs.starts[i] + at, inputs.starts[i] + end))
+                logits = self._logits(states, np.arange(inputs.starts[i] + at, inputs.starts[i] + end))
                 part = compute_prompt_logprobs(logits, targets[at:end].to(self.device), k)
                 lists.token_ids += part.token_ids.tolist()
                 lists.logprobs += part.logprobs.tolist()

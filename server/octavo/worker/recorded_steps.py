@@ -1,13 +1,15 @@
 """Steps of a quantised model on a CPU, recorded once and then replayed.
 
 It is to the CPU what CUDA graphs are to a GPU: a step of a small model is hundreds of short operations, and starting
-each from Python takes as long as computing it. Two programs do for steps of all sizes: the layers, and the head.
+each from Python takes as long as computing it. Two programs do for steps of all sizes: the layers up to the last
+attention, and what follows for the rows that get a token.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,9 @@ from octavo_kernels.cpu import Arena, Program, RecordingError, record
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+States = tuple[Tensor, ...]
+
 
 class RecordedSteps:
     """What is returned is valid until the next call, and None when this model's steps cannot be recorded."""
@@ -31,49 +36,51 @@ class RecordedSteps:
         self._max_logits, max_blocks = batch.block_table.shape
         self._inputs = _Inputs(max(max_rows, self._max_logits), self._max_logits, max_blocks, batch.block_size)
         self._arena = Arena()
-        self._layers: Program[Tensor] | None = None
+        self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
-        self._head_rows = torch.empty(0)
+        self._head_rows: list[Tensor] = []
         # Linears that want their rows padded are torch's own, which no recording can hold.
         self._possible = model.row_multiple == 1
 
-    def decode(self, rows: np.ndarray) -> Tensor | None:
-        """Hidden states [R, H] of steps in which each of the sequences ``rows`` int64 [R] computes one token."""
+    def decode(self, rows: np.ndarray) -> States | None:
+        """`CausalLM.begin` of a step in which each of the sequences ``rows`` int64 [R] computes one token."""
         self._inputs.fill_decode(self._batch, rows)
         return self._forward(len(rows), len(rows))
 
-    def forward(self, step: StepInputs) -> Tensor | None:
-        """Hidden states [T, H] of a step of T tokens."""
+    def begin(self, step: StepInputs) -> States | None:
+        """`CausalLM.begin` of any step."""
         total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
         if total > len(self._inputs.positions):
             return None
         self._inputs.fill(step)
         return self._forward(total, sequences)
 
-    def logits(self, hidden: Tensor) -> Tensor | None:
-        """Logits float32 [R, vocabulary] of ``hidden`` [R, H]."""
-        if not self._possible or len(hidden) > self._max_logits:
+    def logits(self, states: States) -> Tensor | None:
+        """Logits float32 [R, vocabulary] from R rows of what `begin` returned."""
+        rows = len(states[0])
+        if not self._possible or rows > self._max_logits:
             return None
         if self._head is None:
-            self._head_rows = hidden.new_empty(self._max_logits, hidden.shape[1])
-            self._head = self._record(lambda: self._model.compute_logits(self._head_rows))
+            self._head_rows = [state.new_empty(self._max_logits, state.shape[1]) for state in states]
+            self._head = self._record(lambda: self._model.compute_logits(self._model.finish(*self._head_rows)))
             if self._head is None:
                 return None
-        self._head_rows[: len(hidden)] = hidden
-        self._head.replay(len(hidden))
-        return self._head.outputs[: len(hidden)]
+        for ours, theirs in zip(self._head_rows, states, strict=True):
+            ours[:rows] = theirs
+        self._head.replay(rows)
+        return self._head.outputs[:rows]
 
-    def _forward(self, rows: int, sequences: int) -> Tensor | None:
+    def _forward(self, rows: int, sequences: int) -> States | None:
         if self._layers is None:
             inputs = self._inputs
             context = ForwardContext(inputs.metadata, self._kv_caches)
-            self._layers = self._record(lambda: self._model(inputs.input_ids, inputs.positions, context))
+            self._layers = self._record(lambda: [*self._model.begin(inputs.input_ids, inputs.positions, context)])
             if self._layers is None:
                 return None
         self._layers.replay(rows, sequences)
-        return self._layers.outputs[:rows]
+        return tuple(state[:rows] for state in self._layers.outputs)
 
-    def _record(self, step: Callable[[], Tensor]) -> Program[Tensor] | None:
+    def _record(self, step: Callable[[], T]) -> Program[T] | None:
         if self._possible:
             try:
                 return record(step, self._arena)

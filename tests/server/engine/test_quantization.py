@@ -111,3 +111,13 @@ def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() 
         ours, theirs = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in one] for one in outputs)
         assert ours == theirs
     assert steps._layers is not None and steps._head is not None
+
+
+def test_log_probabilities_of_a_prompt_leave_its_tokens_alone() -> None:
+    """Its logits are computed from the same states as the next token's, in memory that recorded steps use in turn."""
+    few, many = (LLM(max_model_len=128, num_gpu_blocks_override=64, max_num_seqs=n) for n in (2, 64))
+    plain = SamplingParams(max_tokens=4, temperature=0)
+    told = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=1)
+    expected = few.generate("The capital of", plain, use_tqdm=False)[0].outputs[0].token_ids
+    for llm in (few, many):
+        assert llm.generate("The capital of", told, use_tqdm=False)[0].outputs[0].token_ids == expected
