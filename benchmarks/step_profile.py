@@ -108,7 +108,7 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
     for number, packed in enumerate(layers):
         name = LINEARS[number % 4]
         size, macs = least.get(name, (0.0, 0.0))
-        least[name] = (size + packed.nbytes, macs + rows * new * packed.channels * packed.width * packed.terms)
+        least[name] = (size + packed.nbytes, macs + rows * new * packed.channels * packed.width)
     least["attention"] = (
         len(caches) * rows * length * 2 * caches[0].shape[2] * caches[0].shape[4] * caches[0].itemsize,
         0,

@@ -63,7 +63,7 @@ class PackedLinear:
 @dataclass(frozen=True)
 class QuantizedRows:
     """Activations ``[T, width]``: ``values`` int8 [T, terms, groups * 32]; ``meta`` float32 [T, groups, 4] holds each
-    group's scale, the sum of its integers (int32 bits), their product, and nothing."""
+    group's scale, the sum of its integers (int32 bits), their product, whether it has a second term (int32 bits)."""
 
     values: Tensor
     meta: Tensor

@@ -166,12 +166,16 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
     x, residual, weight = (torch.randn(9, 576).to(dtype) for _ in range(3))
     packed, _ = make("Q4_1", 64, 576, terms)
 
-    def check(rows, plain):
-        expected = cpu.quantize_rows(plain, terms)
+    def check(rows, plain, rest_where_large=True):
+        expected = reference.quantize_rows(plain, terms, rest_where_large=rest_where_large)
         assert torch.equal(rows.values, expected.values)
         assert torch.equal(rows.meta.view(torch.int32), expected.meta.view(torch.int32))
-        assert torch.equal(cpu.quantized_linear(rows, packed), cpu.quantized_linear(plain, packed))
+        products = cpu.quantized_linear(rows, packed)
+        assert torch.equal(products, cpu.quantized_linear(expected, packed))
+        rows.meta.view(torch.int32)[..., 3] = 1  # second terms that are not there are zeros
+        assert torch.equal(products, cpu.quantized_linear(rows, packed))
 
+    x[:, 3] *= 30  # so that one group is above the others
     rows, same = cpu.rms_norm_quantize(x, weight[0], 1e-5, terms=terms)
     check(rows, cpu.rms_norm(x, weight[0], 1e-5))
     assert torch.equal(same, x)
@@ -180,7 +184,7 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
     check(rows, normed)
     assert torch.equal(total, expected_total)
     wide = torch.randn(9, 1152).to(dtype)
-    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide))
+    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide), rest_where_large=False)
 
 
 @pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps

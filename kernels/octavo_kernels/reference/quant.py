@@ -9,7 +9,8 @@ from octavo_kernels.quant import BLOCK, GROUP, PackedLinear, QuantizedRows, dequ
 from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_and_mul
 
 
-def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
+def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) -> QuantizedRows:
+    """``rest_where_large``: second terms only in groups with a value of half the row's largest and more."""
     width = x.shape[-1]
     wide = torch.nn.functional.pad(x.float(), (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
     highest = wide.abs().amax(dim=-1)
@@ -19,14 +20,16 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
     scaled = torch.where(usable[..., None], wide, torch.zeros_like(wide)) * inverse[..., None]
     values = scaled.round()
     scale = torch.where(wide.isfinite().all(dim=-1), highest / 127.0, torch.full_like(highest, float("nan")))
-    stored, sums = [values], values
+    stored, sums, has_rest = [values], values, torch.full_like(highest, terms == 2, dtype=torch.bool)
     if terms == 2:
         rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
+        if rest_where_large:
+            has_rest = highest >= 0.5 * highest.amax(dim=-1, keepdim=True)
+            rest = torch.where(has_rest[..., None], rest, torch.zeros_like(rest))
         stored, sums, scale = [values, rest], values * 256.0 + rest, scale * (1.0 / 256.0)
     total = sums.sum(dim=-1)
-    meta = torch.stack(
-        [scale, total.to(torch.int32).view(torch.float32), scale * total, torch.zeros_like(scale)], dim=-1
-    )
+    integers = [value.to(torch.int32).view(torch.float32) for value in (total, has_rest)]
+    meta = torch.stack([scale, integers[0], scale * total, integers[1]], dim=-1)
     return QuantizedRows(torch.stack([v.flatten(-2) for v in stored], dim=1).to(torch.int8), meta, width, x.dtype)
 
 
@@ -34,9 +37,9 @@ def rms_norm_quantize(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
 ) -> tuple[QuantizedRows, Tensor]:
     if residual is None:
-        return quantize_rows(rms_norm(x, weight, eps), terms), x
+        return quantize_rows(rms_norm(x, weight, eps), terms, rest_where_large=True), x
     normed, total = fused_add_rms_norm(x, residual, weight, eps)
-    return quantize_rows(normed, terms), total
+    return quantize_rows(normed, terms, rest_where_large=True), total
 
 
 def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:

@@ -9,7 +9,9 @@
 //     8 bit: [half: 2][step: 8][channel: 16][column: 4]; 4 bit: the same with steps s (low nibble) and s + 4 (high) in a byte.
 //
 // Activations are quantised dynamically: each group of a row has its own scale, amax / 127, so that an outlier spoils 32
-// values and not the row. With two terms a second int8 holds what the first left over (x = scale * (256 q1 + q2)).
+// values and not the row. With two terms a second int8 holds what the first left over (x = scale * (256 q1 + q2)). Where
+// whole rows are at hand, only groups with a value of half the row's largest and more keep it: what 8 bits lose grows with
+// a group's largest value, a few groups are far above the rest, and the second terms of the others need not be multiplied.
 #pragma once
 #include <stdint.h>
 
@@ -22,7 +24,7 @@ struct group_meta {
     float scale;
     int32_t sum;      // of the group's integers
     float scale_sum;  // scale * sum: what a minimum is multiplied with
-    int32_t unused;
+    int32_t has_rest;  // whether its second term is anything but zeros
 };
 
 // Rows of quantised activations: values [rows][terms][groups * GROUP] int8, meta [rows][groups].

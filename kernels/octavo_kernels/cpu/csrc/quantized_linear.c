@@ -55,6 +55,42 @@ INLINE vi splat_four(const int8_t *p) {
 #define HALF(v) ((v)*VW / 16)
 #define LANE(v) ((v)*VW % 16 * 4)
 
+// acc[mr][QNV] += a group's dot products of rows 0, every, 2 every, ... below mr
+INLINE void dots(vi (*acc)[QNV], const uint8_t *codes, int v, const int8_t *x, int64_t x_stride, const int nibbles,
+                 const int bits, const int mr, const int every) {
+    if (!nibbles) {
+#pragma GCC unroll 8
+        for (int s = 0; s < 8; s++) {
+            vbytes w[QNV];
+#pragma GCC unroll 2
+            for (int n = 0; n < QNV; n++) w[n] = load_bytes(codes + (HALF(v + n) * 8 + s) * 64 + LANE(v + n));
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i += every) {
+                vi a = splat_four(x + i * x_stride + s * 4);
+#pragma GCC unroll 2
+                for (int n = 0; n < QNV; n++) acc[i][n] = dot4(acc[i][n], w[n], a, bits);
+            }
+        }
+    } else {
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++) {
+            vbytes low[QNV], high[QNV];
+#pragma GCC unroll 2
+            for (int n = 0; n < QNV; n++) {
+                vbytes w = load_bytes(codes + (HALF(v + n) * 4 + s) * 64 + LANE(v + n));
+                low[n] = w & 15;
+                high[n] = (vbytes)((vu)w >> 4) & 15;
+            }
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i += every) {
+                vi a = splat_four(x + i * x_stride + s * 4), c = splat_four(x + i * x_stride + s * 4 + 16);
+#pragma GCC unroll 2
+                for (int n = 0; n < QNV; n++) acc[i][n] = dot4(dot4(acc[i][n], low[n], a, 4), high[n], c, 4);
+            }
+        }
+    }
+}
+
 // sums[mr / terms][QNV]: rows of x (mr of them, two for a row of activations when terms is 2) times channels of vectors
 // v .. v + QNV of the block
 INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride, const struct group_meta *meta, vf *sums,
@@ -73,37 +109,10 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
 #pragma GCC unroll 2
             for (int n = 0; n < QNV; n++) acc[i][n] = start;
         }
-        if (!nibbles) {
-#pragma GCC unroll 8
-            for (int s = 0; s < 8; s++) {
-                vbytes w[QNV];
-#pragma GCC unroll 2
-                for (int n = 0; n < QNV; n++) w[n] = load_bytes(codes + (HALF(v + n) * 8 + s) * 64 + LANE(v + n));
-#pragma GCC unroll 6
-                for (int i = 0; i < mr; i++) {
-                    vi a = splat_four(x + i * x_stride + s * 4);
-#pragma GCC unroll 2
-                    for (int n = 0; n < QNV; n++) acc[i][n] = dot4(acc[i][n], w[n], a, bits);
-                }
-            }
-        } else {
-#pragma GCC unroll 4
-            for (int s = 0; s < 4; s++) {
-                vbytes low[QNV], high[QNV];
-#pragma GCC unroll 2
-                for (int n = 0; n < QNV; n++) {
-                    vbytes w = load_bytes(codes + (HALF(v + n) * 4 + s) * 64 + LANE(v + n));
-                    low[n] = w & 15;
-                    high[n] = (vbytes)((vu)w >> 4) & 15;
-                }
-#pragma GCC unroll 6
-                for (int i = 0; i < mr; i++) {
-                    vi a = splat_four(x + i * x_stride + s * 4), c = splat_four(x + i * x_stride + s * 4 + 16);
-#pragma GCC unroll 2
-                    for (int n = 0; n < QNV; n++) acc[i][n] = dot4(dot4(acc[i][n], low[n], a, 4), high[n], c, 4);
-                }
-            }
-        }
+        int rest = terms == 1;  // whether any row has a second term here
+        for (int i = 0; terms == 2 && i < mr / 2; i++) rest |= meta[i * b->groups + g].has_rest;
+        if (rest) dots(acc, codes, v, x, x_stride, nibbles, bits, mr, 1);
+        else dots(acc, codes, v, x, x_stride, nibbles, bits, mr, 2);
         vf scale[QNV], least[QNV];
 #pragma GCC unroll 2
         for (int n = 0; n < QNV; n++) {
@@ -246,7 +255,7 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
         for (int64_t i = 0; i < rows; i++) {
             int8_t *q1 = g->out_values + (row + i) * g->out_terms * g->inner + index * GROUP;
             int8_t *q2 = g->out_terms == 2 ? q1 + g->inner : NULL;
-            quantize_group(groups[i], q1, q2, g->out_meta + (row + i) * blocks + index);
+            quantize_group(groups[i], q1, q2, 0.0f, g->out_meta + (row + i) * blocks + index);
         }
     }
 }
@@ -300,6 +309,7 @@ static struct quantized_linear_args first_terms(const struct quantized_linear_ar
             to->scale = 256.0f * a->meta[r * a->groups + g].scale;
             to->sum = sum;
             to->scale_sum = to->scale * (float)sum;
+            to->has_rest = 0;
         }
     }
     struct quantized_linear_args first = *a;

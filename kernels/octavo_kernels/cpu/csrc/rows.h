@@ -42,16 +42,23 @@ INLINE void store_int8(int8_t *p, vi x) {
     *(vb *)p = __builtin_convertvector(x, vb);
 }
 
-// One group of a row: q1 [GROUP], and with two terms q2 [GROUP]
-INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, struct group_meta *meta) {
-    vi top = {0}, sum = {0};  // of the magnitudes' bits, which are ordered as the magnitudes are
-    for (int i = 0; i < GROUP; i += VW) top = vmax_int(top, (vi)vload(x + i) & 0x7fffffff);
-    const int32_t bits = vmax_all_int(top);
+// The bits of the largest magnitude, which are ordered as the magnitudes are
+INLINE int32_t highest_bits(const float *x, int64_t count) {
+    vi top = {0};
+    for (int64_t i = 0; i < count; i += VW) top = vmax_int(top, (vi)vload(x + i) & 0x7fffffff);
+    return vmax_all_int(top);
+}
+
+// One group of a row: q1 [GROUP], and with two terms q2 [GROUP], zeros where the group's largest is less than `least_rest`
+INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, float least_rest, struct group_meta *meta) {
+    vi sum = {0};
+    const int32_t bits = highest_bits(x, GROUP);
     float highest;
     memcpy(&highest, &bits, 4);
     float scale = highest / 127.0f, inverse = 127.0f / highest;
     if (bits >= 0x7f800000) scale = NAN;  // an infinity or NaN spoils the row, visibly
     const int is_zero = !(inverse < INFINITY) || bits >= 0x7f800000;  // denormal input too
+    const int has_rest = q2 && highest >= least_rest;
     for (int i = 0; i < GROUP; i += VW) {
         vf scaled = is_zero ? splat(0.0f) : vload(x + i) * splat(inverse);
         vi q = vround(scaled);
@@ -60,7 +67,7 @@ INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, struct group_
             vf rest = (scaled - __builtin_convertvector(q, vf)) * splat(256.0f);
             rest = vselect_less(splat(127.0f), rest, splat(127.0f), rest);
             rest = vselect_less(rest, splat(-127.0f), splat(-127.0f), rest);  // -128 has no negative
-            vi second = vround(rest);
+            vi second = has_rest ? vround(rest) : (vi){0};
             store_int8(q2 + i, second);
             q = (q << 8) + second;
         }
@@ -70,5 +77,5 @@ INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, struct group_
     meta->sum = vsum_int(sum);
     meta->scale = scale;
     meta->scale_sum = scale * (float)meta->sum;
-    meta->unused = 0;
+    meta->has_rest = has_rest;
 }
