@@ -187,8 +187,8 @@ def rms_norm_quantize(
     """`rms_norm` or, with ``residual``, `fused_add_rms_norm`, then `quantize_rows`, in one pass.
 
     Returns the rows and the new residual (``x`` itself without one), bit-equal to the separate steps but for second
-    ``terms``: only groups with a value of half the row's largest and more have them. What 8 bits lose grows with a
-    group's largest value, so that these few groups lose nearly all of it, and the rest costs no arithmetic.
+    ``terms``: only groups with a value of a third of the row's largest and more have them. What 8 bits lose grows with
+    a group's largest value, so that these few would lose nearly all of it, and the rest costs no arithmetic.
     """
     return backend_for(x).rms_norm_quantize(x, weight, eps, residual, terms)
 

@@ -10,7 +10,7 @@ from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_a
 
 
 def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) -> QuantizedRows:
-    """``rest_where_large``: second terms only in groups with a value of half the row's largest and more."""
+    """``rest_where_large``: second terms only in groups with a value of a third of the row's largest and more."""
     width = x.shape[-1]
     wide = torch.nn.functional.pad(x.float(), (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
     highest = wide.abs().amax(dim=-1)
@@ -24,7 +24,7 @@ def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) 
     if terms == 2:
         rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
         if rest_where_large:
-            has_rest = highest >= 0.5 * highest.amax(dim=-1, keepdim=True)
+            has_rest = 3.0 * highest >= highest.amax(dim=-1, keepdim=True)
             rest = torch.where(has_rest[..., None], rest, torch.zeros_like(rest))
         stored, sums, scale = [values, rest], values * 256.0 + rest, scale * (1.0 / 256.0)
     total = sums.sum(dim=-1)

@@ -42,14 +42,13 @@ void op_quantize(const struct quantize_args *a, struct member *m) {
             else load_float_row(a, r, row, FLOAT32);
             int8_t *q1 = a->values + r * a->terms * padded, *q2 = a->terms == 2 ? q1 + padded : NULL;
             struct group_meta *meta = a->meta + r * a->groups;
-            float least_rest = 0.0f;
+            float row_highest = 0.0f;
             if (q2 && a->kind == 1) {
                 int32_t bits = highest_bits(row, padded);
-                memcpy(&least_rest, &bits, 4);
-                least_rest *= 0.5f;
+                memcpy(&row_highest, &bits, 4);
             }
             for (int64_t g = 0; g < a->groups; g++)
-                quantize_group(row + g * GROUP, q1 + g * GROUP, q2 ? q2 + g * GROUP : NULL, least_rest, meta + g);
+                quantize_group(row + g * GROUP, q1 + g * GROUP, q2 ? q2 + g * GROUP : NULL, row_highest, meta + g);
         }
     }
     team_wait(m, team_row_items(m, a->rows));

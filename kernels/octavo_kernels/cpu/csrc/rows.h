@@ -49,8 +49,8 @@ INLINE int32_t highest_bits(const float *x, int64_t count) {
     return vmax_all_int(top);
 }
 
-// One group of a row: q1 [GROUP], and with two terms q2 [GROUP], zeros where the group's largest is less than `least_rest`
-INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, float least_rest, struct group_meta *meta) {
+// One group of a row: q1 [GROUP], and with two terms q2 [GROUP], zeros where the group's largest is not a third of `row_highest`
+INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, float row_highest, struct group_meta *meta) {
     vi sum = {0};
     const int32_t bits = highest_bits(x, GROUP);
     float highest;
@@ -58,7 +58,7 @@ INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, float least_r
     float scale = highest / 127.0f, inverse = 127.0f / highest;
     if (bits >= 0x7f800000) scale = NAN;  // an infinity or NaN spoils the row, visibly
     const int is_zero = !(inverse < INFINITY) || bits >= 0x7f800000;  // denormal input too
-    const int has_rest = q2 && highest >= least_rest;
+    const int has_rest = q2 && 3.0f * highest >= row_highest;
     for (int i = 0; i < GROUP; i += VW) {
         vf scaled = is_zero ? splat(0.0f) : vload(x + i) * splat(inverse);
         vi q = vround(scaled);
