@@ -159,6 +159,11 @@ def test_foreign_operations_are_refused_by_name():
     with pytest.raises(cpu.RecordingError, match="already"):
         cpu.record(lambda: cpu.record(decoder.step).outputs)
     cpu.record(decoder.step)  # an attempt that failed leaves nothing behind
+    mine = torch.zeros(3)
+    for foreign in (lambda: mine.add_(1), lambda: mine[torch.tensor([10**9])], lambda: mine.view(3, 1) + 1):
+        with pytest.raises(cpu.RecordingError):
+            cpu.record(foreign)
+    assert not mine.any(), "what cannot be recorded is not done either"
 
 
 def test_without_the_library_nothing_is_recorded():

@@ -123,8 +123,6 @@ def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
         operations = library.recorder
     finally:
         library.recorder = None
-    if watch.foreign:
-        raise RecordingError(f"the step uses torch's own {', '.join(sorted(watch.foreign))}: it cannot be recorded")
     words = np.frombuffer(b"".join(operations), dtype=np.int64).copy()
     outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
     memory, moved = _plan(words, watch.buffers, outputs, arena)
@@ -132,12 +130,12 @@ def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
 
 
 class _Watch(TorchDispatchMode):
-    """Keeps every tensor made while the step runs, and notes what else torch is asked to do."""
+    """Keeps every tensor made while the step runs, and lets torch do nothing else: what the inputs hold is not yet
+    theirs, and what an operation writes may be anybody's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffers: list[Tensor] = []
-        self.foreign: set[str] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -146,20 +144,19 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
         name = func._schema.name
+        if name not in _ROOM and not _is_view(func._schema):
+            raise RecordingError(f"the step uses torch's own {name}: it cannot be recorded")
+        result = func(*args, **(kwargs or {}))
         if name in _ROOM:
             self.buffers.append(result)
-        elif func._schema.is_mutable or not _is_view(result, (*args, *(kwargs or {}).values())):
-            self.foreign.add(name)
         return result
 
 
-def _is_view(result: Any, arguments: tuple[Any, ...]) -> bool:
-    """Whether all of ``result`` (one tensor or several) lies where an argument lies, so that nothing was computed."""
-    known = {t.untyped_storage().data_ptr() for t in arguments if isinstance(t, Tensor)}
-    results = result if isinstance(result, list | tuple) else [result]
-    return all(isinstance(t, Tensor) and t.untyped_storage().data_ptr() in known for t in results)
+def _is_view(schema: Any) -> bool:
+    """Whether all that an operation returns lies where an argument lies, so that nothing is computed."""
+    returns = [returned.alias_info for returned in schema.returns]
+    return bool(returns) and not schema.is_mutable and all(info is not None for info in returns)
 
 
 def _plan(

@@ -121,3 +121,15 @@ def test_log_probabilities_of_a_prompt_leave_its_tokens_alone() -> None:
     expected = few.generate("The capital of", plain, use_tqdm=False)[0].outputs[0].token_ids
     for llm in (few, many):
         assert llm.generate("The capital of", told, use_tqdm=False)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("options", [{"dtype": "float16"}, {"kv_cache_dtype": "float16"}], ids=str)
+def test_where_steps_cannot_be_recorded_they_run_one_operation_at_a_time(options: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0)
+    small: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 2}
+    prompts = ["The capital of France is", "Two plus two is"]
+    tried, called = LLM(**small, **options), LLM(**small, **options)
+    called.engine.executor.worker.runner._recorded_steps = None  # type: ignore[attr-defined]
+    outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (tried, called)]
+    ours, theirs = ([(output.error, output.outputs[0].text) for output in one] for one in outputs)
+    assert ours == theirs and all(text for _, text in ours)
