@@ -156,5 +156,5 @@ def _by_sorting(scores: Tensor, cuts: Cuts, keys: Tensor, noise: GumbelNoise) ->
 
 def _sort_descending(values: Tensor) -> Tensor:
     if devices.on_cpu(values):  # numpy's sort is vectorised
-        return torch.from_numpy(np.ascontiguousarray(np.sort(values.numpy(), axis=-1)[:, ::-1]))
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)[:, ::-1].copy())
     return values.sort(dim=-1, descending=True).values

@@ -167,6 +167,16 @@ def test_at_least_the_best_token_stays(params: dict[str, float]) -> None:
     assert torch.equal(out.sampled_token_ids, logits.argmax(-1))
 
 
+@pytest.mark.parametrize("params", [{"top_k": 50}, {"min_p": 0.1}, {"top_p": 0.9}], ids=str)
+def test_one_token_that_is_left_is_drawn(params: dict[str, float]) -> None:
+    """What grammars do at every step that they force."""
+    logits = torch.full((3, 900), -torch.inf)
+    logits[:, 7] = 1.5
+    assert sample(logits, [SamplingParams(seed=i, **params) for i in range(3)]).sampled_token_ids.tolist() == [7] * 3
+    logits[1] = -torch.inf
+    assert sample(logits, [SamplingParams(seed=i, **params) for i in range(3)]).invalid.tolist() == [False, True, False]
+
+
 @settings(max_examples=60)
 @given(
     vocab=st.integers(1, 5000), size=st.integers(1, 200), seed=st.integers(0, 2**31), masked=st.sampled_from([0, 0.999])
