@@ -15,6 +15,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
+from octavo.errors import OctavoError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer import Tokenizer
@@ -122,7 +123,10 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def embed(self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "mean") -> list[list[float]]:
-        """One vector of length 1 a prompt: the "mean" of its hidden states, or the "last" token's."""
+        """One vector of length 1 a prompt: the "mean" of its hidden states, or the "last" token's.
+
+        Raises OctavoError when the engine cannot make one of them.
+        """
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
@@ -132,7 +136,10 @@ class LLM:
             request.pooling = pooling
             requests.append(request)
         outputs = self._run(requests, [None] * len(requests), False)
-        return [output.embedding or [] for output in outputs]
+        for number, output in enumerate(outputs):
+            if output.embedding is None:
+                raise OctavoError(f"prompt {number} could not be embedded: {output.error}")
+        return [output.embedding for output in outputs if output.embedding is not None]
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:

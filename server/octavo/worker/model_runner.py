@@ -64,7 +64,8 @@ class ModelRunner:
         req_ids = list(step.num_scheduled_tokens)
         rows = np.array([self.batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
         num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
-        bitmask = self.grammars.start_fill(step.sampled_req_ids)
+        # A prompt that is pooled ends among those to be sampled, but no token is.
+        bitmask = self.grammars.start_fill([req_id for req_id in step.sampled_req_ids if req_id not in self.pooler])
         output = ModelRunnerOutput()
         if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(self.pooler):
             pending = self._decode(output, req_ids, rows, bitmask)

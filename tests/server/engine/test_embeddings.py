@@ -9,6 +9,8 @@ import torch
 import transformers
 
 from octavo import LLM, SamplingParams
+from octavo.errors import OctavoError
+from octavo.structured_output import StructuredOutputsParams
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
@@ -38,3 +40,28 @@ def test_embeddings_and_text_share_a_batch(tiny_checkpoints: dict[str, Path]) ->
     assert llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids == text
     with pytest.raises(ValueError, match="pooling"):
         llm.embed([5], pooling="max")
+
+
+def test_an_embedding_ends_beside_a_grammar() -> None:
+    """Grammars mask the rows of logits: a pooled prompt has none."""
+    llm = LLM(max_num_seqs=4, max_model_len=256, num_gpu_blocks_override=64)
+    constraint = StructuredOutputsParams(regex="[a-z ]{5,20}")
+    bound = SamplingParams(temperature=0, max_tokens=12, structured_outputs=constraint)
+    free = SamplingParams(temperature=0, max_tokens=12)
+    alone = llm.generate(["Say hi", "The capital"], [bound, free], use_tqdm=False)
+    process = llm._input.process
+    requests = [process("bound", "Say hi", bound), process("free", "The capital", free)]
+    pooled = process("pooled", "hello world " * 100, SamplingParams(max_tokens=1))
+    pooled.pooling = "mean"
+    outputs = llm._run([*requests, pooled], [None] * 3, False)
+    assert [output.error for output in outputs] == [None] * 3
+    assert [o.outputs[0].token_ids for o in outputs[:2]] == [o.outputs[0].token_ids for o in alone]
+    assert outputs[2].embedding == llm.embed("hello world " * 100)[0]
+
+
+def test_what_cannot_be_embedded_is_told(monkeypatch: pytest.MonkeyPatch, tiny_checkpoints: dict[str, Path]) -> None:
+    llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True)
+    for layer in llm.engine.executor.worker.runner.model.model.layers:  # type: ignore[attr-defined]
+        monkeypatch.setattr(layer, "finish", None)
+    with pytest.raises(OctavoError, match="prompt 0"):
+        llm.embed([5, 6, 7])
