@@ -218,6 +218,23 @@ def test_prompt_logprobs_in_vllms_shape(client, backend):
         assert {"logprob", "rank", "decoded_token"} <= position[str(token_id)].keys()
 
 
+def test_a_stream_tells_prompt_logprobs_though_its_first_text_is_held_back(client, backend):
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 6, "temperature": 0}
+    whole = client.completions.create(**options, extra_body={"prompt_logprobs": 0})
+    stop = whole.choices[0].text[:3] + "\x01"  # begins as the answer does, and never matches
+    chunks = raw_chunks(client, **options, stop=[stop], stream=True, prompt_logprobs=0)
+    told = [c["prompt_logprobs"] for chunk in chunks for c in chunk["choices"] if "prompt_logprobs" in c]
+    assert told == [whole.choices[0].prompt_logprobs]
+
+
+def test_what_is_echoed_is_what_was_computed(client, backend):
+    kept = backend.decode(backend.encode(PROMPT).ids[-3:])
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1, "echo": True, "temperature": 0}
+    answer = client.completions.create(**options, extra_body={"truncate_prompt_tokens": 3})
+    assert answer.choices[0].text.startswith(kept) and answer.usage.prompt_tokens == 3
+    assert len(answer.choices[0].text) < len(PROMPT) + 3
+
+
 def test_sampling_fields_reach_the_sampler(client):
     """Each of these forces the outcome; none of them could pass by chance."""
     only = client.completions.create(

@@ -92,6 +92,9 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
         if len(body.messages) < _MANY_MESSAGES
         else await state.engine.run_in_thread(check_messages, body.messages)
     )
+    if body.stream and body.prompt_logprobs is not None:
+        message = "prompt_logprobs come with whole answers only; drop stream or prompt_logprobs"
+        raise bad_request(message, "prompt_logprobs")
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = serving.sampling_params(state, body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
     size = sum(len(message["content"]) for message in messages)

@@ -42,7 +42,7 @@ class _Job:
         if not self.body.echo:
             return ""
         text = self.texts[position]
-        if text is not None:
+        if text is not None and self.body.truncate_prompt_tokens is None:
             return text
         tokenizer = self.state.engine.tokenizer
         return tokenizer.decode(self.requests[position].prompt_token_ids) if tokenizer is not None else ""
@@ -213,5 +213,6 @@ class _Choice:
             piece.text
             or piece.finish_reason
             or piece.logprobs is not None
+            or piece.prompt_logprobs is not UNSET
             or (piece.token_ids is not UNSET and piece.token_ids)
         )
