@@ -79,7 +79,13 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        return self.status in (409, 429) or self.status >= 500
+        return self.status in (409, 429) or (self.status >= 500 and not self._is_of_types)
+
+    @property
+    def _is_of_types(self) -> bool:
+        """Server-side apply answers 500 to a field that the kind does not have, or one of another type: it never will
+        take that."""
+        return self.message.startswith("failed to create typed patch object")
 
     @property
     def is_namespace_leaving(self) -> bool:

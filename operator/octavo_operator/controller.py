@@ -160,6 +160,7 @@ class Controller:
             logger.warning("%s/%s: the API server is out of reach: %r", *where, error)
             return None, True
         except ApiError as error:
+            logger.warning("%s/%s: not done for now: %s", *where, error)
             return None, not error.is_namespace_leaving
         final = [one for one in refused if not isinstance(one, Leaving)]
         return refusal(final[0]) if final else None, len(final) < len(refused)

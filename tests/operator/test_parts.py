@@ -410,3 +410,4 @@ def test_refusals_have_their_reasons() -> None:
     assert refusal(ApiError(403, {"message": "no"})).reason == "Forbidden"
     assert refusal(ApiError(422, {"message": "bad"})).reason == "Refused"
     assert ApiError(409, {}).is_transient and ApiError(503, "down").is_transient and not ApiError(422, {}).is_transient
+    assert not ApiError(500, {"message": "failed to create typed patch object (n/m; v1): unknown"}).is_transient

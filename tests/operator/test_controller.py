@@ -1,0 +1,119 @@
+"""What is said of an LLMDeployment when the API server does not do as it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from support.llmd import manifest, parsed
+
+from octavo_operator.api import API_VERSION, KIND
+from octavo_operator.cluster import ApiError
+from octavo_operator.config import OperatorConfig
+from octavo_operator.controller import Controller
+from octavo_operator.plan import Apply
+from octavo_operator.reconcile import look
+from octavo_operator.store import Observed
+
+Json = dict[str, Any]
+
+CONFIG = OperatorConfig()
+KEY = ("default", "toy")
+WRONG_TYPE = (
+    "failed to create typed patch object (default/toy; apps/v1, Kind=Deployment): "
+    '.spec.template.spec.containers[name="engine"].env[name="THREADS"].value: expected string, got 8'
+)
+WEBHOOK_DOWN = 'Internal error occurred: failed calling webhook "policy": connection refused'
+COMPLETE = {
+    "observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1,
+}  # fmt: skip
+
+
+class Lease:
+    is_held = True
+    leading = asyncio.Event()
+
+
+class Answers:
+    """An API server that takes everything but some Deployments, and remembers what was said in the status."""
+
+    def __init__(self, body: Json) -> None:
+        self.body, self.error, self.taken, self.said = body, None, [], []  # type: ignore[var-annotated]
+        self.events: list[Json] = []
+
+    async def get(self, *_: Any) -> None:
+        return None
+
+    async def call(self, method: str, path: str, body: Json) -> Json:
+        self.events.append(body)
+        return body
+
+    async def apply(self, manifest: Json, manager: str, subresource: str | None = None) -> Json:
+        version = str(len(self.taken) + len(self.said) + 2)
+        if subresource:
+            self.said.append(manifest["status"])
+            self.body = {**self.body, "status": manifest["status"]}
+            return {**self.body, "metadata": {**self.body["metadata"], "resourceVersion": version}}
+        if self.error and manifest["kind"] == "Deployment":
+            raise self.error
+        self.taken.append(manifest["kind"])
+        return as_live(manifest, version)
+
+
+def as_live(manifest: Json, version: str = "1") -> Json:
+    status = {"status": COMPLETE} if manifest["kind"] == "Deployment" else {}
+    return {**manifest, **status, "metadata": {**manifest["metadata"], "uid": manifest["kind"], "generation": 1,
+                                               "resourceVersion": version}}  # fmt: skip
+
+
+def changed(serving: bool, **spec: Any) -> tuple[Controller, Answers]:
+    """A controller that is about to see a second spec; `serving`: all that the first one asked for is there."""
+    body = manifest(**spec)
+    body["metadata"] |= {"uid": parsed().uid, "generation": 2, "resourceVersion": "1"}
+    cluster = Answers(body)
+    controller = Controller(cluster, CONFIG, Lease())  # type: ignore[arg-type]
+    if serving:
+        for action in look(parsed(), [], CONFIG, frozenset(), 0.0).plan.actions:
+            assert isinstance(action, Apply)
+            one = as_live(action.manifest)
+            controller.store.put(Observed.of(one["kind"], one["apiVersion"], one))
+    controller.store.put(Observed.of(KIND, API_VERSION, body))
+    return controller, cluster
+
+
+def look_at(controller: Controller, times: int = 1) -> bool:
+    async def run() -> bool:
+        return [await controller._look_at(KEY) for _ in range(times)][-1]
+
+    return asyncio.run(run())
+
+
+def conditions(status: Json) -> dict[str, tuple[str, str]]:
+    return {one["type"]: (one["status"], one["reason"]) for one in status["conditions"]}
+
+
+PATCH = [{"op": "add", "path": "/spec/containers/0/env/-", "value": {"name": "THREADS", "value": 8}}]
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_what_the_api_server_never_takes_is_said_and_the_rest_is_done(serving: bool) -> None:
+    """Server-side apply answers HTTP 500 to a patch that makes a field of a wrong type."""
+    controller, cluster = changed(serving, podPatches=PATCH, service={"port": 81})
+    cluster.error = ApiError(500, {"message": WRONG_TYPE})
+    assert not look_at(controller, times=2)
+    found = conditions(cluster.said[-1])
+    assert found["Degraded"] == ("True", "Refused")
+    assert found["Ready"] == ("False", "Refused")
+    assert "expected string, got 8" in cluster.said[-1]["conditions"][0]["message"]
+    assert "Service" in cluster.taken
+    assert serving or "PodDisruptionBudget" in cluster.taken, "which comes after the Deployment"
+
+
+def test_what_is_not_done_for_now_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    controller, cluster = changed(serving=True, replicas=2)
+    cluster.error = ApiError(500, {"message": WEBHOOK_DOWN})
+    with caplog.at_level(logging.WARNING, "octavo.operator"):
+        assert not look_at(controller)
+    assert "connection refused" in caplog.text
