@@ -17,6 +17,7 @@ from octavo_operator.store import Observed
 
 Manifest = dict[str, Any]
 
+CREATED, CHANGED = "created", "changed"  # why something is applied, besides what others altered
 APPLIED = f"{GROUP}/applied"  # annotation: hash of what was applied last
 TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: the pod template, and the spec that it was made for
 CHILD_KINDS = (
@@ -66,6 +67,15 @@ class Plan:
     conflicts: list[str] = field(default_factory=list)  # objects of our names that belong to somebody else
     waits: bool = False  # for the children of a predecessor of the same name to be gone
 
+    @property
+    def changes_pods(self) -> bool:
+        """Whether the Deployment has yet to be told of the spec of today. What others alter in it does not count: a
+        webhook may do so at every write, and what we said was taken all the same."""
+        return any(
+            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and action.why in (CREATED, CHANGED)
+            for action in self.actions
+        )
+
 
 def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
     out = Plan()
@@ -78,7 +88,7 @@ def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Itera
         one = live.get(place)
         marked = with_digest(manifest)
         if one is None:
-            out.actions.append(Apply(marked, "created", exists=False))
+            out.actions.append(Apply(marked, CREATED, exists=False))
             continue
         body = one.body
         owner = standing(body, deployment)
@@ -147,7 +157,7 @@ def template_annotation(deployment: LLMDeployment, template: Manifest) -> dict[s
 def _why_apply(marked: Manifest, live: Manifest) -> str | None:
     annotations = live["metadata"].get("annotations") or {}
     if annotations.get(APPLIED) != marked["metadata"]["annotations"][APPLIED]:
-        return "changed"
+        return CHANGED
     if where := first_difference(marked, live):
         return f"{where} was altered"
     return None

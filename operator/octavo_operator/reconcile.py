@@ -59,7 +59,7 @@ def look(
     pods = [one.body for one in children if one.kind == "Pod"]
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
     room, again = make_room(deployment, live, pods, now)
-    todo = Plan()
+    todo, pending = Plan(), True
     try:
         template = pinned_template(deployment, live) or expected_template(deployment, config)
     except BadPodPatch as error:
@@ -74,6 +74,7 @@ def look(
                     extra[MAKE_ROOM] = str(room)
                 manifest["metadata"]["annotations"] = extra
         todo = plan(deployment, desired, children)
+        pending = todo.changes_pods
         if todo.conflicts and problem is None:
             problem = Problem(
                 "NameConflict",
@@ -88,7 +89,7 @@ def look(
     if problem is None:
         problem, claim_again = claim_pending(claim, pods, now)
         again = min((one for one in (again, claim_again) if one is not None), default=None)
-    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis)
+    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

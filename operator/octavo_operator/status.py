@@ -43,6 +43,7 @@ class Observation:
     autoscaler: Json | None = None  # the HorizontalPodAutoscaler or ScaledObject
     scaling: Scaling = field(default_factory=Scaling)
     apis: frozenset[str] = frozenset()  # optional kinds that the cluster has
+    pending: bool = False  # `live` has not been told of the spec of today
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
@@ -191,7 +192,7 @@ def _available(deployment: LLMDeployment, counts: Json, problem: Problem | None)
 
 
 def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
-    if seen.live is None or _outdated(seen.live, deployment):
+    if seen.live is None or seen.pending or _outdated(seen.live, deployment):
         if seen.problem:
             return _condition("Progressing", False, seen.problem.reason, seen.problem.message)
         return _condition("Progressing", True, "Applying", "the spec is being applied")

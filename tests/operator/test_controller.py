@@ -106,6 +106,7 @@ def test_what_the_api_server_never_takes_is_said_and_the_rest_is_done(serving: b
     found = conditions(cluster.said[-1])
     assert found["Degraded"] == ("True", "Refused")
     assert found["Ready"] == ("False", "Refused")
+    assert found["Progressing"] == ("False", "Refused")
     assert "expected string, got 8" in cluster.said[-1]["conditions"][0]["message"]
     assert "Service" in cluster.taken
     assert serving or "PodDisruptionBudget" in cluster.taken, "which comes after the Deployment"
@@ -117,3 +118,60 @@ def test_what_is_not_done_for_now_is_logged(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "octavo.operator"):
         assert not look_at(controller)
     assert "connection refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(500, {"message": WEBHOOK_DOWN}),
+        ApiError(429, {"message": "too many requests"}),
+        TimeoutError(),
+    ],
+    ids=["webhook", "overload", "timeout"],
+)
+def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Exception) -> None:
+    controller, cluster = changed(serving=True, engine={"maxNumSeqs": 7})
+    cluster.error = error
+    assert not look_at(controller)
+    found = conditions(cluster.said[-1])
+    assert found["Available"][0] == "True"
+    assert found["Ready"] == ("False", "Applying")
+    assert found["Progressing"] == ("True", "Applying")
+    cluster.error = None
+    look_at(controller)
+    assert conditions(cluster.said[-1])["Progressing"] == ("False", "Complete")
+
+
+def test_a_patch_that_does_not_fit_is_not_called_served() -> None:
+    controller, cluster = changed(serving=True, podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
+    look_at(controller)
+    found = conditions(cluster.said[-1])
+    assert found["Progressing"] == found["Ready"] == ("False", "BadPodPatch")
+
+
+def test_a_change_that_is_applied_says_nothing_in_between() -> None:
+    """What is said is how it stands after the writes, so nobody hears of a spec that is about to be applied."""
+    controller, cluster = changed(serving=True, engine={"maxNumSeqs": 7})
+    assert look_at(controller)
+    assert [conditions(status)["Progressing"] for status in cluster.said] == [("False", "Complete")]
+    assert look_at(controller, times=3)
+    assert len(cluster.said) == 1
+
+
+def test_what_a_webhook_alters_at_every_write_is_served_all_the_same() -> None:
+    controller, cluster = changed(serving=True)
+    taken = cluster.apply
+
+    async def alter(one: Json, manager: str, subresource: str | None = None) -> Json:
+        out = await taken(one, manager, subresource)
+        return {**out, "spec": {**out["spec"], "minReadySeconds": 9}} if one["kind"] == "Deployment" else out
+
+    cluster.apply = alter  # type: ignore[method-assign]
+    live = controller.store.get("Deployment", *KEY)
+    assert live is not None
+    body = live.body
+    body["spec"]["minReadySeconds"], body["metadata"]["resourceVersion"] = 9, "2"
+    controller.store.put(Observed.of("Deployment", "apps/v1", body))
+    look_at(controller)
+    assert "Deployment" in cluster.taken
+    assert conditions(cluster.said[-1])["Ready"] == ("True", "Ready")
