@@ -34,7 +34,7 @@ def worst(problems: list[Problem]) -> Problem | None:
 def diagnose(pod: Json, gpu_resource: str | None = None) -> Problem | None:
     """What keeps `pod` from serving, or None: it serves, is starting, or is on its way out."""
     status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"]:
+    if "deletionTimestamp" in pod["metadata"] or is_over(pod):
         return None
     for container in status.get("initContainerStatuses") or []:
         if found := _of_container(container):
@@ -46,6 +46,42 @@ def diagnose(pod: Json, gpu_resource: str | None = None) -> Problem | None:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(condition, gpu_resource)
     return None
+
+
+def is_over(pod: Json) -> bool:
+    """It has ended for good (evicted, its node shut down) and another was made in its place; it is kept as a record."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def evicted(pods: list[Json]) -> Problem | None:
+    """Why a node threw out a replica last, unless one that was made since then is ready."""
+    found = [pod for pod in pods if is_over(pod) and pod["status"].get("reason") == "Evicted"]
+    if not found:
+        return None
+    last = max(found, key=_ended_at)
+    since = _ended_at(last)
+    for pod in pods:
+        conditions = {one["type"]: one["status"] for one in (pod.get("status") or {}).get("conditions") or []}
+        if conditions.get("Ready") == "True" and parse_time(pod["metadata"]["creationTimestamp"]) >= since:
+            return None
+    message = last["status"].get("message", "")
+    return Problem("Evicted", f"the node evicted a replica; {_way_to_stay(message)}. It says: {_short(message)}")
+
+
+def _ended_at(pod: Json) -> float:
+    stamps = [one["lastTransitionTime"] for one in pod["status"].get("conditions") or [] if "lastTransitionTime" in one]
+    return max(parse_time(stamp) for stamp in [*stamps, pod["metadata"]["creationTimestamp"]])
+
+
+def _way_to_stay(message: str) -> str:
+    if volume := re.search(r'EmptyDir volume "([^"]+)"', message):
+        field = {"cache": "model.cache.sizeLimit", "shm": "shm.size"}.get(volume[1], "the limit of that volume")
+        return f"raise {field}"
+    if "ephemeral" in message:
+        return "keep models in a claim (model.cache.mode pvc), or request ephemeral-storage in resources.requests"
+    if "memory" in message:
+        return "raise resources.requests.memory to what it uses"
+    return "see what the node lacks by `kubectl describe node`"
 
 
 CLAIM_PATIENCE = 15.0  # seconds that a volume may take before its absence is called a problem

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import GROUP, LLMDeployment
+from octavo_operator.diagnosis import is_over
 from octavo_operator.render.deployment import shares_nothing
 from octavo_operator.times import parse_time
 
@@ -55,7 +56,7 @@ def make_room(
     decided = Room.of(annotations.get(MAKE_ROOM))
     if decided and (decided.rollout != rollout or is_complete(live)):
         decided = None
-    staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not is_over(pod)]
     stuck = _stuck(live, staying)
     if stuck is None:
         return decided, None

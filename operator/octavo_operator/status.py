@@ -17,7 +17,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import noted
-from octavo_operator.diagnosis import Problem, diagnose, worst
+from octavo_operator.diagnosis import Problem, diagnose, evicted, is_over, worst
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
 
@@ -147,9 +147,13 @@ def _degradation(deployment: LLMDeployment, seen: Observation) -> Problem | None
     found = [(pod, problem) for pod in seen.pods if (problem := diagnose(pod, gpu))]
     if one := worst([problem for _, problem in found]):
         count = sum(problem.reason == one.reason for _, problem in found)
-        where = f"{count} of {len(seen.pods)} pods: " if len(seen.pods) > 1 else ""
+        total = sum(not is_over(pod) for pod in seen.pods)
+        where = f"{count} of {total} pods: " if total > 1 else ""
         return Problem(one.reason, where + one.message)
-    for condition in ((seen.live or {}).get("status") or {}).get("conditions") or []:
+    counts = (seen.live or {}).get("status") or {}
+    if counts.get("availableReplicas", 0) < deployment.replicas and (one := evicted(seen.pods)):
+        return one
+    for condition in counts.get("conditions") or []:
         message = condition.get("message", "")
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             if "exceeded quota" in message:
@@ -211,7 +215,7 @@ def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem 
         )
     if problem and problem.reason == "ProgressDeadlineExceeded":
         return _condition("Progressing", False, problem.reason, problem.message)
-    old = len({revision(pod) for pod in seen.pods}) > 1
+    old = len({revision(pod) for pod in seen.pods if not is_over(pod)}) > 1
     return _condition("Progressing", True, "RollingOut" if old else "Starting", done)
 
 

@@ -18,7 +18,7 @@ import aiohttp
 from octavo_operator.api import KIND, LLMDeployment, SpecError
 from octavo_operator.autoscaling.decision import Decision, decide, estimate, learn, noted
 from octavo_operator.autoscaling.page import MAX_BYTES, BadPage, Load, parse
-from octavo_operator.diagnosis import Problem, diagnose
+from octavo_operator.diagnosis import Problem, diagnose, is_over
 from octavo_operator.render import names
 from octavo_operator.store import Key, Store
 
@@ -234,7 +234,7 @@ def places(deployment: LLMDeployment, pods: list[Json], live: Json | None) -> tu
     gpu = deployment.spec.accelerator.resource if deployment.spec.accelerator else None
     for pod in pods:
         status = pod.get("status") or {}
-        if "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Succeeded", "Failed"):
+        if "deletionTimestamp" in pod["metadata"] or is_over(pod):
             continue
         staying += 1
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])

@@ -1,0 +1,101 @@
+"""What is wrong with pods: the cause that is named is the one that is true now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.llmd import parsed
+
+from octavo_operator.diagnosis import diagnose
+from octavo_operator.rollout import make_room
+from octavo_operator.status import Observation, expected_status
+
+Json = dict[str, Any]
+
+
+def evicted(message: str, ended: str = "2026-01-01T01:00:00Z") -> Json:
+    """As the kubelet leaves it: the record of a pod, with containers of which nobody knows how they ended."""
+    lost = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": "The container could not be located"}
+    return {
+        "metadata": {"name": "gone", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {}},
+        "status": {
+            "phase": "Failed", "reason": "Evicted", "message": message,
+            "conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed", "lastTransitionTime": ended}],
+            "containerStatuses": [
+                {"name": "engine", "ready": False, "restartCount": 0, "state": {"terminated": lost}},
+            ],
+        },
+    }  # fmt: skip
+
+
+def running(ready: bool, created: str = "2026-01-01T01:00:00Z") -> Json:
+    return {
+        "metadata": {"name": "new", "creationTimestamp": created, "labels": {}},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def told(pods: list[Json], available: int, replicas: int = 1) -> dict[str, Json]:
+    counts = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas}
+    live = {
+        "metadata": {"generation": 1},
+        "spec": {"replicas": replicas},
+        "status": {**counts, "availableReplicas": available},
+    }
+    status = expected_status(parsed(replicas=replicas), Observation(live, pods), "cluster.local", 0.0)
+    return {condition["type"]: condition for condition in status["conditions"]}
+
+
+LOW = "The node was low on resource: ephemeral-storage."
+FULL = 'Usage of EmptyDir volume "cache" exceeds the limit "1Gi". '
+
+
+def test_a_pod_that_was_evicted_is_forgotten_once_another_serves() -> None:
+    found = told([evicted(LOW), running(True)], available=1)
+    assert (found["Degraded"]["status"], found["Ready"]["status"]) == ("False", "True")
+
+
+@pytest.mark.parametrize(
+    ("message", "way_out"),
+    [(FULL, "model.cache.sizeLimit"), (LOW, "model.cache.mode pvc"), ("low on resource: memory", "requests.memory")],
+)
+def test_until_then_it_is_why_a_replica_is_missing(message: str, way_out: str) -> None:
+    found = told([evicted(message), running(False)], available=0)
+    assert found["Degraded"]["reason"] == found["Ready"]["reason"] == found["Available"]["reason"] == "Evicted"
+    assert message.strip() in found["Degraded"]["message"]
+    assert way_out in found["Degraded"]["message"]
+
+
+def test_a_replica_that_is_added_later_is_not_missing_for_an_eviction_that_is_over() -> None:
+    found = told([evicted(LOW), running(True), running(False, "2026-01-02T00:00:00Z")], available=1, replicas=2)
+    assert found["Degraded"]["status"] == "False"
+
+
+def test_what_was_there_before_the_eviction_does_not_replace_what_was_lost() -> None:
+    others = running(True, "2026-01-01T00:00:00Z")
+    assert told([evicted(LOW), others, running(False)], available=1, replicas=2)["Degraded"]["reason"] == "Evicted"
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_pod_that_has_ended_for_good_keeps_nothing_from_serving(phase: str) -> None:
+    pod = evicted(LOW)
+    assert diagnose({**pod, "status": {**pod["status"], "phase": "Running"}}) is not None
+    assert diagnose({**pod, "status": {**pod["status"], "phase": phase, "reason": "Terminated"}}) is None
+
+
+def test_the_record_of_an_old_pod_holds_no_gpu() -> None:
+    full = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    waiting = {
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full,
+        "lastTransitionTime": "2026-01-01T02:00:00Z",
+    }  # fmt: skip
+    new = running(False, "2026-01-01T02:00:00Z")
+    new["metadata"]["labels"] = {"pod-template-hash": "new"}
+    new["status"]["conditions"].append(waiting)
+    live = {
+        "metadata": {"generation": 1, "annotations": {"deployment.kubernetes.io/revision": "2"}},
+        "spec": {"replicas": 1},
+        "status": {"observedGeneration": 1, "updatedReplicas": 1},
+    }
+    assert make_room(parsed(), live, [evicted(LOW), new], 2e9) == (None, None)
