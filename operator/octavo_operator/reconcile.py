@@ -59,7 +59,7 @@ def look(
     pods = [one.body for one in children if one.kind == "Pod"]
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
     room, again = make_room(deployment, live, pods, now)
-    todo, pending = Plan(), True
+    todo, pending, template = Plan(), True, None
     try:
         template = pinned_template(deployment, live) or expected_template(deployment, config)
     except BadPodPatch as error:
@@ -89,7 +89,7 @@ def look(
     if problem is None:
         problem, claim_again = claim_pending(claim, pods, now)
         again = min((one for one in (again, claim_again) if one is not None), default=None)
-    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending)
+    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template)
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

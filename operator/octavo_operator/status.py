@@ -44,6 +44,7 @@ class Observation:
     scaling: Scaling = field(default_factory=Scaling)
     apis: frozenset[str] = frozenset()  # optional kinds that the cluster has
     pending: bool = False  # `live` has not been told of the spec of today
+    template: Json | None = None  # of pods of the spec of today; None: it makes none (a bad patch)
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
@@ -229,28 +230,37 @@ _DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull
 
 
 def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
+    wanted = _fetch_arguments(seen.template or {})  # pods of an earlier spec have fetched another model
     states = [
         status.get("state") or {}
         for pod in seen.pods
-        if "deletionTimestamp" not in pod["metadata"]
+        if "deletionTimestamp" not in pod["metadata"] and _fetch_arguments(pod) == wanted
         for status in (pod.get("status") or {}).get("initContainerStatuses") or []
         if status["name"] == names.FETCH
     ]
+    cached = f"{_fetched(deployment)} is in the cache"
     if any((state.get("terminated") or {}).get("exitCode") == 0 for state in states):
-        return _condition("ModelCached", True, "Fetched", f"{deployment.spec.model.uri} is in the cache")
+        return _condition("ModelCached", True, "Fetched", cached)
     if problem and problem.reason in _DOWNLOAD:
         return _condition("ModelCached", False, problem.reason, problem.message)
     if any("running" in state for state in states):
-        return _condition("ModelCached", False, "Fetching", f"{deployment.spec.model.uri} is being fetched")
+        return _condition("ModelCached", False, "Fetching", f"{_fetched(deployment)} is being fetched")
     known = next((c for c in deployment.status.get("conditions") or [] if c["type"] == "ModelCached"), None)
-    if (
-        known
-        and known["status"] == "True"
-        and deployment.spec.model.uri in known["message"]
-        and names.cache_claim(deployment)
-    ):
-        return _condition("ModelCached", True, "Fetched", f"{deployment.spec.model.uri} is in the cache")
+    lasts = names.cache_claim(deployment) or seen.template is None
+    if known and (known["status"], known["message"]) == ("True", cached) and lasts:
+        return _condition("ModelCached", True, "Fetched", cached)
     return _condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
+
+
+def _fetched(deployment: LLMDeployment) -> str:
+    model = deployment.spec.model
+    return f"{model.uri} ({model.revision})" if model.revision else model.uri
+
+
+def _fetch_arguments(pod: Json) -> Any:
+    """What a pod, or a template of pods, fetches."""
+    containers = (pod.get("spec") or {}).get("initContainers") or []
+    return next((container.get("args") for container in containers if container["name"] == names.FETCH), None)
 
 
 def _ready(deployment: LLMDeployment, seen: Observation, conditions: list[Json], problem: Problem | None) -> Json:

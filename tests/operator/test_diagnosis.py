@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from support.llmd import parsed
 
+from octavo_operator.api import LLMDeployment
+from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import diagnose
+from octavo_operator.render import expected_template
 from octavo_operator.rollout import make_room
 from octavo_operator.status import Observation, expected_status
 
@@ -99,3 +102,45 @@ def test_the_record_of_an_old_pod_holds_no_gpu() -> None:
         "status": {"observedGeneration": 1, "updatedReplicas": 1},
     }
     assert make_room(parsed(), live, [evicted(LOW), new], 2e9) == (None, None)
+
+
+# The cache.
+
+
+def fetching(deployment: LLMDeployment, **state: Any) -> Json:
+    """A pod of that spec whose first container has come so far."""
+    template = expected_template(deployment, OperatorConfig())
+    fetch = {"name": "fetch", "ready": False, "restartCount": 0, "state": state}
+    return {**template, "metadata": {"name": "p", "labels": {}}, "status": {"initContainerStatuses": [fetch]}}
+
+
+def cached(deployment: LLMDeployment, *pods: Json) -> tuple[str, str]:
+    template = expected_template(deployment, OperatorConfig())
+    status = expected_status(deployment, Observation(None, list(pods), template=template), "cluster.local", 0.0)
+    deployment.status.update(status)
+    return next((one["status"], one["reason"]) for one in status["conditions"] if one["type"] == "ModelCached")
+
+
+DONE = {"terminated": {"exitCode": 0}}
+CLAIM = {"cache": {"mode": "pvc", "pvc": {"size": "1Gi"}}}
+
+
+def of(uri: str, **model: Any) -> LLMDeployment:
+    return parsed(model={"uri": uri, **model})
+
+
+@pytest.mark.parametrize("other", [of("hf://a/c"), of("hf://a/b", revision="v2"), of("hf://a/b-2")])
+def test_what_pods_of_the_spec_before_have_fetched_is_another_model(other: LLMDeployment) -> None:
+    old = of("hf://a/b")
+    assert cached(old, fetching(old, **DONE)) == ("True", "Fetched")
+    assert cached(other, fetching(old, **DONE)) == ("Unknown", "NotFetchedYet")
+    assert cached(other, fetching(old, **DONE), fetching(other, running={})) == ("False", "Fetching")
+    assert cached(other, fetching(old, **DONE), fetching(other, **DONE)) == ("True", "Fetched")
+
+
+@pytest.mark.parametrize(("uri", "expected"), [("hf://a/b-2", "True"), ("hf://a/b", "Unknown")])
+def test_a_claim_keeps_what_it_has_and_no_model_whose_name_begins_like_it(uri: str, expected: str) -> None:
+    longer, now = of("hf://a/b-2", **CLAIM), of(uri, **CLAIM)
+    cached(longer, fetching(longer, **DONE))
+    now.status.update(longer.status)
+    assert cached(now)[0] == expected
