@@ -13,7 +13,7 @@ Json = Any
 # By what the items of a list are told apart, first that fits.
 _KEYS = ("name", "containerPort", "mountPath", "uid", "topologyKey", "port", "ip")
 _QUANTITY_PARENTS = frozenset({"limits", "requests"})
-_QUANTITY_FIELDS = frozenset({"sizeLimit", "storage"})
+_QUANTITY_FIELDS = frozenset({"sizeLimit", "storage", "averageValue", "tolerance"})
 _SUFFIXES = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
