@@ -203,19 +203,31 @@ def _of_container(status: Json) -> Problem | None:
     )
 
 
+# As `octavo fetch` says it, of models that no patience brings: there is none, or none of a form that is served.
+_WRONG_NAME = (
+    r"there is no model|no such model|\bis no model\b|\bnot a model\b|has no (revision|file|safetensors)|"
+    r"(several files match|no file matches)|holds (several|its weights)|\bis not understood\b"
+)
+
+
 def _of_download(terminated: Json) -> Problem:
     said = _last_words(terminated)
     text = said.lower()
-    if "gated" in text:
+    if re.search(r"\bgated\b", text):
         reason, way_out = (
             "GatedModel",
             "ask for access on the model's page, and give a token of that account by model.credentialsSecretRef",
         )
+    elif re.search(_WRONG_NAME, text):  # first: to a name that it does not know a hub answers 401
+        reason, way_out = (
+            "ModelNotFound",
+            "check model.uri and model.revision; a private model needs model.credentialsSecretRef",
+        )
     elif re.search(r"\b401\b|unauthori[sz]ed|invalid token|\b403\b|forbidden", text):
         reason, way_out = "Unauthorized", "the hub refuses the token: check the Secret of model.credentialsSecretRef"
-    elif re.search(r"\b404\b|no such model|does not exist|not found|has no file|no revision", text):
+    elif re.search(r"\b404\b|does not exist|not found", text):
         reason, way_out = "ModelNotFound", "check model.uri and model.revision"
-    elif "no space left" in text:
+    elif re.search(r"no space left|\bneeds .* more in ", text):
         reason, way_out = "CacheFull", "raise model.cache.pvc.size or model.cache.sizeLimit"
     else:
         reason, way_out = "DownloadFailed", "it is tried again; check the way to the source (proxy, DNS, NetworkPolicy)"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.hub_server import FILES, Hub, Repo
 from support.llmd import parsed
 
+from octavo.errors import ModelError
+from octavo.loader.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import diagnose
@@ -144,3 +152,73 @@ def test_a_claim_keeps_what_it_has_and_no_model_whose_name_begins_like_it(uri: s
     cached(longer, fetching(longer, **DONE))
     now.status.update(longer.status)
     assert cached(now)[0] == expected
+
+
+# Downloads, by what the engine says of them.
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    for name in [n for n in os.environ if n.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or "proxy" in n.lower()]:
+        monkeypatch.delenv(name)
+    with Hub({
+        "org/name": Repo(FILES), "org/private": Repo(FILES, token="right"), "org/gated": Repo(FILES, gated=True),
+        "org/pickles": Repo({"config.json": b"{}", "model.bin": b"never"}),
+        "org/quants": Repo({"a-Q4_0.gguf": b"never", "a-Q8_0.gguf": b"never"}),
+    }) as hub:  # fmt: skip
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path))
+        monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
+        yield hub
+
+
+def ended(said: str) -> Json:
+    """A pod whose model was not fetched, with these last words."""
+    state = {"terminated": {"exitCode": 1, "message": f"fetching\noctavo: error: {said}\n"}}
+    fetch = {"name": "fetch", "ready": False, "restartCount": 2, "lastState": state}
+    fetch["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    return {"metadata": {"name": "p"}, "status": {"phase": "Pending", "initContainerStatuses": [fetch]}}
+
+
+@pytest.mark.parametrize(
+    ("uri", "token", "revision", "reason"),
+    [
+        ("hf://org/none", None, None, "ModelNotFound"),  # HTTP 401: the hub does not say whether it is private
+        ("hf://org/none", "right", None, "ModelNotFound"),
+        ("hf://org/name", None, "v9", "ModelNotFound"),
+        ("hf://org/name/x.gguf", None, None, "ModelNotFound"),
+        ("hf://org/quants", None, None, "ModelNotFound"),
+        ("hf://org/quants:Q2_K", None, None, "ModelNotFound"),
+        ("hf://org/pickles", None, None, "ModelNotFound"),
+        ("smollm2-135m-instrukt", None, None, "ModelNotFound"),
+        ("hf://org/private", None, None, "ModelNotFound"),
+        ("hf://org/private", "wrong", None, "Unauthorized"),
+        ("hf://org/gated", None, None, "GatedModel"),
+    ],
+)
+def test_what_the_engine_says_of_a_download_is_understood(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, uri: str, token: str | None, revision: str | None, reason: str
+) -> None:
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ModelError) as raised:
+        resolve_model(uri, revision=revision, progress=False)
+    problem = diagnose(ended(str(raised.value)))
+    assert problem is not None
+    assert problem.reason == reason, problem.message
+    assert reason != "ModelNotFound" or "model.credentialsSecretRef" in problem.message
+
+
+def test_a_model_that_does_not_fit_needs_a_larger_cache(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(ModelError) as raised:
+        resolve_model("hf://org/name", progress=False)
+    problem = diagnose(ended(str(raised.value)))
+    assert problem is not None
+    assert problem.reason == "CacheFull", problem.message
+
+
+def test_a_name_that_sounds_like_a_fault_is_none() -> None:
+    problem = diagnose(ended("cannot reach https://hub to fetch org/investigated: timed out; check the network"))
+    assert problem is not None
+    assert problem.reason == "DownloadFailed"
