@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,33 @@ def test_the_engine_understands_its_arguments(spec: dict[str, Any]) -> None:
             assert read.served_model_name == deployment.served_names
             assert (read.port, read.management_port) == (8000, 8001)
             assert getattr(read, "enable_prefix_caching", True) is deployment.spec.engine.prefix_caching
+
+
+def expanded(argument: str, env: dict[str, str]) -> str:
+    """What the kubelet makes of an argument: $$ is a dollar, $(NAME) a variable where there is one."""
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), argument
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["$$x^2$$ for $5", "$(HOME)", "$$(HOME)", "$$$(HOME)$$$$", "ends with $", "no dollar at all"]
+)
+def test_the_engine_gets_what_was_written_dollars_included(text: str) -> None:
+    spec = {"model": {"uri": f"https://host/{text}", "name": text, "chatTemplate": {"inline": text}}}
+    pod = deployment_of(render(parsed(**spec), CONFIG))["spec"]["template"]["spec"]
+    args = [expanded(argument, {"HOME": "/tmp"}) for argument in pod["containers"][0]["args"]]
+    assert args[0] == f"https://host/{text}"
+    assert args[args.index("--served-model-name") + 1] == text
+    assert args[args.index("--chat-template") + 1] == text
+    assert expanded(pod["initContainers"][0]["args"][0], {"HOME": "/tmp"}) == args[0]
+
+
+@pytest.mark.parametrize("port", [80, 8000, 8001, 8002])
+def test_a_service_monitor_finds_its_port_whatever_clients_use(port: int) -> None:
+    made = render(parsed(service={"port": port}, monitoring={"kind": "ServiceMonitor"}), CONFIG, apis=APIS)
+    by_kind = {manifest["kind"]: manifest.get("spec", {}) for manifest in made}
+    ports = {one["name"]: one for one in by_kind["Service"]["ports"]}
+    assert [endpoint["port"] for endpoint in by_kind["ServiceMonitor"]["endpoints"]] == ["management"]
+    assert ports["management"]["targetPort"] == "management"
+    assert ports["http"]["port"] == port != ports["management"]["port"]

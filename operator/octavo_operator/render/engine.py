@@ -17,10 +17,8 @@ def model_argument(deployment: LLMDeployment) -> str:
     _, _, rest = model.uri.partition("://")
     if model.source == "pvc":
         _, _, path = rest.partition("/")
-        return f"{names.MODEL_PATH}/{path}".rstrip("/")
-    if model.source == "file":
-        return rest
-    return model.uri
+        return _verbatim(f"{names.MODEL_PATH}/{path}".rstrip("/"))
+    return _verbatim(rest if model.source == "file" else model.uri)
 
 
 def arguments(deployment: LLMDeployment) -> list[str]:
@@ -28,7 +26,8 @@ def arguments(deployment: LLMDeployment) -> list[str]:
     engine = spec.engine
     out = [
         model_argument(deployment), "--host", "0.0.0.0", "--port", str(names.API_PORT),
-        "--management-port", str(names.MANAGEMENT_PORT), "--served-model-name", *deployment.served_names,
+        "--management-port", str(names.MANAGEMENT_PORT),
+        "--served-model-name", *(_verbatim(name) for name in deployment.served_names),
         "--shutdown-timeout", str(spec.lifecycle.drain_seconds),
     ]  # fmt: skip
     for flag, value, default in (
@@ -47,12 +46,18 @@ def arguments(deployment: LLMDeployment) -> list[str]:
     return [*out, *engine.args]
 
 
+def _verbatim(text: str) -> str:
+    """In arguments the kubelet puts variables in the place of $(NAME), and $ in that of $$. What users say in
+    engine.args is theirs, so that they may use it."""
+    return text.replace("$", "$$")
+
+
 def _chat_template(deployment: LLMDeployment) -> str | None:
     template = deployment.spec.model.chat_template
     if template is None:
         return None
     if template.inline is not None:
-        return template.inline.replace("$(", "$$(")  # the kubelet would look for a variable
+        return _verbatim(template.inline)
     return "$(OCTAVO_CHAT_TEMPLATE)"
 
 

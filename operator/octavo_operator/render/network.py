@@ -16,14 +16,10 @@ def expected_service(deployment: LLMDeployment) -> Json:
     ports = [
         {"name": "http", "port": spec.service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     ]
-    if (
-        spec.monitoring.enabled
-        and spec.monitoring.kind == "ServiceMonitor"
-        and spec.service.port != names.MANAGEMENT_PORT
-    ):
-        ports.append(
-            {"name": "management", "port": names.MANAGEMENT_PORT, "targetPort": "management", "protocol": "TCP"}
-        )
+    if spec.monitoring.enabled and spec.monitoring.kind == "ServiceMonitor":
+        # Prometheus goes by the name, so any number will do that clients do not have.
+        number = names.MANAGEMENT_PORT + (spec.service.port == names.MANAGEMENT_PORT)
+        ports.append({"name": "management", "port": number, "targetPort": "management", "protocol": "TCP"})
     body: Json = {
         "type": spec.service.type,
         "selector": names.selector(deployment),
