@@ -122,6 +122,8 @@ class Controller:
         if isinstance(deployment, Unreadable):
             said = look_at_unreadable(deployment, self.store.children(key), time.time()).status
             succeeded = said is None or await self._say(deployment, said)
+            if said is not None:
+                self._note(deployment, said)
             if not succeeded:
                 self.queue.retry(key)
             return succeeded
@@ -134,8 +136,7 @@ class Controller:
         if outcome.status is not None and not await self._say(deployment, outcome.status):
             transient = True
         if outcome.status is not None:
-            pods = [one.body for one in self.store.children(key) if one.kind == "Pod"]
-            self.metrics.looked(key, Snapshot.of(deployment, outcome.status, pods))
+            self._note(deployment, outcome.status)
         if transient:
             delay = self.queue.retry(key)
             logger.debug("%s/%s: again in %.1f s", *key, delay)
@@ -150,6 +151,11 @@ class Controller:
         children = self.store.children((deployment.namespace, deployment.name))
         scaling = self.scaling(deployment)
         return look(deployment, children, self._config, self._apis, time.time(), problem, scaling)
+
+    def _note(self, deployment: LLMDeployment | Unreadable, status: Json) -> None:
+        key = (deployment.namespace, deployment.name)
+        pods = [one.body for one in self.store.children(key) if one.kind == "Pod"]
+        self.metrics.looked(key, Snapshot.of(deployment, status, pods))
 
     async def _do(self, deployment: LLMDeployment, todo: Plan) -> tuple[Problem | None, bool]:
         """Carries the plan out. What a user can mend, and whether to try again in any case."""

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from octavo_operator import __version__
-from octavo_operator.api import LLMDeployment
+from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.store import Key
 from octavo_operator.times import parse_time
@@ -54,12 +54,13 @@ class Snapshot:
     restarts: tuple[tuple[str, int], ...]  # of its pods, by name
 
     @classmethod
-    def of(cls, deployment: LLMDeployment, status: Json, pods: list[Json]) -> Snapshot:
+    def of(cls, deployment: LLMDeployment | Unreadable, status: Json, pods: list[Json]) -> Snapshot:
+        restarts = tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
+        if isinstance(deployment, Unreadable):  # whatever it may want, what runs goes on running
+            return cls(status["replicas"], status, None, restarts)
         autoscaling = deployment.spec.autoscaling
         limits = (autoscaling.min_replicas, autoscaling.max_replicas) if autoscaling else None
-        return cls(
-            deployment.replicas, status, limits, tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
-        )
+        return cls(deployment.replicas, status, limits, restarts)
 
 
 def _restarts(pod: Json) -> int:
@@ -209,13 +210,18 @@ class _Deployments(_Asked):
                 capacity.add_metric([*key], decision.capacity)
         now = self._clock()
         for key, one in list(self._deployments.items()):
+            since = {
+                entry["type"]: parse_time(entry["lastTransitionTime"]) for entry in one.status.get("conditions") or []
+            }
             for entry in one.status.get("conditions") or []:
                 value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
                 condition.add_metric([*key, entry["type"]], value)
                 reason.add_metric([*key, entry["type"], entry["reason"]], 1)
                 if entry["type"] == "Progressing":
                     under_way = entry["reason"] != "Complete"
-                    seconds = max(0.0, now - parse_time(entry["lastTransitionTime"])) if under_way else 0.0
+                    # One that cannot begin (a bad patch) is as False as the one before that was complete; it is no
+                    # longer Ready, though, and that has its time.
+                    seconds = max(0.0, now - max(since["Progressing"], since["Ready"])) if under_way else 0.0
                     rollout.add_metric([*key], seconds)
             replicas.add_metric([*key, "desired"], one.desired)
             for state, field in COUNTS.items():

@@ -175,3 +175,41 @@ def test_what_a_webhook_alters_at_every_write_is_served_all_the_same() -> None:
     look_at(controller)
     assert "Deployment" in cluster.taken
     assert conditions(cluster.said[-1])["Ready"] == ("True", "Ready")
+
+
+def exposed(controller: Controller) -> dict[str, float]:
+    pairs = (line.rsplit(" ", 1) for line in controller.metrics.expose().decode().splitlines() if line[0] != "#")
+    return {name: float(value) for name, value in pairs}
+
+
+CONDITION = 'octavo_llmdeployment_condition{llmdeployment="toy",namespace="default",type="%s"}'
+
+
+def test_alerts_hear_of_a_spec_that_cannot_be_read() -> None:
+    controller, _ = changed(serving=True, replicas=1)
+    look_at(controller)
+    assert exposed(controller)[CONDITION % "Ready"] == 1
+    body = controller.store.get(KIND, *KEY).body  # type: ignore[union-attr]
+    body["spec"]["replicas"], body["metadata"]["resourceVersion"] = "two", "99"
+    controller.store.put(Observed.of(KIND, API_VERSION, body))
+    look_at(controller)
+    found = exposed(controller)
+    assert (found[CONDITION % "Ready"], found[CONDITION % "Degraded"]) == (0, 1)
+    assert found['octavo_llmdeployment_replicas{llmdeployment="toy",namespace="default",state="desired"}'] == 1
+
+
+def test_a_rollout_that_cannot_begin_does_not_last_since_the_one_before() -> None:
+    """Or an alert would call it stuck for days at once."""
+    controller, cluster = changed(serving=True, podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
+    body = controller.store.get(KIND, *KEY).body  # type: ignore[union-attr]
+    long_ago = {"message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    before = [
+        {"type": "Ready", "status": "True", "reason": "Ready", **long_ago},
+        {"type": "Progressing", "status": "False", "reason": "Complete", **long_ago},
+    ]
+    body["status"], body["metadata"]["resourceVersion"] = {"conditions": before}, "2"
+    controller.store.put(Observed.of(KIND, API_VERSION, body))
+    look_at(controller)
+    assert conditions(cluster.said[-1])["Progressing"] == ("False", "BadPodPatch")
+    found = exposed(controller)
+    assert found['octavo_llmdeployment_rollout_seconds{llmdeployment="toy",namespace="default"}'] < 60
