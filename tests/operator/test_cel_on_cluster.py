@@ -103,6 +103,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("engine.maxModelLen", {"engine": {"maxModelLen": "big"}}, {"engine": {"maxModelLen": "auto"}}),
     ("engine.args: --host", {"engine": {"args": ["--port=1"]}}, {"engine": {"args": ["--portable"]}}),
     (
+        "engine.args: --host",
+        {"engine": {"args": ["--management_port=9001"]}},
+        {"engine": {"args": ["--management_portable=1"]}},
+    ),
+    (
+        "engine.args: --host",
+        {"engine": {"args": ["--served_model-name", "x"]}},
+        {"engine": {"args": ["--max_model_len=64"]}},
+    ),
+    (
         "give value or valueFrom",
         {"engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.llmd import parsed
 
 from octavo_operator import api, crd
+from octavo_operator.render.engine import arguments
 from octavo_operator.schema import SpecError, from_json, to_json
 
 ROOT = Path(__file__).parents[2]
@@ -103,3 +106,17 @@ def test_what_the_types_refuse_names_the_field(spec: dict[str, Any], field: str)
     with pytest.raises(SpecError) as raised:
         from_json(api.LLMDeploymentSpec, spec, "spec")
     assert raised.value.path == field
+
+
+def test_flags_that_the_operator_sets_are_refused_in_both_spellings() -> None:
+    """The engine takes --management_port for --management-port, and the last one counts."""
+    (rule,) = spec_schema()["properties"]["engine"]["properties"]["args"]["x-kubernetes-validations"]
+    (pattern,) = re.findall(r"a\.matches\('(.*)'\)", rule["rule"])
+    ours = [flag for flag in arguments(parsed()) if flag.startswith("--")]
+    assert {"--management-port", "--served-model-name"} <= set(ours)
+    for flag in [*ours, "--api-key", "--management-host", "--uds"]:
+        for spelling in (flag, flag.replace("-", "_").replace("__", "--", 1)):
+            for argument in (spelling, f"{spelling}=x", f"{spelling}=x\ny"):
+                assert re.search(pattern, argument), argument
+    for argument in ("--portable", "--max_model_len=64", "x--port", "9001", "--management_portable=1"):
+        assert not re.search(pattern, argument), argument

@@ -63,7 +63,8 @@ class Engine:
         rules=(
             Rule(
                 "!self.exists(a, "
-                "a.matches('^--(host|port|uds|management-host|management-port|api-key|served-model-name|shutdown-timeout)(=.*)?$'))",
+                "a.matches('^--(host|port|uds|management[-_]host|management[-_]port|api[-_]key|served[-_]model[-_]name|"
+                "shutdown[-_]timeout)(=|$)'))",  # the engine reads both spellings
                 "engine.args: --host, --port, --uds, --management-host, --management-port, --api-key, "
                 "--served-model-name and "
                 "--shutdown-timeout are set by the operator; use service, auth, model.name and lifecycle",
