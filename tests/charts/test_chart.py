@@ -131,12 +131,46 @@ def test_the_operator_is_hardened() -> None:
         ("image.digest=abc", "digest"),
         ("crd.keep=perhaps", "keep"),
         ("serviceAccount.create=false", "serviceAccount.name"),
+        ("metricsApi.port=8080", "metricsApi.port"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(setting: str, field: str) -> None:
     done = helm("template", "release", str(CHART), "--set", setting)
     assert done.returncode != 0
     assert field in done.stderr
+
+
+class _Strict(yaml.SafeLoader):
+    """Refuses what names a key twice, as the API server does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+PLACES = ("commonLabels", "podLabels", "monitoring.podMonitor.labels", "monitoring.rules.labels",
+          "monitoring.dashboards.labels")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["app.kubernetes.io/component", "app.kubernetes.io/instance", "helm.sh/chart"])
+def test_a_label_of_ours_is_named_once_and_stays_as_it_is(name: str) -> None:
+    key = name.replace(".", "\\.")
+    flags = [flag for place in PLACES for flag in ("--set", f"{place}.{key}=theirs", "--set", f"{place}.team=x")]
+    apis = ["--api-versions", "monitoring.coreos.com/v1"]
+    done = helm("template", "12", str(CHART), "-n", "system", *apis, *flags)
+    assert done.returncode == 0, done.stderr
+    objects = [one for one in yaml.load_all(done.stdout, _Strict) if one]
+    assert len(of_kind(objects, "PodMonitor")) == len(of_kind(objects, "PrometheusRule")) == 1
+    (deployment,) = of_kind(objects, "Deployment")
+    pod = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= pod.items()
+    assert pod["team"] == "x"
+    for one in objects:
+        labels = one["metadata"]["labels"]
+        assert labels[name] != "theirs"
+        assert labels["team"] == "x"
+        assert labels["app.kubernetes.io/instance"] == "12", "a release may be called by a number"
 
 
 def test_every_value_is_in_the_schema() -> None:

@@ -14,19 +14,28 @@
 
 {{- define "octavo.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "octavo.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
+{{- /* What a pod of ours is selected by, and the user's labels beside it; where both name one, ours is kept. */ -}}
+{{- define "octavo.podLabels" -}}
+{{ toYaml (merge (include "octavo.selectorLabels" . | fromYaml) (default dict .Values.podLabels)) }}
+{{- end -}}
+
 {{- define "octavo.labels" -}}
-{{ include "octavo.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/part-of: octavo
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{ include "octavo.labelsWith" (list . dict) }}
+{{- end -}}
+
+{{- /* Labels of one object, with some of its own. Takes (list context labels). A label twice is no valid YAML. */ -}}
+{{- define "octavo.labelsWith" -}}
+{{- $context := index . 0 -}}{{- $more := index . 1 -}}
+{{- $ours := merge (include "octavo.selectorLabels" $context | fromYaml) (dict
+  "app.kubernetes.io/version" $context.Chart.AppVersion
+  "app.kubernetes.io/part-of" "octavo"
+  "app.kubernetes.io/managed-by" $context.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $context.Chart.Name $context.Chart.Version | replace "+" "_")) -}}
+{{ toYaml (merge $ours (default dict $more) (default dict $context.Values.commonLabels)) }}
 {{- end -}}
 
 {{- define "octavo.serviceAccountName" -}}
