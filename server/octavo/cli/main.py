@@ -27,7 +27,10 @@ def main(argv: list[str] | None = None) -> int:
     if command not in COMMANDS:
         return _top_level(argv)
     module = import_module(f"octavo.cli.{command}")
-    parser = argparse.ArgumentParser(prog=f"octavo {command}", description=COMMANDS[command].capitalize() + ".")
+    # Half a flag would mean another one when flags are added, and gets past whoever looks for the whole of it.
+    parser = argparse.ArgumentParser(
+        prog=f"octavo {command}", description=COMMANDS[command].capitalize() + ".", allow_abbrev=False
+    )
     module.add_arguments(parser)
     return run_command(lambda: module.run(parser.parse_args(with_dashes(argv[1:]))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,15 @@ def _other_value(cls: type, name: str, default: object) -> tuple[str, object]:
     if "int" in kind:
         return "7", 7
     return ("7.5", 7.5) if "float" in kind else ("other", "other")
+
+
+@pytest.mark.parametrize("argument", ["--management-por=9001", "--served-model=x"])
+def test_half_a_flag_is_none(argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The operator's rules about engine.args name flags; the start of one must not do the same."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", str(tmp_path / "no-model"), argument])
+    assert stopped.value.code == 2
+    assert f"unrecognized arguments: {argument}" in capsys.readouterr().err
 
 
 def test_both_spellings():
