@@ -90,12 +90,17 @@ def test_a_secret_is_missing_and_then_made(cluster: Cluster, namespace: str, deg
     assert "there is no Secret keys" in degraded("SecretNotFound")
     cluster.kubectl("create", "secret", "generic", "keys", "-n", namespace, "--from-literal=other=x")
 
+    def node_says_which_key() -> bool:
+        return "couldn't find key apiKey" in json.dumps(cluster.get("pods", namespace=namespace)["items"])
+
     def says_which_key() -> bool:
         return "Secret keys has no key apiKey" in conditions(cluster, namespace)["Degraded"]["message"]
 
-    eventually(says_which_key, 30)
+    eventually(node_says_which_key, 60)  # the node tries again when it sees fit
+    eventually(says_which_key, 2)
     data = {"stringData": {"apiKey": "x"}}
     cluster.kubectl("patch", "secret/keys", "-n", namespace, "--type=merge", "-p", json.dumps(data))
+    cluster.kubectl("wait", "pods", "--all", "-n", namespace, "--for=condition=Ready", "--timeout=60s", timeout=70)
     recovers(cluster, namespace)
 
 
