@@ -61,6 +61,9 @@ def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
 def test_chats(shared_server, name):
     body = {"model": "tiny", "messages": USER, "max_tokens": 6, **CHATS[name]}
     fits(ChatCompletion, shared_server.post("/v1/chat/completions", body).text)
+    if body.pop("prompt_logprobs", None) is not None:  # a stream of a chat has no place for them
+        refused = shared_server.post("/v1/chat/completions", {**body, "prompt_logprobs": 1, "stream": True})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
     for options in ({}, {"stream_options": {"include_usage": True}}):
         found = chunks(shared_server, "/v1/chat/completions", {**body, **options})
         for chunk in found:
