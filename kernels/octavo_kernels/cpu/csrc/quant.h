@@ -10,8 +10,8 @@
 //
 // Activations are quantised dynamically: each group of a row has its own scale, amax / 127, so that an outlier spoils 32
 // values and not the row. With two terms a second int8 holds what the first left over (x = scale * (256 q1 + q2)). Where
-// whole rows are at hand, only groups with a value of a third of the row's largest and more keep it: what 8 bits lose grows with
-// a group's largest value, a few groups are far above the rest, and the second terms of the others need not be multiplied.
+// whole rows are at hand, only groups with a value of a third of the row's largest and more keep it: what 8 bits lose
+// grows with a group's largest value, a few groups are far above the rest, and of the others nothing is multiplied twice.
 #pragma once
 #include <stdint.h>
 
