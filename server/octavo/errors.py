@@ -15,3 +15,7 @@ class ConfigError(OctavoError, ValueError):
 
 class EngineDeadError(OctavoError):
     """The engine core process has ended or stopped answering."""
+
+
+class DeviceLostError(OctavoError):
+    """The accelerator can run no further step in this process."""

@@ -16,6 +16,7 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import OctavoError
+from octavo.interrupts import interrupts_held
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer import Tokenizer
@@ -157,15 +158,17 @@ class LLM:
         request_ids = [request.request_id for request in requests]
         progress = _Progress(len(requests)) if show_progress else None
         try:
-            for request, text in zip(requests, texts, strict=True):
-                self._output.add_request(request, text)
-                self.engine.add_request(request)
-            while len(finished) < len(request_ids):
-                for output in self._step():
-                    if output.finished:
-                        finished[output.request_id] = output
-                        if progress is not None:
-                            progress.update(output)
+            with interrupts_held() as interrupt:
+                for request, text in zip(requests, texts, strict=True):
+                    self._output.add_request(request, text)
+                    self.engine.add_request(request)
+                while len(finished) < len(request_ids):
+                    interrupt()
+                    for output in self._step():
+                        if output.finished:
+                            finished[output.request_id] = output
+                            if progress is not None:
+                                progress.update(output)
         except BaseException:
             # A request that can never run, Ctrl-C, or a fault of our own: leave an engine that can be used again.
             self.engine.abort_requests(request_ids)

@@ -15,6 +15,7 @@ from octavo.core.request import RequestStatus
 from octavo.core.sched_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from octavo.errors import DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Hand out a step and take the results of the oldest one, which is the same one unless steps may overlap.
 
-        When the model itself fails, every sequence of the step ends with an error.
+        When the model itself fails, every sequence of the step ends with an error. Raises DeviceLostError when every
+        later step would fail too.
         """
         started = time.perf_counter()
         if self._preparing:
@@ -130,8 +132,11 @@ class EngineCore:
     def _execute(self, step: SchedulerOutput) -> PendingOutput:
         try:
             return self.executor.execute_model(step)
-        except Exception as error:
-            failed = _failed(step, error)
+        except BaseException as error:
+            failed = self._fail(step, error)
+            if not isinstance(error, Exception):
+                self._in_flight.append((step, lambda: failed))  # the scheduler counts on its results
+                raise
             return lambda: failed
 
     def _take_results(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
@@ -139,15 +144,22 @@ class EngineCore:
         step, pending = self._in_flight.popleft()
         try:
             return step, pending()
-        except Exception as error:
-            return step, _failed(step, error)
+        except BaseException as error:
+            failed = self._fail(step, error)
+            if not isinstance(error, Exception):
+                self._in_flight.appendleft((step, lambda: failed))
+                raise
+            return step, failed
+
+    def _fail(self, step: SchedulerOutput, error: BaseException) -> ModelRunnerOutput:
+        """Every sequence of the step ends with an error. Raises when no step can succeed any more: a front end that
+        sees the engine end says so, one whose every request fails seems healthy."""
+        req_ids = list(step.num_scheduled_tokens)
+        logger.error("step %d failed; its %d sequences end with an error", step.step_id, len(req_ids), exc_info=error)
+        if isinstance(error, Exception) and self.executor.is_lost():
+            raise DeviceLostError(f"the device cannot be used any more: {error}") from error
+        return ModelRunnerOutput(errors=dict.fromkeys(req_ids, f"the step failed: {error}"))
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the engine's bookkeeping contradicts itself."""
         self.scheduler.check_integrity()
-
-
-def _failed(step: SchedulerOutput, error: Exception) -> ModelRunnerOutput:
-    req_ids = list(step.num_scheduled_tokens)
-    logger.error("step %d failed; its %d sequences end with an error", step.step_id, len(req_ids), exc_info=error)
-    return ModelRunnerOutput(errors=dict.fromkeys(req_ids, f"the step failed: {error}"))

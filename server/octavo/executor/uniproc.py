@@ -27,6 +27,10 @@ class Executor(Protocol):
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput: ...
 
+    def is_lost(self) -> bool:
+        """Whether the device can run no further step; to be asked after one has failed."""
+        ...
+
     def prepare_grammar(self, grammar: str) -> Future[None]:
         """Compile in the background; the future carries a ValueError when it cannot be used."""
         ...
@@ -44,6 +48,17 @@ class UniProcExecutor:
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         return self.worker.execute_model(step)
+
+    def is_lost(self) -> bool:
+        if self.config.device != "cuda":
+            return False
+        import torch
+
+        try:
+            torch.cuda.synchronize()  # an illegal access, for one, spoils the context: each later call raises again
+        except RuntimeError:
+            return True
+        return False
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
         return self.worker.runner.grammar_compiler.prepare(grammar)

@@ -206,7 +206,7 @@ class DeviceModelRunner(ModelRunner):
             # A row may have gone to another sequence since: what it holds is that one's.
             same = batch.lives[rows] == lives
             batch.token_ids[rows[same], positions[same]] = tokens.numpy()[same]
-            self._report(output, ids, tokens.tolist(), invalid.tolist())
+            self._report(output, ids, tokens.tolist(), invalid.tolist(), same.tolist())
             if rest:
                 add_logprobs(output, ids, wanted, LogprobsTensors(*rest))
             return output

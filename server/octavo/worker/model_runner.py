@@ -207,12 +207,14 @@ class ModelRunner:
         ids: list[str],
         tokens: list[int],
         invalid: list[bool],
+        live: list[bool] | None = None,
     ) -> None:
-        """Tell what each of the sequences ``ids`` got; the host has everything by now."""
+        """Tell what each of the sequences ``ids`` got; the host has everything by now. ``live``: which of them still
+        have the row they had (None: all): another one may go by the same name since."""
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
         if len(self.grammars):
-            for req_id, token in zip(ids, tokens, strict=True):
-                problem = self.grammars.accept(req_id, token)
+            for req_id, token, lives in zip(ids, tokens, live or [True] * len(ids), strict=True):
+                problem = self.grammars.accept(req_id, token) if lives else None
                 if problem is not None:
                     output.errors[req_id] = problem
         if any(invalid):

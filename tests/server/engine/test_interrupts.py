@@ -1,0 +1,161 @@
+"""What cuts a step off: Ctrl-C, and a device that is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.overlapped import overlapped, prompts_of, tiny
+
+from octavo import LLM, SamplingParams
+from octavo.core.sched_output import PendingOutput, SchedulerOutput
+from octavo.errors import DeviceLostError
+
+SAMPLED = SamplingParams(temperature=0.8, seed=1, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(params=[False, True], ids=["one step at a time", "overlapped"])
+def llm(request: pytest.FixtureRequest, tiny_checkpoints: dict[str, Path]) -> LLM:
+    one = tiny(tiny_checkpoints["llama"], max_num_seqs=8)
+    return overlapped(one) if request.param else one
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(prompts_of("interrupted", 3), SAMPLED, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def at_step(llm: LLM, number: int, monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """Have ``run(step, execute)`` in place of that step from now on."""
+    real, count = llm.engine.executor.execute_model, 0
+
+    def execute(step: SchedulerOutput) -> PendingOutput:
+        nonlocal count
+        count += 1
+        return run(step, real) if count == number else real(step)
+
+    monkeypatch.setattr(llm.engine.executor, "execute_model", execute)
+
+
+def test_ctrl_c_takes_effect_after_the_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after_signal = tokens(llm), []
+
+    def run(step: SchedulerOutput, real: Any) -> PendingOutput:
+        os.kill(os.getpid(), signal.SIGINT)
+        pending = real(step)
+        after_signal.append(True)
+        return pending
+
+    at_step(llm, 3, monkeypatch, run)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm)
+    assert after_signal == [True], "the step was cut off"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert tokens(llm) == before
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("place", ["before", "within", "waiting"])
+def test_a_step_cut_off_in_its_middle_leaves_an_engine_that_works(
+    llm: LLM, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tokens(llm)
+
+    def run(step: SchedulerOutput, real: Any) -> PendingOutput:
+        if place == "before":
+            raise KeyboardInterrupt
+        real(step)
+        if place == "within":
+            raise KeyboardInterrupt
+
+        def pending() -> Any:
+            raise KeyboardInterrupt
+
+        return pending
+
+    at_step(llm, 3, monkeypatch, run)
+    with pytest.raises(KeyboardInterrupt):
+        tokens(llm)
+    assert tokens(llm) == before
+    llm.engine.check_integrity()
+    assert not llm.engine.has_unfinished_requests() and not llm.engine.scheduler.num_in_flight
+
+
+def test_a_lost_device_ends_the_engine_and_not_each_request_for_ever(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(step: SchedulerOutput, real: Any) -> PendingOutput:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    at_step(llm, 2, monkeypatch, run)
+    assert [output.outputs[0].finish_reason for output in llm.generate(prompts_of("lost", 1), SAMPLED)] == ["error"]
+    at_step(llm, 2, monkeypatch, run)
+    monkeypatch.setattr(llm.engine.executor, "is_lost", lambda: True)
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        tokens(llm)
+
+
+class Recorder:
+    """A grammar's matcher that allows everything and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def consume_tokens(self, tokens: list[int]) -> None:
+        self.seen += tokens
+
+    def consume_token(self, token: int) -> bool:
+        self.seen.append(token)
+        return True
+
+    def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
+        import ctypes
+
+        ctypes.memset(pointer, 255, size)
+
+
+def test_a_token_under_way_does_not_reach_the_grammar_of_another_request_of_that_name(
+    tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = overlapped(tiny(tiny_checkpoints["llama"], enable_prefix_caching=False))
+    core, matchers, ready = llm.engine, [], Future[None]()
+    ready.set_result(None)
+
+    def matcher(grammar: str) -> Recorder:
+        matchers.append(Recorder())
+        return matchers[-1]
+
+    compiler = core.executor.worker.runner.grammar_compiler  # type: ignore[attr-defined]
+    monkeypatch.setattr(compiler, "matcher", matcher)
+    monkeypatch.setattr(compiler, "prepare", lambda grammar: ready)  # in time for the very next step
+
+    def add(request_id: str, prompt: list[int], grammar: str | None) -> None:
+        params = SamplingParams(temperature=0, max_tokens=5 if grammar else 40, ignore_eos=True)
+        request = llm._input.process(request_id, {"prompt_token_ids": prompt}, params)
+        request.grammar = grammar
+        core.add_request(request)
+
+    def under_way() -> bool:
+        return any("0#r" in step.num_scheduled_tokens for step, _ in core._in_flight)
+
+    add("other", [9, 8, 7], None)
+    add("r", [3, 4, 5], "first")
+    while not under_way():
+        core.step()
+    core.abort_requests(["r"])
+    add("r", [30, 40, 50], "second")
+    known, got = len(matchers), []
+    while core.has_unfinished_requests():
+        for output in core.step().outputs:
+            if output.request_id == "r" and output.finish_reason != "abort":
+                got += output.new_token_ids
+    assert len(got) == 5
+    assert [matcher.seen for matcher in matchers[known:]] == [got]
