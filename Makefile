@@ -4,6 +4,9 @@ PYTHON ?= python3
 # On a GPU machine with a torch of its own nothing need be installed.
 GPU_PYTHON ?= $(PYTHON)
 SECTION ?= engine
+# What compiles ahead needs no GPU: `make test` has it.
+TESTS ?= tests/server/engine/test_gpu.py \
+  $(filter-out %/test_compile_ahead.py,$(wildcard tests/kernels/triton/test_*.py))
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
 TAG ?= 0.1.0
 WITH_MODEL ?= 0
@@ -62,8 +65,14 @@ image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, 
 	    --build-arg WITH_MODEL=$(WITH_MODEL) || exit 1; \
 	done
 
-test-gpu:  ## the tests of the Triton kernels and of the engine on a CUDA device (torch and triton suffice)
-	TRITON_INTERPRET=0 PYTHONPATH=server:kernels:tests $(GPU_PYTHON) -m pytest -m gpu $(ARGS)
+# A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.
+test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path some, ARGS="-k name" one (5 min)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(TESTS)) $(TESTS:%=on-gpu/%)
+
+on-gpu/%: SHELL := /bin/bash
+on-gpu/%:
+	@set -o pipefail; OMP_NUM_THREADS=4 TRITON_INTERPRET=0 PYTHONPATH=server:kernels:tests \
+	  $(GPU_PYTHON) -m pytest -m gpu $* $(ARGS) 2>&1 | sed -u 's|^|$(basename $(notdir $*)): |'
 
 bench-gpu:  ## SECTION=engine | attention | sampling | layers: figures as fractions of the device's measured limits
 	mkdir -p benchmarks/results
