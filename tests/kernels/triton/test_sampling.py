@@ -238,7 +238,7 @@ def test_the_noise_is_that_of_the_torch_sampler(device):
 
 def test_the_noise_is_standard_gumbel(device):
     """Equally likely cells of the distribution function exp(-exp(-x)) hold equally many draws (chi-square)."""
-    _, noise, _ = draw_noise(torch.arange(8) * 7919, torch.arange(8), 32768, device)
+    _, noise, _ = draw_noise(torch.arange(64) * 7919, torch.arange(64), 4096, device)
     cells = np.bincount((torch.exp(-torch.exp(-noise)) * 256).long().flatten().numpy(), minlength=256)
     assert chi_square_sigma(cells, np.full(256, 1 / 256)) < 4
 
