@@ -21,7 +21,7 @@ from pathlib import Path
 import measure
 import torch
 import torch.nn.functional as F
-from measure import DEVICE, DRY, copies_for, limits, microseconds
+from measure import DEVICE, DRY, copies_for, limits, microseconds, microseconds_of_other
 
 from octavo_kernels import AttentionMetadata, reference
 from octavo_kernels.triton import attention, configs
@@ -62,7 +62,7 @@ class Result:
     case: str
     us: float
     rate: float  # TB/s or TFLOP/s
-    fraction: float  # of the copy bandwidth or of the matrix rate
+    fraction: float  # of the copy bandwidth or of the matrix rate; of both for steps that need both
     sdpa_us: float | None
 
 
@@ -116,7 +116,9 @@ def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionM
             num_actual_tokens=last,
         )
         rows = slice(starts[r + 1] - last, starts[r + 1])
-        wide = cache[:, metadata.block_table[r, : -(-(a + b) // BLOCK_SIZE)].long()].float()
+        pages = metadata.block_table[r, : -(-(a + b) // BLOCK_SIZE)].long()
+        # As plain bytes: not every build of torch can pick pages of fp8.
+        wide = cache.view(torch.uint8)[:, pages].view(cache.dtype).float()
         alone.block_table = torch.arange(wide.shape[1], dtype=torch.int32, device=DEVICE)[None]
         exact = reference.paged_attention(q[rows].float(), wide, alone, scale)
         error = (out[rows].float() - exact).abs().max().item() / exact.abs().max().item()
@@ -138,19 +140,16 @@ def sdpa(step: Step) -> float | None:
     for _ in range(copies_for(step.key_bytes)):
         k, v = torch.randn(2, count, kv_heads, length, head_size, device=DEVICE, dtype=step.dtype)
         calls.append(partial(F.scaled_dot_product_attention, q, k, v, is_causal=new > 1, enable_gqa=heads != kv_heads))
-    try:
-        return microseconds(calls)
-    except RuntimeError as error:
-        print(f"  sdpa: {str(error).splitlines()[0]}")
-        return None
+    return microseconds_of_other(calls)
 
 
-def run(section: str, name: str, step: Step, limit: float, work: int) -> Result:
+def run(section: str, name: str, step: Step, work: int, floor: float) -> Result:
+    """``floor``: seconds that the device's limits ask for."""
     q, batches = build(step)
     check(step, q, *batches[0])
     us = microseconds(ours(q, batches))
     del q, batches
-    result = Result(section, f"{step.model} {name}", us, work / us / 1e6, work / us * 1e6 / limit, sdpa(step))
+    result = Result(section, f"{step.model} {name}", us, work / us / 1e6, floor * 1e6 / us, sdpa(step))
     unit = "TFLOP/s" if section == "prefill" else "TB/s"
     beside = f"   torch SDPA {result.sdpa_us:9.1f} us" if result.sdpa_us else ""
     print(f"{result.case:34} {us:9.1f} us {result.rate:7.2f} {unit:8} {result.fraction:6.1%}{beside}", flush=True)
@@ -183,7 +182,7 @@ def decode(copy: float, rate: float) -> list[Result]:
     results = []
     for model, name, shapes, options in cases[:: 7 if DRY else 1]:
         step = Step(model, small(shapes), **options)
-        results.append(run("decode", name, step, copy, step.key_bytes))
+        results.append(run("decode", name, step, step.key_bytes, step.key_bytes / copy))
     return results
 
 
@@ -202,18 +201,24 @@ def prefill(copy: float, rate: float) -> list[Result]:
     results = []
     for model, name, shapes, options in cases[:: 4 if DRY else 1]:
         step = Step(model, small(shapes), **options)
-        results.append(run("prefill", name, step, rate, step.flops))
+        results.append(run("prefill", name, step, step.flops, step.flops / rate))
     return results
 
 
 def mixed(copy: float, rate: float) -> list[Result]:
     """A chunk of a prompt beside decode rows, against the two alone: what the mixture costs."""
     print(f"\nmixed: decode rows beside a chunk, and each alone\n{'-' * 60}")
-    chunk, rows = [(2048, 1024)], [(2047, 1)] * 64
+    parts = {"chunk alone": small([(2048, 1024)]), "64 rows alone": small([(2047, 1)] * 64)}
+    parts["both"] = parts["64 rows alone"] + parts["chunk alone"]
     results = []
-    for name, shapes in (("chunk alone", chunk), ("64 rows alone", rows), ("both", rows + chunk)):
-        step = Step("8B", small(shapes) if len(shapes) == 1 or not DRY else [(30, 1), (10, 20)])
-        results.append(run("mixed", name, step, copy, step.key_bytes))
+    for name, shapes in parts.items():
+        step = Step("8B", shapes)
+        # Decode rows read their keys, the chunk multiplies: neither can hide the other's limit.
+        read = Step("8B", [shape for shape in shapes if shape[1] == 1]).key_bytes
+        multiplied = Step("8B", [shape for shape in shapes if shape[1] > 1]).flops
+        results.append(run("mixed", name, step, step.key_bytes, read / copy + multiplied / rate))
+    chunk, rows, both = (result.us for result in results)
+    print(f"both take {both / (chunk + rows):.2f} of the time of one after the other", flush=True)
     return results
 
 
@@ -266,6 +271,7 @@ def main() -> None:
     results = [r for name in arguments.section or sections for r in sections[name](copy, rate)]
     if arguments.json:
         figures = {"device": measure.device_name(), "copy_bandwidth": copy, "matrix_rate": rate}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(figures | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
 
 

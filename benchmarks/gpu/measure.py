@@ -11,7 +11,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +40,7 @@ def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, roun
         calls[0]()
         return (time.perf_counter() - start) * 1e6
     launches = max(launches, len(calls))
-    for call in calls[:3]:  # compile before capture
+    for call in calls:  # compile before capture: the data may lie so that another variant is needed
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -59,9 +61,21 @@ def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, roun
     return statistics.median(times)
 
 
+def microseconds_of_other(calls: Sequence[Callable[[], object]], launches: int = 20) -> float | None:
+    """The same of what runs beside ours for comparison: None where it fails, our own figure counts without it."""
+    try:
+        return microseconds(calls, launches)
+    except RuntimeError as error:
+        print(f"  the other way did not run: {str(error).splitlines()[0]}", flush=True)
+        return None
+
+
 def copies_for(size: int) -> int:
-    """How many copies of ``size`` bytes of input make the caches useless."""
-    return 1 if DRY else max(1, min(64, -(-FLUSH_BYTES // max(size, 1))))
+    """How many copies of ``size`` bytes of input make the caches useless.
+
+    At most 512: of inputs below 100 KB they stay in the L2 cache, and there the launch is what takes the time.
+    """
+    return 1 if DRY else max(1, min(512, -(-FLUSH_BYTES // max(size, 1))))
 
 
 def copy_bandwidth() -> float:
@@ -76,6 +90,36 @@ def matrix_rate(dtype: torch.dtype = torch.bfloat16) -> float:
     n = 64 if DRY else 8192
     a, b = (torch.randn(n, n, device=DEVICE).to(dtype) for _ in range(2))
     return 2 * n**3 / microseconds([lambda: a @ b], launches=10) * 1e6
+
+
+@dataclass
+class Compiles:
+    """What Triton did since `watch_compiles`: kernels compiled, kernels read from its cache on disk."""
+
+    compiled: int = 0
+    loaded: int = 0
+
+    def since(self, before: Compiles) -> Compiles:
+        return Compiles(self.compiled - before.compiled, self.loaded - before.loaded)
+
+    def now(self) -> Compiles:
+        return Compiles(self.compiled, self.loaded)
+
+
+def watch_compiles() -> Compiles:
+    """Counts that grow with every kernel that is new to this process."""
+    import triton
+
+    counts = Compiles()
+
+    def listen(*, cache_hit: bool, **_: Any) -> None:
+        if cache_hit:
+            counts.loaded += 1
+        else:
+            counts.compiled += 1
+
+    triton.knobs.compilation.listener = listen
+    return counts
 
 
 def device_name() -> str:

@@ -16,22 +16,27 @@ class Row:
     name: str
     us: float
     bytes_moved: int
+    of_copy: float
     others: dict[str, float] = field(default_factory=dict)
 
 
 class Report:
     def __init__(self, section: str) -> None:
-        self.bandwidth, _ = limits()
+        self.bandwidth, self.matrix_rate = limits()
         self.section = section
         self.rows: list[Row] = []
         print(f"{section:50} {'us':>9} {'of copy':>8}   others, us", flush=True)
 
-    def add(self, name: str, us: float, bytes_moved: int, **others: float) -> None:
-        self.rows.append(Row(name, us, bytes_moved, others))
-        text = "  ".join(f"{other} {time:.1f} ({time / us:.2f}x)" for other, time in others.items())
-        print(f"{name:50} {us:9.2f} {bytes_moved / us * 1e6 / self.bandwidth:8.0%}   {text}", flush=True)
+    def add(self, name: str, us: float, bytes_moved: int, **others: float | None) -> None:
+        """``others`` that did not run are None."""
+        ran = {other: time for other, time in others.items() if time is not None}
+        row = Row(name, us, bytes_moved, bytes_moved / us * 1e6 / self.bandwidth, ran)
+        self.rows.append(row)
+        text = "  ".join(f"{other} {time:.1f} ({time / us:.2f}x)" for other, time in ran.items())
+        print(f"{name:50} {us:9.2f} {row.of_copy:8.0%}   {text}", flush=True)
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"section": self.section, "device": device_name(), "copy_bytes_per_second": self.bandwidth}
+        limits_found = {"copy_bytes_per_second": self.bandwidth, "matrix_flop_per_second": self.matrix_rate}
+        about = {"section": self.section, "device": device_name()} | limits_found
         path.write_text(json.dumps(about | {"rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from measure import DEVICE, DRY, copies_for, microseconds
+from measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
 from report import Report
 from torch import Tensor
 
@@ -105,13 +105,13 @@ def main() -> None:
             for name, case in CASES.items():
                 step = SamplingRows(table(rows, **case), index, positions, truncated="temperature" not in case)
                 us = microseconds([partial(backend.sample, x, step) for x in logits])
-                plain = microseconds([partial(in_torch, name, x) for x in logits[:2]], launches=4)
+                plain = microseconds_of_other([partial(in_torch, name, x) for x in logits[:2]], launches=4)
                 report.add(f"{label}, {name}", us, size, torch=plain)
             step = SamplingRows(table(rows), index, positions, False, constraints(rows))
             us = microseconds([partial(backend.sample, x, step) for x in logits])
             report.add(f"{label}, mask and penalties", us, size)
             us = microseconds([partial(backend.top_logprobs, x, index, positions, 5) for x in logits])
-            plain = microseconds([partial(plain_logprobs, x) for x in logits[:2]], launches=4)
+            plain = microseconds_of_other([partial(plain_logprobs, x) for x in logits[:2]], launches=4)
             report.add(f"{label}, 5 logprobs", us, size, torch=plain)
             del logits
     if arguments.json:
