@@ -75,13 +75,19 @@ def attend(device, q, kv_cache, metadata, *options, **scales):
     return attention.paged_attention(*to_device(device, q, kv_cache, metadata), *options, **scales).cpu()
 
 
+def factor(dtype: torch.dtype) -> float:
+    """How much less exact than plain torch attention may be: it rounds the weights before they meet the values, as
+    tensor cores ask for, and of bfloat16's 8 bits that is now and then a little more than the final rounding."""
+    return 3.0 if dtype == torch.bfloat16 else 2.0
+
+
 def check(device, assert_close, q, kv_cache, metadata, *options):
     out = attend(device, q, kv_cache, metadata, *options)
     exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, *options)
     plain = reference.paged_attention(q, kv_cache, metadata, *options)
     rows = metadata.num_actual_tokens
     assert out.dtype == q.dtype
-    assert_close(out[:rows], exact[:rows], plain[:rows], slack=1e-6)
+    assert_close(out[:rows], exact[:rows], plain[:rows], factor(q.dtype), slack=1e-6)
     assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
     return out
 
@@ -155,7 +161,7 @@ def test_large_scores_stay_finite(device, Sequence, lay_out, assert_close, dtype
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 1.0)
     exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 1.0)
-    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), slack=1e-4)
+    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), factor(dtype), slack=1e-4)
 
 
 # ---------------------------------------------------------------- memory
@@ -215,7 +221,7 @@ def test_keys_and_values_in_float8(device, Sequence, lay_out, assert_close, dtyp
     wide = kv_cache.to(torch.float64) * torch.tensor([0.5, 3.0]).reshape(2, 1, 1, 1, 1)
     exact = reference.paged_attention(q.double(), wide, metadata, 0.2)
     plain = reference.paged_attention(q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
-    assert_close(out, exact, plain, slack=1e-6)
+    assert_close(out, exact, plain, factor(dtype), slack=1e-6)
 
 
 # ---------------------------------------------------------------- splitting

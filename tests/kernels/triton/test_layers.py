@@ -134,7 +134,8 @@ def test_a_cache_of_fp8(device, scales):
     The values need no rounding, which Triton's interpreter gets wrong where it carries into the exponent.
     """
     dtype, float8 = torch.float16, torch.float8_e4m3fn
-    qkv = (randn(4, 3 * 64, dtype=dtype, device=device) * 400).to(float8).to(dtype)
+    # Beyond 448 some versions of torch cut, others give NaN.
+    qkv = (randn(4, 3 * 64, dtype=dtype, device=device) * 400).clamp(-448, 448).to(float8).to(dtype)
     caches = []
     for function in (backend.rope_and_cache, reference.rope_and_cache):
         cache = torch.zeros(2, 3, 1, 4, 64, device=device).to(float8)
