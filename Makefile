@@ -66,7 +66,7 @@ image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, 
 	done
 
 # A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.
-test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path some, ARGS="-k name" one (5 min)
+test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path and ARGS="-k name" choose
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(TESTS)) $(TESTS:%=on-gpu/%)
 
 on-gpu/%: SHELL := /bin/bash
