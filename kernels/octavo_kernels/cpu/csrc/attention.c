@@ -69,6 +69,11 @@ INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys
     return count;
 }
 
+// Bits [from, to) of TILE
+INLINE uint64_t bits_between(int64_t from, int64_t to) {
+    return (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
+}
+
 // Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
 INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int kind,
                       const int mr) {
@@ -81,12 +86,14 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
 #if HAS_PAIRS
     if (kind == PAIRS) {
         pair_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+        uint64_t visible[MR];
         for (int i = 0; i < mr; i++) {
             int64_t position = it->first_position + (r + i) / it->group - start;
-            pair_soften(scaling, softcap, s + i * TILE, p + i * TILE / 2, MAX(0, position - window + 1),
-                        MIN(TILE, position + 1), w->m + r + i, w->lanes + (r + i) * VW, w->acc + (r + i) * depth, depth);
+            visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
         }
-        pair_weigh_all(w->acc + r * depth, depth, p, w->vt, from, to, mr);
+        float shrink[VW];
+        pair_soften(scaling, softcap, s, p, visible, w->m + r, w->lanes + r * VW, shrink, mr);
+        pair_weigh_all(w->acc + r * depth, depth, shrink, p, w->vt, from, to, mr);
         return;
     }
 #endif
@@ -143,8 +150,8 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         w->ahead = (struct ahead){.rows = w->rows[!now][0], .row_bytes = it->row_stride};
         if (start + TILE < end) {
             next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1]);
-            w->ahead.end = few ? 2 * TILE : 0;
-        } else if (next && few) {
+            w->ahead.end = 2 * TILE;
+        } else if (next) {
             find_rows(next, next_start, w->rows[!now][0], w->rows[!now][1]);
             w->ahead.end = 2 * TILE;
         }
@@ -163,6 +170,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             values = packed;
         }
         for (int64_t r = 0; r < rows; r += MR) {
+            if (!few) fetch(&w->ahead, CEIL_DIV(2 * TILE * CEIL_DIV(it->row_stride, 64), CEIL_DIV(rows, MR)));
             tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kind);
         }
         count = next_count;
@@ -260,12 +268,13 @@ static void run_part(const struct item *it, struct work *w, int64_t split, float
     }
 }
 
-static void merge_parts(const struct item *it, struct work *w, int64_t splits, int64_t rows, const float *parts) {
+// parts[splits], `step` floats apart
+static void merge_parts(const struct item *it, struct work *w, int64_t splits, int64_t step, const float *parts) {
     int64_t stride = it->depth + 2;
     for (int64_t r = 0; r < it->rows; r++) {
         float m = -INFINITY, l = 0.0f;
         for (int64_t s = 0; s < splits; s++) {
-            const float *part = parts + (s * rows + r) * stride;
+            const float *part = parts + s * step + r * stride;
             merge(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
         }
         finish_row(it, r, w->total, l);
@@ -371,9 +380,9 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
     float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
     for (int64_t n; (n = team_take(m, parts)) >= 0; team_done(m)) {
         find_unit(&k, n, 1);
-        int64_t splits = request_splits(a, k.request), unit = n - k.before;
-        struct item it = make_item(&k, unit / splits);
-        run_part(&it, &w, unit % splits, all + n * part_size);
+        int64_t here = request_items(&k, k.request), unit = n - k.before;
+        struct item it = make_item(&k, unit % here);
+        run_part(&it, &w, unit / here, all + n * part_size);  // all items' last splits, which are short, come last
     }
     team_wait(m, parts);
     k = start_walk(a, tokens_per_item);
@@ -385,7 +394,7 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
         find_unit(&k, n, 0);
         int64_t splits = request_splits(a, k.request), index = n - k.before;
         struct item it = make_item(&k, index);
-        merge_parts(&it, &w, splits, rows, all + (k.parts_before + index * splits) * part_size);
+        merge_parts(&it, &w, splits, part_size * k.here, all + (k.parts_before + index) * part_size);
     }
     team_wait(m, items + 1);
 }

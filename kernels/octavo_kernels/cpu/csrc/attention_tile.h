@@ -3,6 +3,8 @@
 // Three kinds: keys and values in float32, in bfloat16, or PAIRS: in bfloat16 on a machine that multiplies pairs of those.
 // Then queries and weights are rounded to bfloat16 too, as attention kernels on GPUs do.
 #pragma once
+#include <float.h>
+
 #include "simd.h"
 
 #define TILE 64
@@ -191,14 +193,14 @@ INLINE void pair_values(const void *const *values, float *vt, int64_t depth) {
         }
 }
 
-// acc[mr][nv vectors] += p[mr][from .. to] . vt, with p as pairs too: [mr][TILE / 2]
-INLINE void pair_weigh(float *acc, int64_t depth, const float *p, const float *vt, int64_t d, int64_t from, int64_t to,
-                       const int mr, const int nv) {
+// acc[mr][nv vectors] = acc * shrink[mr] + p[mr][from .. to] . vt, with p as pairs too: [mr][TILE / 2]
+INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const float *p, const float *vt, int64_t d,
+                       int64_t from, int64_t to, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
+        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW) * splat(shrink[i]);
     for (int64_t j = from / 2; j < (to + 1) / 2; j++) {
         vf v[NV];
 #pragma GCC unroll 4
@@ -217,11 +219,11 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *p, const float *v
 }
 
 // p [mr][TILE / 2] pairs of weights -> what they add to acc
-INLINE void pair_weigh_all(float *acc, int64_t depth, const float *p, const float *vt, int64_t from, int64_t to,
-                           const int mr) {
+INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const float *p, const float *vt, int64_t from,
+                           int64_t to, const int mr) {
     int64_t d = 0;
-    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 4);
-    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, p, vt, d, from, to, mr, 2);
+    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, shrink, p, vt, d, from, to, mr, 4);
+    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, vt, d, from, to, mr, 2);
 }
 
 // 2^x for x <= 0, -infinity included, within 2e-7: 2^floor(x) times a polynomial in what is left, fitted for the least
@@ -237,38 +239,49 @@ INLINE vf exp2_negative(vf x) {
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// What soften() does below, with weights in pairs p[TILE / 2], the maximum in powers of 2, and a sum for each lane: l[VW]
-INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, int64_t from, int64_t to, float *m, float *l,
-                        float *acc, int64_t depth) {
+INLINE vf vmax_lanes(vf x) {
+    x = vmax(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    x = vmax(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    x = vmax(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    x = vmax(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+    return x;
+}
+
+// What soften() does below for mr rows at once, with weights in pairs p[mr][TILE / 2], maxima in powers of 2, and a sum for
+// each lane: l[mr][VW]. `shrink`: what a row's acc is to be multiplied with, 1 unless its maximum has grown; no branch
+// depends on that, which no processor could predict. Row i sees the positions of visible[i].
+INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, const uint64_t *visible, float *m, float *l,
+                        float *shrink, const int mr) {
     const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
-    const int whole = from <= 0 && to >= TILE;
-    const uint64_t visible = (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
-    vf x[TILE / VW], top = splat(-INFINITY);
+    vf sum[MR];
+    float before[VW] = {0}, after[VW] = {0};
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+        vf x[TILE / VW], top = splat(m[i]);
 #pragma GCC unroll 4
-    for (int n = 0; n < TILE / VW; n++) {
-        x[n] = vload(s + n * VW) * scale;
-        if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
-        if (!whole) x[n] = (vf)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (__mmask16)(visible >> n * VW), (__m512)x[n]);
-        top = vmax(top, x[n]);
-    }
-    float highest = MAX(*m, vmax_all(top));
-    if (highest == -INFINITY) highest = 0.0f;
-    if (highest != *m && *m != -INFINITY) {
-        vf shrink = exp2_negative(splat(*m - highest));
-        vstore(l, vload(l) * shrink);
-        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * shrink);
-    }
-    vf sum = vload(l);
+        for (int n = 0; n < TILE / VW; n++) {
+            x[n] = vload(s + i * TILE + n * VW) * scale;
+            if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
+            if (~visible[i])
+                x[n] = (vf)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (__mmask16)(visible[i] >> n * VW), (__m512)x[n]);
+            top = vmax(top, x[n]);
+        }
+        top = vmax_lanes(top);
+        before[i] = m[i], after[i] = m[i] = top[0];
+        top = vmax(top, splat(-FLT_MAX));  // nothing visible yet: weights become 2^-inf = 0
+        sum[i] = (vf){0};
 #pragma GCC unroll 4
-    for (int n = 0; n < TILE / VW; n++) {
-        x[n] = exp2_negative(x[n] - splat(highest));
-        sum += x[n];
-    }
-    vstore(l, sum);
+        for (int n = 0; n < TILE / VW; n++) {
+            x[n] = exp2_negative(x[n] - top);
+            sum[i] += x[n];
+        }
 #pragma GCC unroll 2
-    for (int n = 0; n < TILE / VW; n += 2)
-        *(__m512bh *)(p + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
-    if (from < to) *m = highest;
+        for (int n = 0; n < TILE / VW; n += 2)
+            *(__m512bh *)(p + i * TILE / 2 + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
+    }
+    vstore(shrink, exp2_negative(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum[i]));
 }
 #else
 #define HAS_PAIRS 0

@@ -55,9 +55,9 @@ INLINE vi splat_four(const int8_t *p) {
 #define HALF(v) ((v)*VW / 16)
 #define LANE(v) ((v)*VW % 16 * 4)
 
-// acc[mr][QNV] += a group's dot products of rows 0, every, 2 every, ... below mr
+// acc[from .. to][QNV] += a group's dot products of those rows
 INLINE void dots(vi (*acc)[QNV], const uint8_t *codes, int v, const int8_t *x, int64_t x_stride, const int nibbles,
-                 const int bits, const int mr, const int every) {
+                 const int bits, const int from, const int to) {
     if (!nibbles) {
 #pragma GCC unroll 8
         for (int s = 0; s < 8; s++) {
@@ -65,7 +65,7 @@ INLINE void dots(vi (*acc)[QNV], const uint8_t *codes, int v, const int8_t *x, i
 #pragma GCC unroll 2
             for (int n = 0; n < QNV; n++) w[n] = load_bytes(codes + (HALF(v + n) * 8 + s) * 64 + LANE(v + n));
 #pragma GCC unroll 6
-            for (int i = 0; i < mr; i += every) {
+            for (int i = from; i < to; i++) {
                 vi a = splat_four(x + i * x_stride + s * 4);
 #pragma GCC unroll 2
                 for (int n = 0; n < QNV; n++) acc[i][n] = dot4(acc[i][n], w[n], a, bits);
@@ -82,7 +82,7 @@ INLINE void dots(vi (*acc)[QNV], const uint8_t *codes, int v, const int8_t *x, i
                 high[n] = (vbytes)((vu)w >> 4) & 15;
             }
 #pragma GCC unroll 6
-            for (int i = 0; i < mr; i += every) {
+            for (int i = from; i < to; i++) {
                 vi a = splat_four(x + i * x_stride + s * 4), c = splat_four(x + i * x_stride + s * 4 + 16);
 #pragma GCC unroll 2
                 for (int n = 0; n < QNV; n++) acc[i][n] = dot4(dot4(acc[i][n], low[n], a, 4), high[n], c, 4);
@@ -91,28 +91,39 @@ INLINE void dots(vi (*acc)[QNV], const uint8_t *codes, int v, const int8_t *x, i
     }
 }
 
-// sums[mr / terms][QNV]: rows of x (mr of them, two for a row of activations when terms is 2) times channels of vectors
-// v .. v + QNV of the block
+// sums[mr][QNV]: mr rows of x, each of one or two terms, times channels of vectors v .. v + QNV of the block
 INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride, const struct group_meta *meta, vf *sums,
                  const int nibbles, const int bits, const int affine, const int terms, const int mr) {
-    const int zero = affine || (bits == 8 && !UNSIGNED_CODES8) ? 0 : bits == 8 ? 128 : 8;
+    const int zero = affine || (bits == 8 && !UNSIGNED_CODES8) ? 0 : bits == 8 ? 128 : 8, half = (mr + 1) / 2;
     vf sum[QMR][QNV] = {0};
     for (int64_t g = 0; g < b->groups; g++, x += GROUP) {
         const uint8_t *codes = b->codes + g * b->stride, *scales = b->scales + g * b->stride;
         if (b->ahead)
             for (int64_t at = b->ahead; at < b->ahead + b->stride; at += 64) __builtin_prefetch(codes + at, 0, 2);
-        vi acc[QMR][QNV];
+        vi acc[QMR][QNV] = {0};
+        if (terms == 2) {
+            dots(acc, codes, v, x, x_stride, nibbles, bits, 0, mr);
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i++)
+#pragma GCC unroll 2
+                for (int n = 0; n < QNV; n++) acc[i][n] <<= 8;
+        }
+        int rest[2] = {terms == 1, terms == 1};  // whether a row of either half has a second term here
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
-            const int last = i % terms == terms - 1;  // the term that is not multiplied by 256 carries the zero point
-            vi start = splat_int(last && zero ? -zero * meta[i / terms * b->groups + g].sum : 0);
+            const struct group_meta *row = meta + i * b->groups + g;
+            if (terms == 2) rest[i >= half] |= row->has_rest;
+            if (zero)
 #pragma GCC unroll 2
-            for (int n = 0; n < QNV; n++) acc[i][n] = start;
+                for (int n = 0; n < QNV; n++) acc[i][n] -= splat_int(zero * row->sum);
         }
-        int rest = terms == 1;  // whether any row has a second term here
-        for (int i = 0; terms == 2 && i < mr / 2; i++) rest |= meta[i * b->groups + g].has_rest;
-        if (rest) dots(acc, codes, v, x, x_stride, nibbles, bits, mr, 1);
-        else dots(acc, codes, v, x, x_stride, nibbles, bits, mr, 2);
+        const int8_t *last = terms == 2 ? x + x_stride / 2 : x;
+        if (terms == 1) {
+            dots(acc, codes, v, last, x_stride, nibbles, bits, 0, mr);
+        } else {
+            if (rest[0]) dots(acc, codes, v, last, x_stride, nibbles, bits, 0, half);
+            if (rest[1]) dots(acc, codes, v, last, x_stride, nibbles, bits, half, mr);
+        }
         vf scale[QNV], least[QNV];
 #pragma GCC unroll 2
         for (int n = 0; n < QNV; n++) {
@@ -120,18 +131,17 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
             least[n] = affine ? load_half(scales + (BLOCK + (v + n) * VW) * 2) : splat(0.0f);
         }
 #pragma GCC unroll 6
-        for (int i = 0; i < mr / terms; i++) {
+        for (int i = 0; i < mr; i++) {
             const struct group_meta *row = meta + i * b->groups + g;
 #pragma GCC unroll 2
             for (int n = 0; n < QNV; n++) {
-                vi total = terms == 2 ? (acc[2 * i % QMR][n] << 8) + acc[(2 * i + 1) % QMR][n] : acc[i][n];
-                sum[i][n] = vfma(__builtin_convertvector(total, vf), scale[n] * splat(row->scale), sum[i][n]);
+                sum[i][n] = vfma(__builtin_convertvector(acc[i][n], vf), scale[n] * splat(row->scale), sum[i][n]);
                 if (affine) sum[i][n] = vfma(least[n], splat(row->scale_sum), sum[i][n]);
             }
         }
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < mr / terms; i++)
+    for (int i = 0; i < mr; i++)
 #pragma GCC unroll 2
         for (int n = 0; n < QNV; n++) sums[i * QNV + n] = sum[i][n];
 }
@@ -146,9 +156,10 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
     }
 #define CASE(terms, mr, nibbles, bits, affine) \
     case terms * 8 + mr: tile(b, v, x, x_stride, meta, sums, nibbles, bits, affine, terms, mr); break;
-#define ROWS2(n, b, a) CASE(1, 1, n, b, a) CASE(1, 2, n, b, a) CASE(2, 2, n, b, a)
-#define ROWS4(n, b, a) ROWS2(n, b, a) CASE(1, 3, n, b, a) CASE(1, 4, n, b, a) CASE(2, 4, n, b, a)
-#define ROWS6(n, b, a) ROWS4(n, b, a) CASE(1, 5, n, b, a) CASE(1, 6, n, b, a) CASE(2, 6, n, b, a)
+#define EITHER(mr, n, b, a) CASE(1, mr, n, b, a) CASE(2, mr, n, b, a)
+#define ROWS2(n, b, a) EITHER(1, n, b, a) EITHER(2, n, b, a)
+#define ROWS4(n, b, a) ROWS2(n, b, a) EITHER(3, n, b, a) EITHER(4, n, b, a)
+#define ROWS6(n, b, a) ROWS4(n, b, a) EITHER(5, n, b, a) EITHER(6, n, b, a)
 #if QMR == 6
 #define ROWS ROWS6
 #elif QMR == 4
@@ -202,21 +213,19 @@ static struct block block_of(const struct quantized_linear_args *a, int64_t inde
     return find_block(a->weight, index, a->groups, a->bits, a->affine);
 }
 // Rows of a tile: even ones, 20 rows are 4 x 5 and not 3 x 6 + 2
-static int64_t tile_rows(const struct quantized_linear_args *a, int64_t rows) {
-    return CEIL_DIV(rows, CEIL_DIV(rows, QMR / a->terms));
-}
+static int64_t tile_rows(int64_t rows) { return CEIL_DIV(rows, CEIL_DIV(rows, QMR)); }
 // sums[rows][QNV] of vectors v .. v + QNV of a block. `first`: the tile that brings the block's weights in.
 INLINE void run_tile(const struct quantized_linear_args *a, tile_fn run, struct block *b, int v, int64_t row, int64_t rows,
                      int first, vf *sums) {
     int64_t width = a->groups * GROUP;
     b->ahead = first ? AHEAD : 0;
-    run(b, v, a->values + row * a->terms * width, width, a->meta + row * a->groups, sums, (int)a->terms, rows * a->terms);
+    run(b, v, a->values + row * a->terms * width, a->terms * width, a->meta + row * a->groups, sums, (int)a->terms, rows);
 }
 
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end) {
     struct block b = block_of(a, index);
-    int64_t step = tile_rows(a, end - begin), tiles = CEIL_DIV(end - begin, step);
+    int64_t step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step);
     struct fetch next = fetch_block(a, index + 1, tiles);
     next.slice /= BLOCK / VW / QNV;
     for (int64_t row = begin; row < end; row += step) {
@@ -233,7 +242,7 @@ static void run_block(const struct quantized_linear_args *a, int64_t index, int6
 // Rows [begin, end): one block of gates and the same one of ups, which together are a group of the result.
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
                             int64_t begin, int64_t end) {
-    int64_t blocks = g->inner / BLOCK, step = tile_rows(a, end - begin), tiles = CEIL_DIV(end - begin, step);
+    int64_t blocks = g->inner / BLOCK, step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step);
     struct block both[2] = {block_of(a, index), block_of(a, blocks + index)};
     struct fetch next[2] = {fetch_block(a, index + 1, tiles), fetch_block(a, blocks + index + 1, tiles)};
     int dtype = (int)g->dtype;
