@@ -61,6 +61,12 @@ def _race_tile(bounds, ids, scores, key0, key1):
 
 
 @triton.jit
+def mass_needed(top_p, total):
+    """Never 0: before the best token there is no mass, and it must stay for top_p = 0 too."""
+    return tl.maximum(top_p * total, 1e-300)
+
+
+@triton.jit
 def cut_kernel(
     constraints,
     logits_ptr,
@@ -138,7 +144,7 @@ def cut_kernel(
         weights = tl.where(alive, tl.exp2((scores - peak) * LOG2_E), 0.0)
         inside = tl.sum(tl.sum(weights, axis=1), axis=0)
         if whole:
-            needed = top_p * inside
+            needed = mass_needed(top_p, inside)
         else:
             chunk = tl.arange(0, CHUNKS)
             known = chunk < chunks
@@ -146,7 +152,7 @@ def cut_kernel(
             masses = tl.load(mass_ptr + row * chunks + chunk, mask=known, other=0.0)
             # The largest logit is peak * temperature, but for its rounding.
             total = tl.sum(masses * tl.exp2((peaks - tl.max(peaks)) * (LOG2_E / temperature)))
-            needed = top_p * total
+            needed = mass_needed(top_p, total)
             # Without top-k and min-p, what reaches the mass is all that top-p asks for.
             whole = (inside >= needed) & (top_k >= vocab) & (min_p <= 0)
     if not whole:
@@ -270,7 +276,7 @@ def wide_kernel(
     token, score = race(bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS)
     if top_p < 1:
         _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
-        needed = top_p * total
+        needed = mass_needed(top_p, total)
         _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
         while mass.to(tl.float64) >= needed:
             _bounds_before(source, best_row, bound_row, chunks, temperature, key0, key1, low, score, token, TILE, STEPS)

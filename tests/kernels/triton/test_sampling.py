@@ -157,6 +157,14 @@ def test_rows_that_cannot_be_sampled(device):
         assert tokens[6] == 300, "the only token that is left"
 
 
+@pytest.mark.parametrize("scale", [0.0, 1.0, 20.0])
+def test_no_mass_asked_for_is_the_best_token(device, scale):
+    """top_p = 0 is no value that a request may have, but a kernel must not hang on what a table holds."""
+    logits = random_logits(3, device, scale)
+    rows = rows_of(table(3, device, top_p=0.0, top_k=[VOCAB, 5, 100]))
+    assert torch.equal(assert_same(logits, rows), logits.argmax(-1))
+
+
 def test_a_row_is_its_own(device):
     """In another place of another batch, with other company and another entry of the table: the same token."""
     cuts = {"top_k": [301, 9, 301, 60], "top_p": [1, 1, 0.9, 0.8], "temperature": [1, 2, 0.8, 1.5]}
