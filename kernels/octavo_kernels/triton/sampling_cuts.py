@@ -118,8 +118,10 @@ def cut_kernel(
     key0, key1 = stream_keys(tl.load(streams_ptr + state), tl.load(positions_ptr + row))
     source = open_row(row, logits_ptr, logits_stride, vocab, constraints, CONSTRAINED)
     block = tl.arange(0, BLOCKS)
-    bests = tl.load(best_ptr + row.to(tl.int64) * chunks * TILE + block, mask=block < chunks * TILE, other=LOWEST)
-    bests = tl.where(bests > LOWEST, tl.div_rn(bests, temperature), float("-inf"))
+    bests = tl.load(
+        best_ptr + row.to(tl.int64) * chunks * TILE + block, mask=block < chunks * TILE, other=float("-inf")
+    )
+    bests = tl.div_rn(bests, temperature)
     peak = tl.max(bests)
     keys = ordered(bests)
     line = min_p_line(peak, min_p)
@@ -252,8 +254,8 @@ def wide_kernel(
     best_row = best_ptr + row.to(tl.int64) * chunks * TILE
     bound_row = bound_ptr + row.to(tl.int64) * chunks * TILE
     block = tl.arange(0, BLOCKS)
-    bests = tl.load(best_row + block, mask=block < chunks * TILE, other=LOWEST)
-    bests = tl.where(bests > LOWEST, tl.div_rn(bests, temperature), float("-inf"))
+    bests = tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf"))
+    bests = tl.div_rn(bests, temperature)
     peak = tl.max(bests)
     keys = ordered(bests)
     least = ordered(tl.full((), LOWEST, tl.float32))
@@ -349,8 +351,8 @@ def logprobs_kernel(
     tl.store(ranks_ptr + row, before + 1)
     if k > 0:
         block = tl.arange(0, BLOCKS)
-        bests = tl.load(best_row + block, mask=block < chunks * TILE, other=LOWEST)
-        keys = ordered(tl.where(bests > LOWEST, bests, float("-inf")))
+        bests = tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf"))
+        keys = ordered(bests)
         lowest = ordered(tl.full((), LOWEST, tl.float32))
         floor = lowest
         rest = ordered(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor

@@ -44,8 +44,8 @@ def scan_kernel(
     CUTS: tl.constexpr,
     CONSTRAINED: tl.constexpr,
 ):
-    """Of each block: the bound of score + noise, [R, chunks * TILE], and with CUTS the largest logit; of each chunk
-    then the largest logit and the sum of exp((logit - largest) / temperature), [R, chunks].
+    """Of each block: the bound of score + noise, [R, chunks * TILE], and with CUTS the largest logit, -inf where all
+    are; of each chunk then the largest logit and the sum of exp((logit - largest) / temperature), [R, chunks].
 
     RAW: rows ``rows`` of the logits as they are, at temperature 1 and without the bounds.
     """
@@ -87,7 +87,8 @@ def scan_kernel(
     if not RAW:
         tl.store(bound_ptr + block, bound)
     if CUTS:
-        tl.store(best_ptr + block, best)
+        # A block with a token has a mass, also where the token's logit is the lowest that there is.
+        tl.store(best_ptr + block, tl.where(mass == 0, float("-inf"), best))
         peak = tl.max(best)
         tl.store(peak_ptr + row * chunks + chunk, peak)
         tl.store(mass_ptr + row * chunks + chunk, tl.sum(mass * tl.exp2((best - peak) * (inverse * LOG2_E))))

@@ -165,6 +165,20 @@ def test_no_mass_asked_for_is_the_best_token(device, scale):
     assert torch.equal(assert_same(logits, rows), logits.argmax(-1))
 
 
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_k": 1}, {"top_p": 0.9}, {"min_p": 0.5}], ids=str)
+def test_the_lowest_logit_that_there_is_counts(device, cuts):
+    """A masked token is -inf; float32's lowest finite number is a token like any other."""
+    lowest = torch.finfo(torch.float32).min
+    logits = torch.full((3, VOCAB), -torch.inf, device=device)
+    logits[0, [5, 9]] = lowest
+    logits[1] = lowest
+    logits[2] = lowest
+    logits[2, 7] = 1.0
+    assert_same(logits, rows_of(table(3, device, **cuts)))
+    ids = backend.top_logprobs(logits, torch.tensor([0, 2], device=device), torch.tensor([5, 7], device=device), 2)[0]
+    assert ids.tolist() == [[5, 5, 9], [7, 7, 0]]
+
+
 def test_a_row_is_its_own(device):
     """In another place of another batch, with other company and another entry of the table: the same token."""
     cuts = {"top_k": [301, 9, 301, 60], "top_p": [1, 1, 0.9, 0.8], "temperature": [1, 2, 0.8, 1.5]}
