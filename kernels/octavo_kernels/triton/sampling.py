@@ -65,7 +65,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     best, peak, mass = bound, bound, bound
     if rows.truncated:
         best = torch.empty_like(bound)
-        peak, mass = torch.empty(2, count, shape.chunks, device=device)
+        peak, mass = _of_chunks(count, shape, device)
     constraints = _constraints(rows.constraints)
     constrained = rows.constraints is not None
     source = (constraints, logits, logits.stride(0), vocab)
@@ -111,7 +111,7 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
     if not count:
         return ids, values, ranks
     best = torch.empty(count, shape.blocks, device=device)
-    peak, mass = torch.empty(2, count, shape.chunks, device=device)
+    peak, mass = _of_chunks(count, shape, device)
     source = (logits, logits.stride(0), vocab, rows)
     scan_kernel[(shape.chunks, count)](
         (), *source, rows, rows, rows, rows, best, best, peak, mass,
@@ -125,6 +125,12 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
         num_warps=CONFIG.row_warps,
     )  # fmt: skip
     return ids, values, ranks
+
+
+def _of_chunks(count: int, shape: _Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two tensors, not two halves of one: the second half's address would be a multiple of 16 for some counts only,
+    and for the others every kernel would be compiled again."""
+    return torch.empty(count, shape.chunks, device=device), torch.empty(count, shape.chunks, device=device)
 
 
 def _constraints(c: Constraints | None) -> tuple[Tensor, ...]:
