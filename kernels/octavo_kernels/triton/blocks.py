@@ -12,6 +12,7 @@ from torch import Tensor
 CHUNK = 256  # words a program moves of one block
 PAIRS = 16  # pairs in flight at once
 PROGRAMS = 264  # that share a scratch buffer: two for each multiprocessor of a Hopper
+SCRATCH = 32 << 20  # bytes of it: memory that no ledger knows of
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -81,7 +82,8 @@ def _copy(caches: list[Tensor], pairs: Tensor) -> None:
     words = block // word
     chunk = min(CHUNK, triton.next_power_of_2(words))
     items = len(caches) * 2 * triton.cdiv(words, chunk)
-    programs = min(items, PROGRAMS)
+    # Each program holds its chunk of every pair. 60 pairs leave all programs; with more, each has more under way.
+    programs = max(1, min(items, PROGRAMS, SCRATCH // (len(pairs) * chunk * word)))
     base = first[0, 0].view(-1).view(_WORDS[word])
     copy_blocks_kernel[(programs,)](
         base,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels import reference
 from octavo_kernels import triton as backend
-from octavo_kernels.triton import small_linear
+from octavo_kernels.triton import blocks, small_linear
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
@@ -166,6 +166,22 @@ def test_offsets_beyond_32_bits(device):
     assert torch.equal(backend.embedding(ones, rows), rows[1:])
     assert torch.equal(backend.silu_and_mul(rows), backend.silu_and_mul(rows.contiguous()))
     assert torch.equal(backend.rms_norm(rows, weight, 1e-6), backend.rms_norm(rows.contiguous(), weight, 1e-6))
+
+
+@pytest.mark.parametrize("scratch", [1, 4 * 60 * 32 * 8, 1 << 20])
+def test_many_copies_share_little_scratch_memory(device, monkeypatch, scratch):
+    """However little there is, one program can do it all; and no more than is allowed is asked for."""
+    monkeypatch.setattr(blocks, "SCRATCH", scratch)
+    sizes, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **k: sizes.append(size) or empty(*size, **k))
+    caches = [randn(2, 70, 1, 16, 4, dtype=torch.float32, device=device, seed=seed) for seed in range(3)]
+    expected = [cache.clone() for cache in caches]
+    pairs = torch.stack([torch.randperm(70)[:60], torch.randperm(70)[:60]], 1).to(device)
+    backend.copy_blocks(caches, pairs)
+    reference.copy_blocks(expected, pairs)
+    assert all(torch.equal(a, b) for a, b in zip(caches, expected, strict=True))
+    words = 16 * 4 * 4 // 8  # of a block
+    assert sizes[0] == (60 * words * max(1, min(6, scratch // (60 * words * 8))),)
 
 
 @given(data=st.data())
