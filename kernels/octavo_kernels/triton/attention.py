@@ -49,6 +49,17 @@ def paged_attention(
     longest = metadata.max_query_len
     decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)
     splits = configs.splits(q.device)
+    most = min(longest, max_queries)
+    tiles = min(num_seqs * -(-most // (decode.block_m // group)), num_rows)
+    # No sequence has more chunks than its longest has of the smallest size.
+    items = tiles * -(-metadata.max_seq_len // (configs.EXACT_CHUNK if exact else splits.min_chunk))
+    if not exact:
+        items = min(items, tiles + splits.programs // num_kv_heads)
+    elif items * num_kv_heads * decode.block_m * head_pad * 4 > configs.EXACT_SCRATCH:
+        # A graph for long sequences: the prompts' kernel sums the same chunks in the same order, and keeps nothing.
+        max_queries, items = 0, 0
+    if longest > max_queries and num_seqs == 1:
+        items = 0  # one prompt alone: only padding is left to do
 
     starts, seq_lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
     rows = min(metadata.num_actual_tokens, num_rows)
@@ -73,21 +84,13 @@ def paged_attention(
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
-        tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
-        prefill_attention[(num_heads, tiles)](
+        prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
+        prefill_attention[(num_heads, prompt_tiles)](
             q, kv_cache, out, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, factor, log2_scale, v_scale, *strides,
             NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
             **prefill.launch(), **shape, **tile,
         )  # fmt: skip
-    most = min(longest, max_queries)
-    tiles = min(num_seqs * -(-most // (decode.block_m // group)), num_rows)
-    if exact:
-        items = tiles * -(-metadata.max_seq_len // configs.EXACT_CHUNK)
-    else:
-        items = tiles + splits.programs // num_kv_heads
-    if longest > max_queries and num_seqs == 1:
-        items = 0  # one prompt alone: only padding is left to do
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
     maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
     split = {

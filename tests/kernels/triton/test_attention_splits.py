@@ -1,0 +1,77 @@
+"""How a decode step is split: no more programs and memory than the work can use, and even parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo_kernels import reference
+from octavo_kernels.triton import INTERPRETED, attention, configs
+
+SHAPES = [(150, 1), (0, 1), (30, 3), (15, 12), (0, 17)]  # keys before, new tokens
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small tiles and chunks: short sequences have many of them."""
+    monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(12, 32))
+    monkeypatch.setattr(configs, "EXACT_CHUNK", 64)
+    monkeypatch.setattr(configs, "decode_config", lambda *a, **k: configs.Config(16, 16, 4, 1))
+    monkeypatch.setattr(configs, "prefill_config", lambda *a, **k: configs.Config(32, 16, 4, 1))
+
+
+@pytest.fixture
+def grids(monkeypatch) -> dict[str, tuple[int, ...]]:
+    """The grids of the last step by kernel."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    class Watched:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(attention, name)
+
+        def __getitem__(self, grid):
+            found[self.name] = grid
+            return self.kernel[grid]
+
+    for name in ("prefill_attention", "decode_attention", "reduce_chunks"):
+        monkeypatch.setattr(attention, name, Watched(name))
+    return found
+
+
+def attend(device, q, kv_cache, metadata, *options):
+    for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
+        setattr(metadata, name, getattr(metadata, name).to(device))
+    return attention.paged_attention(q.to(device), kv_cache.to(device), metadata, *options).cpu()
+
+
+def parts_of(Sequence, shapes, dtype):
+    return [(Sequence.random(a + b, 4, 2, 16, i, dtype), a, b) for i, (a, b) in enumerate(shapes)]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the tiles are the interpreter's")
+@pytest.mark.parametrize("window", [None, 40])
+def test_float32_in_little_memory_gives_the_same_bits(device, monkeypatch, Sequence, lay_out, grids, window):
+    """Where the sums of chunks would need more than is allowed, nothing is split, and no bit changes."""
+    parts = parts_of(Sequence, SHAPES, torch.float32)
+    split = attend(device, *lay_out(parts, 16, padding=2), 0.25, window)
+    assert grids.pop("decode_attention")
+    q, kv_cache, metadata = lay_out(parts, 16, padding=2)
+    metadata.max_seq_len = 2**17  # as in a captured graph
+    monkeypatch.setattr(configs, "EXACT_SCRATCH", 1 << 20)
+    assert torch.equal(attend(device, q, kv_cache, metadata, 0.25, window), split)
+    assert "decode_attention" not in grids
+    alone = lay_out(parts[:1], 16)
+    alone[2].max_seq_len = 2**17
+    assert torch.equal(attend(device, *alone, 0.25, window), split[:1])
+
+
+@pytest.mark.parametrize("lengths", [[5], [33, 100], [200, 1, 64, 65]], ids=str)
+def test_short_sequences_ask_for_few_programs(device, Sequence, lay_out, assert_close, grids, lengths):
+    """No more than their chunks of the smallest size, however many the device could hold."""
+    parts = parts_of(Sequence, [(length - 1, 1) for length in lengths], torch.float16)
+    q, kv_cache, metadata = lay_out(parts, 16)
+    out = attend(device, q, kv_cache, metadata, 0.25)
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25)
+    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.25), slack=1e-6)
+    chunks = -(-max(lengths) // 32)
+    assert grids["decode_attention"] == (2 * min(len(lengths) * chunks, len(lengths) + 12 // 2),)
