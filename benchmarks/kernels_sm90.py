@@ -148,7 +148,7 @@ def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             name = f"rope_and_cache {short(dtype)} d{head_size}{' norm' * norm}"
             yield name, partial(rope, dtype, dtype, 32, 8, head_size, norm)
         yield f"copy_blocks {short(dtype)}", partial(copy, dtype)
-        for n, k in ((6144, 4096), (4096, 14336), (1024, 3072)):
+        for n, k in ((6144, 4096), (4096, 14336), (28672, 4096), (2560, 1728)):
             for rows in (1, 16):
                 case = partial(backend.linear, empty(rows, k, dtype=dtype), empty(n, k, dtype=dtype))
                 yield f"linear {short(dtype)} {rows} x {n} x {k}", case

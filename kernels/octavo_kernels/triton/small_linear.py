@@ -21,6 +21,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
 # Three programs an SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB under way in all.
 PROGRAMS = 396
+MAX_SPLITS = 8
+# Smaller weights, in bytes, are read in a few microseconds, of which the counters and sums of parts take too many: left
+# to cuBLAS until measured.
+LEAST_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,27 @@ def small_config(n: int, k: int) -> SmallConfig | None:
     """How to multiply at most 16 rows with a weight [n, k]; None where cuBLAS should."""
     if (n, k) in MEASURED:
         return MEASURED[n, k]
+    return None if 2 * n * k < LEAST_BYTES else split_config(n, k)
+
+
+def split_config(n: int, k: int) -> SmallConfig | None:
+    """The launch of the kernel for a weight [n, k] of any size; None where it has none."""
     if k % 64 or not BLOCK_N <= n <= BLOCK_N << 14:
         return None
     block_k = 128 if k % 128 == 0 else 64
     blocks = k // block_k
-    splits = max(1, min(PROGRAMS // triton.cdiv(n, BLOCK_N), blocks // 2, 8))
     # Parts of equal length, and none empty.
-    return SmallConfig(block_k, triton.cdiv(blocks, triton.cdiv(blocks, splits)))
+    choices = {triton.cdiv(blocks, triton.cdiv(blocks, s)) for s in range(1, max(1, min(MAX_SPLITS, blocks // 2)) + 1)}
+    durations = {splits: duration(n, k, block_k, splits) for splits in choices}
+    # Of those within 5 % of the best, the fewest.
+    return SmallConfig(block_k, min(s for s in choices if 20 * durations[s] <= 21 * min(durations.values())))
+
+
+def duration(n: int, k: int, block_k: int, splits: int) -> int:
+    """How long ``splits`` parts take, in the time that a program needs for a column of its tile: waves of programs, of
+    which each reads its part of K. A start costs as much as 128 columns, and the sum of a part as much as 64."""
+    waves = triton.cdiv(triton.cdiv(n, BLOCK_N) * splits, PROGRAMS)
+    return waves * (triton.cdiv(k // block_k, splits) * block_k + 128 + 64 * (splits > 1))
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -85,12 +85,35 @@ def test_linear_of_few_rows(assert_close, device, shape):
 @given(n=st.integers(1, 200_000), k=st.integers(1, 40_000))
 @settings(max_examples=300, deadline=None)
 def test_splits_leave_no_part_empty(n, k):
-    config = small_linear.small_config(n, k)
+    config = small_linear.split_config(n, k)
     if config is not None:
         blocks, rest = divmod(k, config.block_k)
         each = -(-blocks // config.splits)
         assert rest == 0
         assert (config.splits - 1) * each < blocks <= config.splits * each
+        assert config.splits <= small_linear.MAX_SPLITS
+        durations = [small_linear.duration(n, k, config.block_k, s) for s in range(1, config.splits + 1)]
+        assert durations[-1] <= min(durations[0], 1.05 * min(durations))
+    assert small_linear.small_config(n, k) == (config if 2 * n * k >= small_linear.LEAST_BYTES else None)
+
+
+@pytest.mark.parametrize(
+    "n, k, splits",
+    [(6144, 4096, 4), (4096, 4096, 6), (28672, 4096, 4), (4096, 14336, 6), (128256, 4096, 1)],
+    ids=["qkv", "o", "gate_up", "down", "lm_head"],
+)
+def test_splits_fill_the_last_wave(n, k, splits):
+    """The weights of Llama-3.1-8B: 448 tiles of gate_up on 396 slots would be two waves, the second nearly empty."""
+    assert small_linear.split_config(n, k).splits == splits
+
+
+def test_measured_shapes_go_before_the_rule(monkeypatch):
+    small, large = (1024, 1024), (28672, 4096)
+    assert small_linear.small_config(*small) is None
+    config = small_linear.SmallConfig(64, 2)
+    monkeypatch.setattr(small_linear, "MEASURED", {small: config, large: None})
+    assert small_linear.small_config(*small) == config
+    assert small_linear.small_config(*large) is None
 
 
 # ---- rotary embedding and the cache
