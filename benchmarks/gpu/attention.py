@@ -228,14 +228,14 @@ def tune(what: str) -> None:
     if what == "decode":
         table, head = configs.DECODE, configs.DECODE[128]
         steps = [Step("8B", shapes) for shapes in ([(8191, 1)], [(1055, 1)] * 128, [(8191, 1)] * 64)]
-        shapes = product((32, 64, 128), (4, 8), (5, 7))
-        variants = [({16: s}, p, c) for s, p, c in product(shapes, (3, 4, 6, 8, 12), (128, 256, 512))]
+        shapes = product((32, 64, 128), (4, 8), (4, 5, 7))
+        variants = [({16: s}, p, c) for s, p, c in product(shapes, (3, 4, 6, 8, 12), (64, 128, 256, 512))]
     else:
         table, head = configs.PREFILL, configs.PREFILL[128]
         steps = [Step("8B", shapes) for shapes in ([(0, 2048)] * 4, [(0, 16384)])]
         variants = [
             (configs.Config(m, n, w, s, r), 6, 256)
-            for m, n, w, s, r in product((64, 128), (32, 64, 128), (4, 8), (3, 5), (None, 128, 168))
+            for m, n, w, s, r in product((64, 128), (32, 64, 128), (4, 8), (3, 4, 5), (None, 128, 168))
         ]
     built = [build(step) for step in steps]
     now = (head, configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)

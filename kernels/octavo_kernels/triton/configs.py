@@ -2,8 +2,9 @@
 
 Chosen for Hopper (132 SMs; 227 KB of shared memory and 64 K registers each) by what the kernels compile to, see
 benchmarks/kernels_sm90.py: none uses stack. The loads are indirect (page number, then page), and Triton's pipeliner
-shares out the stages between the two: of 5 stages a tile of keys gets 2 buffers, of 7 stages 3. With 3 or 4 it gets a
-single one, whose load starts only when the last tile is done: nothing would be in flight.
+shares out the stages between the two. Tiles of fewer than 64 rows (mma) get 2 buffers of 5 stages and 3 of 7; with 3 or
+4 stages a single one, whose load starts only when the last tile is done: nothing would be in flight. Tiles of 64 rows
+and more (wgmma, which reads its operands from shared memory while it runs) get a buffer more: 2 of 3 or 4, 3 of 5.
 """
 
 from __future__ import annotations
