@@ -81,6 +81,10 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     from octavo_kernels import AttentionMetadata
     from octavo_kernels import triton as backend
+    from octavo_kernels.triton import configs
+
+    splits = configs.Splits(132 * configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)
+    configs.splits = lambda device: splits  # those of a Hopper
 
     def attend(dtype, kv_dtype, head_size, heads, kv_heads, queries, count, **options):
         rows = queries * count
@@ -104,6 +108,7 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             whole = dtype == torch.bfloat16 or kv_dtype == dtype  # float16 with fp8 keys is one head size
             for head_size, kind in product((64, 128, 256) if whole else (128,), steps):
                 yield f"{name} d{head_size} {kind}", partial(attend, dtype, kv_dtype, head_size, *steps[kind], 64)
+                yield f"{name} d{head_size} {kind}, one", partial(attend, dtype, kv_dtype, head_size, *steps[kind], 1)
             for head_size in (64, 80, 96, 128, 256) if whole else (128,):
                 yield f"{name} d{head_size} mixed", partial(attend, dtype, kv_dtype, head_size, 32, 8, 2048, 64)
             case = partial(attend, dtype, kv_dtype, 256, 16, 8, 2048, 64, window=4096, softcap=50.0)
@@ -192,7 +197,7 @@ def sampling_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 CASES = (attention_cases, layer_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
-VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "HAS_WINDOW")}
+VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "HAS_WINDOW", "BLOCK_C")}
 
 
 def short(dtype: torch.dtype) -> str:

@@ -100,6 +100,7 @@ def paged_attention(
         "MIN_CHUNK": splits.min_chunk,
     }
     group_pad = configs.next_power_of_2(group)
+    at_once, reduce_warps = configs.reduction(group_pad * head_pad, num_rows * num_kv_heads, splits)
     if items:
         decode_attention[(items * num_kv_heads,)](
             q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
@@ -109,8 +110,7 @@ def paged_attention(
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=configs.chunks_at_once(group_pad * head_pad),
-        num_warps=configs.reduce_warps(group_pad * head_pad), **split, **shape,
+        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **split, **shape,
     )  # fmt: skip
     return out
 

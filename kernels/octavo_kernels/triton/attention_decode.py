@@ -201,7 +201,9 @@ def reduce_chunks(
             acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=inside, other=0.0)
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
-        for first_chunk in tl.range(0, chunks, BLOCK_C):
+        # The next ones are under way in shared memory, where there is room.
+        AHEAD: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * HEAD_PAD <= 16384 else 1
+        for first_chunk in tl.range(0, chunks, BLOCK_C, num_stages=AHEAD):
             c = first_chunk + tl.arange(0, BLOCK_C)
             there = (c < chunks)[:, None] & (g < GROUP)[None, :]
             place = base + c.to(tl.int64)[:, None] * step + g[None, :]

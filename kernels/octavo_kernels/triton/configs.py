@@ -122,18 +122,16 @@ def splits(device: torch.device) -> Splits:
     return Splits(sms * PROGRAMS_PER_SM, MIN_CHUNK)
 
 
-def chunks_at_once(width: int) -> int:
-    """Chunks that a program of 4 warps sums in one pass over ``width`` numbers each: 64 registers a thread hold them.
+def reduction(width: int, programs: int, splits: Splits) -> tuple[int, int]:
+    """Of ``programs`` that sum chunks of ``width`` numbers: how many chunks at once, and warps.
 
-    One at a time would wait for memory once a chunk, and a long sequence has dozens.
+    One at a time would wait for memory once a chunk, and a long sequence has a hundred. As many as 64 registers of each
+    thread hold, and as many again are under way in shared memory. Two programs an SM at most: twice as many.
     """
-    return max(1, min(32, 8192 // width))
+    at_once, warps = max(1, min(32, 8192 // width)), max(4, min(16, width // 2048))
+    few = 2 if 3 * programs <= splits.programs and width <= 8192 else 1
+    return at_once * few, min(16, warps * few)
 
 
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def reduce_warps(elements: int) -> int:
-    """Warps for sums of ``elements`` float32: at most 64 of them a thread, or they would not stay in registers."""
-    return max(4, min(16, elements // 2048))

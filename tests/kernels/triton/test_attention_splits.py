@@ -75,3 +75,18 @@ def test_short_sequences_ask_for_few_programs(device, Sequence, lay_out, assert_
     assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.25), slack=1e-6)
     chunks = -(-max(lengths) // 32)
     assert grids["decode_attention"] == (2 * min(len(lengths) * chunks, len(lengths) + 12 // 2),)
+
+
+@pytest.mark.parametrize("length", [33, 500, 2100])
+def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, Sequence, lay_out, assert_close, length):
+    """Several times what is summed at once, where few programs sum it and where many do."""
+    monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(200, 16))
+    wide = configs.reduction(4 * 128, 8, configs.Splits(792, 64))
+    assert wide == (32, 8)
+    assert configs.reduction(4 * 128, 800, configs.Splits(792, 64)) == (16, 4)
+    for shapes in ([(length - 1, 1)], [(length - 1, 1), (40, 1), *[(0, 1)] * 60]):
+        parts = [(Sequence.random(a + b, 4, 2, 128, i, torch.float16), a, b) for i, (a, b) in enumerate(shapes)]
+        q, kv_cache, metadata = lay_out(parts, 16)
+        out = attend(device, q, kv_cache, metadata, 0.1)
+        exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.1)
+        assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.1), slack=1e-6)
