@@ -79,6 +79,8 @@ def decode_attention(
     if HAS_WINDOW:
         first = first_seen(length, queries, window, ALIGN)
     chunks = (length - first + chunk - 1) // chunk
+    if FIXED_CHUNK == 0:  # a last chunk that is short would leave its program idle: equal parts instead
+        chunk = ((length - first + chunks - 1) // chunks + BLOCK_N - 1) // BLOCK_N * BLOCK_N
     token = local // chunks * TOKENS
     low = first + local % chunks * chunk
 

@@ -90,3 +90,31 @@ def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, Sequenc
         out = attend(device, q, kv_cache, metadata, 0.1)
         exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.1)
         assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.1), slack=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[33], [200, 130], [150, 90, 65]], ids=str)
+def test_chunks_of_a_sequence_are_even(device, monkeypatch, Sequence, lay_out, lengths):
+    """Queries of 0 give every key the weight 1, so the weights of a chunk count its keys."""
+    monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(5, 32))
+    found = {}
+    kernel = attention.decode_attention
+
+    class Watched:
+        def __getitem__(self, grid):
+            def launch(*args, **kwargs):
+                args[5].zero_()
+                kernel[grid](*args, **kwargs)
+                found["keys"] = args[5][:, 0, 0].tolist()
+
+            return launch
+
+    monkeypatch.setattr(attention, "decode_attention", Watched())
+    q, kv_cache, metadata = lay_out(parts_of(Sequence, [(length - 1, 1) for length in lengths], torch.float16), 16)
+    attend(device, q * 0, kv_cache, metadata, 0.25)
+    keys = iter(found["keys"])
+    chunk = max(32, -(-2 * sum(lengths) // (5 * 16)) * 16)  # of two heads over five programs
+    for length in lengths:
+        chunks = -(-length // chunk)
+        mine = [next(keys) for _ in range(chunks)]
+        assert chunks == 1 or sum(mine) == length
+        assert max(mine) < length / chunks + 16
