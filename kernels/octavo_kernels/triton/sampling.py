@@ -86,12 +86,13 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     if rows.truncated:
         chosen = torch.empty(count, shape.keep, dtype=torch.int32, device=device)
         pending = torch.empty(count, dtype=torch.int32, device=device)
+        total = torch.empty(count, device=device)
         cut_kernel[(count,)](
-            *source, *whose, best, peak, mass, chosen, tokens, flags, pending, shape.chunks,
+            *source, *whose, best, peak, mass, chosen, tokens, flags, pending, total, shape.chunks,
             CHUNKS=shape.padded_chunks, KEEP=shape.keep, **lanes, **_EXACT,
         )  # fmt: skip
         wide_kernel[(count,)](
-            *source, *whose, bound, best, tokens, pending, shape.chunks, **lanes, **_EXACT,
+            *source, *whose, bound, best, tokens, pending, total, shape.chunks, **lanes, **_EXACT,
         )  # fmt: skip
     return SampledRows(tokens, invalid)
 

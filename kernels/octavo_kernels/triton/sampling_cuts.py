@@ -86,6 +86,7 @@ def cut_kernel(
     token_ptr,
     invalid_ptr,
     pending_ptr,
+    total_ptr,
     chunks,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
@@ -134,13 +135,30 @@ def cut_kernel(
         if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties
             floor += 1
         whole = tl.sum((keys >= floor).to(tl.int32)) >= top_k
+    # Without top-k and min-p, what reaches the mass is all that top-p asks for.
+    hopeless = (whole == 0) & ((top_k < vocab) | (min_p > 0) | (top_p >= 1))
+    needed = tl.full((), 2.0, tl.float64)
+    if (whole == 0) & (top_p < 1):
+        chunk = tl.arange(0, CHUNKS)
+        known = chunk < chunks
+        peaks = tl.load(peak_ptr + row * chunks + chunk, mask=known, other=LOWEST)
+        masses = tl.load(mass_ptr + row * chunks + chunk, mask=known, other=0.0)
+        # The largest logit is peak * temperature, but for its rounding.
+        total = tl.sum(masses * tl.exp2((peaks - tl.max(peaks)) * (LOG2_E / temperature)))
+        tl.store(total_ptr + row, total)
+        needed = mass_needed(top_p, total)
+        # No block has more than STEPS times its best; the margin is for rounding.
+        most = tl.sum(tl.where(keys >= floor, tl.exp2((bests - peak) * LOG2_E), 0.0)) * (STEPS * 1.001)
+        hopeless = hopeless | (most < needed)
+    if hopeless:
+        tl.store(pending_ptr + row, 1)
+        return
     ids, scores = _gather(source, keys, block, floor, list_ptr + row * KEEP, temperature, KEEP, TILE, STEPS)
     token_keys = tl.reshape(ordered(scores), (KEEP * STEPS,))
     if whole and tl.sum((token_keys >= floor).to(tl.int32)) > top_k:
         floor = rank_line(token_keys, floor, ordered(peak) + 1, top_k, top_k)
     alive = ordered(scores) >= floor
 
-    needed = tl.full((), 2.0, tl.float64)
     weights = tl.zeros_like(scores)
     if top_p < 1:
         weights = tl.where(alive, tl.exp2((scores - peak) * LOG2_E), 0.0)
@@ -148,15 +166,7 @@ def cut_kernel(
         if whole:
             needed = mass_needed(top_p, inside)
         else:
-            chunk = tl.arange(0, CHUNKS)
-            known = chunk < chunks
-            peaks = tl.load(peak_ptr + row * chunks + chunk, mask=known, other=LOWEST)
-            masses = tl.load(mass_ptr + row * chunks + chunk, mask=known, other=0.0)
-            # The largest logit is peak * temperature, but for its rounding.
-            total = tl.sum(masses * tl.exp2((peaks - tl.max(peaks)) * (LOG2_E / temperature)))
-            needed = mass_needed(top_p, total)
-            # Without top-k and min-p, what reaches the mass is all that top-p asks for.
-            whole = (inside >= needed) & (top_k >= vocab) & (min_p <= 0)
+            whole = inside >= needed
     if not whole:
         tl.store(pending_ptr + row, 1)
         return
@@ -235,6 +245,7 @@ def wide_kernel(
     best_ptr,
     token_ptr,
     pending_ptr,
+    total_ptr,
     chunks,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
@@ -277,7 +288,9 @@ def wide_kernel(
     bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
     token, score = race(bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS)
     if top_p < 1:
-        _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
+        total = tl.load(total_ptr + row)
+        if low > least:
+            _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
         needed = mass_needed(top_p, total)
         _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
         while mass.to(tl.float64) >= needed:
