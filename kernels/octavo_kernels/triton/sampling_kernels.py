@@ -70,9 +70,18 @@ def scan_kernel(
     bound = tl.full((TILE,), float("-inf"), tl.float32)
     best = tl.full((TILE,), LOWEST, tl.float32)
     mass = tl.zeros((TILE,), tl.float32)
-    for step in tl.range(0, STEPS, loop_unroll_factor=2):  # two loads under way in every thread
+    # Two loads under way in every thread. No load is moved across the branch on `random`; where a program has little
+    # else to do, the next one is therefore asked for before it.
+    AHEAD: tl.constexpr = not (CUTS or CONSTRAINED)
+    first = chunk * STEPS * TILE + lane
+    following = logits_of(source, first, (first < vocab) & AHEAD)
+    for step in tl.range(0, STEPS, loop_unroll_factor=2):
         ids = (chunk * STEPS + step) * TILE + lane
-        x = logits_of(source, ids, ids < vocab)
+        if AHEAD:
+            x = following
+            following = logits_of(source, ids + TILE, (ids + TILE < vocab) & (step + 1 < STEPS))
+        else:
+            x = logits_of(source, ids, ids < vocab)
         if CUTS:
             # exp of the distance to the larger one of old and new: one exponential a token, not two.
             away = tl.exp2(-tl.abs(x - best) * (inverse * LOG2_E))
