@@ -52,6 +52,8 @@ class Compiled:
     stack: int  # bytes a thread: more than 0 is spilling
     wgmma: int  # instructions in the PTX
     mma: int
+    early: bool  # programs start while the kernel before it ends
+    waits: bool  # and wait for it before anything else
     seconds: float
 
     @property
@@ -206,7 +208,10 @@ def short(dtype: torch.dtype) -> str:
 
 def compile_all(match: str = "", part: int = 0, parts: int = 1) -> list[Compiled]:
     """Compile every launch of the cases whose name holds ``match``; of these one of ``parts`` equal parts."""
+    from octavo_kernels.triton import dependent_launch
+
     driver.set_active(Hopper())
+    dependent_launch.supported = lambda device: True
     found: list[Compiled] = []
     seen: set = set()
     case = ""
@@ -253,8 +258,19 @@ def describe(case: str, compiled, seconds: float) -> Compiled:
         stack,
         ptx.count("wgmma.mma_async"),
         len(re.findall(r"\smma\.sync", ptx)),
+        compiled.metadata.launch_pdl,
+        waits_first(ptx),
         seconds,
     )
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel waits for the one before it in its first block, before it touches memory that others see."""
+    body = ptx[ptx.index(".entry") :]
+    wait = body.find("griddepcontrol.wait")
+    touch = re.search(r"\b(ld|st|atom|red|cp\.async|prefetch|ldu)\b(?!\.(param|shared))", body)
+    branch = re.search(r"\sbra|\sret;", body)
+    return 0 <= wait < min(m.start() if m else len(body) for m in (touch, branch))
 
 
 def row(c: Compiled) -> str:

@@ -11,6 +11,7 @@ from octavo_kernels.metadata import AttentionMetadata
 from octavo_kernels.triton import configs
 from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
 from octavo_kernels.triton.attention_prefill import prefill_attention
+from octavo_kernels.triton.dependent_launch import early
 
 _LOG2_E = math.log2(math.e)
 
@@ -105,12 +106,12 @@ def paged_attention(
         decode_attention[(items * num_kv_heads,)](
             q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
-            **decode.launch(), **split, **shape, **tile,
+            **decode.launch(), **early(q.device), **split, **shape, **tile,
         )  # fmt: skip
     reduce_chunks[(num_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **split, **shape,
+        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **early(q.device), **split, **shape,
     )  # fmt: skip
     return out
 

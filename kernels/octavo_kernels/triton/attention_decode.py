@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_kernels.triton.attention_tiles import attend, first_seen, merge, share_out
+from octavo_kernels.triton.dependent_launch import await_previous
 
 
 @triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs"])
@@ -57,6 +58,7 @@ def decode_attention(
     A sequence of one chunk is written to ``out``; else the tile's sums go to ``sums [item, kv head, M, D]``, its row
     maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
     """
+    await_previous()
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     head = tl.program_id(0) % NUM_KV_HEADS
@@ -154,6 +156,7 @@ def reduce_chunks(
 
     With a fixed chunk they are added in order, as a prompt's kernel does; else BLOCK_C of them at a time.
     """
+    await_previous()
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     t = tl.program_id(0)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.dependent_launch import await_previous, early
+
 BLOCK = 1024  # elements a program of silu_and_mul or embedding: 8 a thread, and a single row still makes many programs
 
 
@@ -29,6 +31,7 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -73,12 +76,14 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             BLOCK=triton.next_power_of_2(width),
             ADD=residual is not None,
             num_warps=_warps_for(width),
+            **early(x.device),
         )
     return out, total
 
 
 @triton.jit
 def silu_and_mul_kernel(x_ptr, x_stride, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -96,12 +101,13 @@ def silu_and_mul(x: Tensor) -> Tensor:
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (len(rows), triton.cdiv(width, BLOCK))
-        silu_and_mul_kernel[grid](rows, rows.stride(0), out, WIDTH=width, BLOCK=BLOCK, num_warps=4)
+        silu_and_mul_kernel[grid](rows, rows.stride(0), out, WIDTH=width, BLOCK=BLOCK, num_warps=4, **early(x.device))
     return out
 
 
 @triton.jit
 def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -119,7 +125,15 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     if out.numel():
         grid = (ids.numel(), triton.cdiv(width, BLOCK))
         embedding_kernel[grid](
-            ids, weight, weight.stride(0), out, weight.shape[0], WIDTH=width, BLOCK=BLOCK, num_warps=4
+            ids,
+            weight,
+            weight.stride(0),
+            out,
+            weight.shape[0],
+            WIDTH=width,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **early(ids.device),
         )
     return out
 

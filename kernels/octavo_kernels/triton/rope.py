@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.dependent_launch import await_previous, early
+
 HEADS = 4  # a program: with 128 elements a head, 4 a thread; a row of an 8B model makes a dozen programs
 FLOAT8_MAX = 448.0  # of e4m3; beyond it a conversion would give NaN
 
@@ -52,6 +54,7 @@ def rope_and_cache_kernel(
     NORM: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     # The grid's second axis counts query tiles, then key tiles, then value tiles: a program has heads of one kind.
     q_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
@@ -166,5 +169,6 @@ def rope_and_cache(
         NORM=q_norm_weight is not None,
         LIMIT=FLOAT8_MAX if is_float8 else 0.0,
         num_warps=4 if head_size * heads >= 256 else 1,
+        **early(qkv.device),
     )
     return q

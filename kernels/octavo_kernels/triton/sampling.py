@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo_kernels.reference import sampling as reference
 from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows
+from octavo_kernels.triton.dependent_launch import early
 from octavo_kernels.triton.sampling_cuts import cut_kernel, logprobs_kernel, wide_kernel
 from octavo_kernels.triton.sampling_kernels import draw_kernel, scan_kernel
 
@@ -70,7 +71,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     constrained = rows.constraints is not None
     source = (constraints, logits, logits.stride(0), vocab)
     cuts = (table.top_k, table.top_p, table.min_p)
-    lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained}
+    lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained, **early(device)}
     scan_kernel[(shape.chunks, count)](
         *source, rows.index, rows.index, rows.positions, table.temperature, table.streams,
         bound, best, peak, mass,
@@ -117,13 +118,14 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
     scan_kernel[(shape.chunks, count)](
         (), *source, rows, rows, rows, rows, best, best, peak, mass,
         TILE=shape.tile, STEPS=shape.steps, RAW=True, CUTS=True, CONSTRAINED=False, num_warps=CONFIG.scan_warps,
+        **early(device),
     )  # fmt: skip
     logprobs_kernel[(count,)](
         *source, token_ids, best, peak, mass,
         torch.empty(count, shape.keep, dtype=torch.int32, device=device),
         ids, values, ranks, shape.chunks, k,
         TILE=shape.tile, STEPS=shape.steps, BLOCKS=shape.padded_blocks, CHUNKS=shape.padded_chunks, KEEP=shape.keep,
-        num_warps=CONFIG.row_warps,
+        num_warps=CONFIG.row_warps, **early(device),
     )  # fmt: skip
     return ids, values, ranks
 

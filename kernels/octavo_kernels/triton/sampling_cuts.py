@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_kernels.triton.dependent_launch import await_previous
 from octavo_kernels.triton.sampling_kernels import is_cut
 from octavo_kernels.triton.sampling_math import (
     BIG,
@@ -103,6 +104,7 @@ def cut_kernel(
     is above it for top-p, all that is not above it is out, and the rest draws again with the same noise (rejection as
     in FlashInfer's sampling without sorting, Ye et al. 2025, with a fixed noise).
     """
+    await_previous()
     row = tl.program_id(0)
     state = tl.load(index_ptr + row)
     tl.store(pending_ptr + row, 0)
@@ -253,6 +255,7 @@ def wide_kernel(
     CONSTRAINED: tl.constexpr,
 ):
     """The rows that `cut_kernel` left pending: as there, but each look is one at the whole row."""
+    await_previous()
     row = tl.program_id(0)
     if tl.load(pending_ptr + row) == 0:
         return
@@ -346,6 +349,7 @@ def logprobs_kernel(
     KEEP: tl.constexpr,
 ):
     """Of each of the ``rows``: the chosen token's log-probability and rank, and the k best tokens in order."""
+    await_previous()
     row = tl.program_id(0)
     source = open_row(tl.load(rows_ptr + row), logits_ptr, logits_stride, vocab, (), False)
     best_row = best_ptr + row.to(tl.int64) * chunks * TILE

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_kernels.triton.dependent_launch import await_previous
 from octavo_kernels.triton.sampling_math import (
     BIG,
     LOG2_E,
@@ -49,6 +50,7 @@ def scan_kernel(
 
     RAW: rows ``rows`` of the logits as they are, at temperature 1 and without the bounds.
     """
+    await_previous()
     row = tl.program_id(1)
     chunk = tl.program_id(0)
     chunks = tl.num_programs(0)
@@ -133,6 +135,7 @@ def draw_kernel(
     CONSTRAINED: tl.constexpr,
 ):
     """The tokens of greedy rows and of rows without a cut; which rows are invalid."""
+    await_previous()
     row = tl.program_id(0)
     state = tl.load(index_ptr + row)
     if state < 0:

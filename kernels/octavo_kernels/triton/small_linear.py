@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.dependent_launch import await_previous, early
+
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
 BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
@@ -86,6 +88,7 @@ def small_linear_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    await_previous()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -154,6 +157,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallCo
         HAS_BIAS=bias is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **early(x.device),
     )
     return out
 

@@ -14,6 +14,10 @@ import pytest
 from octavo.loader.cache import cache_dir
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels_sm90.py"
+OF_A_DECODE_STEP = {
+    *("embedding_kernel", "rms_norm_kernel", "rope_and_cache_kernel", "silu_and_mul_kernel", "small_linear_kernel"),
+    *("decode_attention", "reduce_chunks", "scan_kernel", "draw_kernel", "cut_kernel", "wide_kernel"),
+}
 OLDEST = "3.6.0"  # the one that torch 2.11 brings
 
 
@@ -59,5 +63,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path, version):
     # What uses its stack is listed by the script. Attention must not; rare paths of sampling may (a row whose cut lies
     # outside the best blocks is scanned whole).
     assert [(c["case"], c["kernel"], c["stack"]) for c in attention if c in halves and c["stack"] > 32] == []
+    # What starts while the kernel before it ends must not look at anything before that one's end.
+    assert {c["kernel"] for c in compiled if c["early"]} >= OF_A_DECODE_STEP
+    assert [(c["case"], c["kernel"]) for c in compiled if c["early"] and not c["waits"]] == []
     prompts = [c for c in halves if c["kernel"] == "prefill_attention"]
     assert [c["case"] for c in prompts if not c["wgmma"] or c["mma"]] == []
