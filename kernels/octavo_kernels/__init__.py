@@ -18,9 +18,12 @@ from torch import Tensor
 
 from octavo_kernels.dispatch import (
     BackendUnavailableError,
+    attention_problem,
     available_backends,
     backend_for,
     backend_name,
+    can_be_captured,
+    check_device,
     select_backend,
 )
 from octavo_kernels.metadata import AttentionMetadata
@@ -36,8 +39,11 @@ __all__ = [
     "SampledRows",
     "SamplingRows",
     "SamplingTable",
+    "attention_problem",
     "available_backends",
     "backend_name",
+    "can_be_captured",
+    "check_device",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",

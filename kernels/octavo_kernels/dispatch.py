@@ -60,16 +60,39 @@ def available_backends() -> list[str]:
 
 def backend_for(tensor: Tensor) -> ModuleType:
     """The backend module that serves ``tensor``."""
-    if not _selected:
-        select_backend()
-    if _forced is not None:
-        return _forced
-    return _load("cpu" if tensor.device.type == "cpu" else "triton" if tensor.is_cuda else "reference")
+    return _backend_on(tensor.device)
 
 
 def backend_name(device: torch.device) -> str:
     """The name of the backend that serves tensors on ``device``."""
-    return backend_for(torch.empty(0, device=device)).__name__.rpartition(".")[2]
+    return _backend_on(device).__name__.rpartition(".")[2]
+
+
+def check_device(device: torch.device) -> None:
+    """Raises BackendUnavailableError when the backend that would serve tensors on ``device`` cannot read them."""
+    reason = _backend_on(device).unsuited_reason(device)
+    if reason:
+        raise BackendUnavailableError(f"the kernel backend {backend_name(device)!r} {reason}")
+
+
+def can_be_captured(device: torch.device) -> bool:
+    """Whether the kernels that serve ``device`` read nothing on the host, so that a graph can replay them."""
+    return _backend_on(device).CAPTURABLE
+
+
+def attention_problem(
+    device: torch.device, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int
+) -> str | None:
+    """Why attention on ``device`` refuses this; the text begins with the name of what is wrong. None: it does not."""
+    return _backend_on(device).attention_problem(block_size, dtype, kv_dtype, head_size)
+
+
+def _backend_on(device: torch.device) -> ModuleType:
+    if not _selected:
+        select_backend()
+    if _forced is not None:
+        return _forced
+    return _load({"cpu": "cpu", "cuda": "triton"}.get(device.type, "reference"))
 
 
 @cache

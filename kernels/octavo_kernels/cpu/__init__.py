@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.quant import (
@@ -15,12 +17,14 @@ from octavo_kernels.cpu.quant import (
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
-from octavo_kernels.reference import sample, top_logprobs
+from octavo_kernels.reference import attention_problem, sample, top_logprobs
 
 __all__ = [
+    "CAPTURABLE",
     "Arena",
     "Program",
     "RecordingError",
+    "attention_problem",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
@@ -40,4 +44,12 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
+    "unsuited_reason",
 ]
+
+CAPTURABLE = False
+
+
+def unsuited_reason(device: torch.device) -> str | None:
+    """Why this backend cannot serve tensors on ``device``, None when it can."""
+    return None if device.type == "cpu" else f"reads host memory, which tensors on {device.type!r} do not lie in"

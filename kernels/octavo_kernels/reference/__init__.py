@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.reference.quant import (
@@ -15,6 +17,8 @@ from octavo_kernels.reference.quant import (
 from octavo_kernels.reference.sampling import sample, top_logprobs
 
 __all__ = [
+    "CAPTURABLE",
+    "attention_problem",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
@@ -32,9 +36,22 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
+    "unsuited_reason",
 ]
+
+CAPTURABLE = False  # lengths and slots are read on the host
 
 
 def unavailable_reason() -> str | None:
     """Why this backend cannot run here: never."""
+    return None
+
+
+def unsuited_reason(device: torch.device) -> str | None:
+    """Why this backend cannot serve tensors on ``device``: it serves all."""
+    return None
+
+
+def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
+    """What attention refuses: nothing."""
     return None

@@ -17,7 +17,7 @@ from octavo_kernels.reference import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
-from octavo_kernels.triton.attention import paged_attention
+from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.blocks import copy_blocks
 from octavo_kernels.triton.layers import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
 from octavo_kernels.triton.rope import rope_and_cache
@@ -25,7 +25,9 @@ from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.small_linear import linear
 
 __all__ = [
+    "CAPTURABLE",
     "INTERPRETED",
+    "attention_problem",
     "copy_blocks",
     "embedding",
     "fused_add_rms_norm",
@@ -43,9 +45,11 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
+    "unsuited_reason",
 ]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton decides when a kernel is defined: when this is imported
+CAPTURABLE = not INTERPRETED  # the interpreter runs on the host
 
 
 def unavailable_reason() -> str | None:
@@ -53,3 +57,10 @@ def unavailable_reason() -> str | None:
     if INTERPRETED or torch.cuda.is_available():
         return None
     return "there is no CUDA device; TRITON_INTERPRET=1 runs the kernels in Triton's interpreter (slow, for tests)"
+
+
+def unsuited_reason(device: torch.device) -> str | None:
+    """Why these kernels cannot serve tensors on ``device``, None when they can."""
+    if INTERPRETED or device.type == "cuda":
+        return None
+    return f"runs on CUDA devices, not on {device.type!r}, unless TRITON_INTERPRET=1 (slow, for tests)"

@@ -116,19 +116,27 @@ def paged_attention(
     return out
 
 
+def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
+    """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"dtype: attention in {dtype} is not supported; use float16, bfloat16 or float32"
+    if kv_dtype not in (dtype, configs.FLOAT8):
+        return f"kv_cache_dtype: a KV cache in {kv_dtype} does not go with queries in {dtype}"
+    if block_size % 16:
+        return f"block_size={block_size} is not a multiple of 16"
+    if head_size > 256:
+        return f"head_size={head_size} exceeds 256"
+    return None
+
+
 def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
-    if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(f"attention in {q.dtype} is not supported; use float16, bfloat16 or float32")
-    if kv_cache.dtype not in (q.dtype, configs.FLOAT8):
-        raise ValueError(f"a KV cache in {kv_cache.dtype} does not go with queries in {q.dtype}")
-    if kv_cache.shape[3] % 16:
-        raise ValueError(f"block_size={kv_cache.shape[3]} is not a multiple of 16")
+    problem = attention_problem(kv_cache.shape[3], q.dtype, kv_cache.dtype, q.shape[2])
+    if problem:
+        raise ValueError(problem)
     if q.shape[1] % kv_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads do not divide into {kv_cache.shape[2]} key/value heads")
     if q.shape[1] // kv_cache.shape[2] > 128:
         raise ValueError(f"{q.shape[1]} query heads are more than 128 for each of {kv_cache.shape[2]} key/value heads")
-    if q.shape[2] > 256:
-        raise ValueError(f"head_size={q.shape[2]} exceeds 256")
     if kv_cache.stride(4) != 1:
         raise ValueError("the elements of a head must lie side by side in the KV cache")
     if not scale > 0:

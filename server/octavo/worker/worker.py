@@ -13,12 +13,12 @@ from octavo import platform
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import PendingOutput, SchedulerOutput
-from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
 from octavo.worker.device_runner import DeviceModelRunner
 from octavo.worker.graphs import CudaCapture, capture_sizes
 from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype
 from octavo.worker.profile import activation_peak
 
 logger = logging.getLogger(__name__)
@@ -28,30 +28,14 @@ logger = logging.getLogger(__name__)
 STEP_TOKENS = {"cpu": 192, "cuda": 2048}
 
 
-def choose_device(device: str) -> torch.device:
-    """ "auto": CUDA where there is one. Raises ConfigError when CUDA is asked for and not there."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for and torch sees no CUDA device; use device='cpu' or 'auto'")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
-
-
-def choose_kernels(backend: str) -> None:
-    """Raises ConfigError when the backend of ``octavo_kernels`` cannot run here."""
-    try:
-        octavo_kernels.select_backend(backend)
-    except (ValueError, octavo_kernels.BackendUnavailableError) as error:
-        raise ConfigError(f"attention_backend: {error}") from error
-
-
 class Worker:
     """``overlap``: let steps overlap (None: on devices with a queue of their own)."""
 
     def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
         self.device = choose_device(config.device)
-        choose_kernels(config.attention_backend)
+        choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
+        self._captures = not (on_cpu or config.enforce_eager) and octavo_kernels.can_be_captured(self.device)
         if on_cpu:
             torch.set_num_threads(platform.cpu_count())
         started = time.perf_counter()
@@ -61,7 +45,7 @@ class Worker:
         specs: list[KVCacheSpec] = self.model.kv_cache_specs()
         kv_dtype = config.cache.kv_cache_dtype
         if kv_dtype == "auto" and self.model.is_quantized:
-            kv_dtype = "bfloat16"  # finer than the weights are
+            kv_dtype = quantized_kv_dtype(config, self.device)
         if kv_dtype != "auto":
             specs = [replace(spec, dtype=kv_dtype) for spec in specs]
         scheduler = self._scheduler_config(config.scheduler)
@@ -79,7 +63,7 @@ class Worker:
             self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
 
     def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
-        if self.config.enforce_eager or self.device.type == "cpu":
+        if not self._captures:
             return DeviceModelRunner(self.config, self.model, self.device, kv_caches)
         started = time.perf_counter()
         runner = DeviceModelRunner(self.config, self.model, self.device, kv_caches, CudaCapture())
@@ -101,7 +85,7 @@ class Worker:
         peak = activation_peak(self.model, specs, scheduler, cache.block_size, self.device)
         sizes = capture_sizes(scheduler.max_num_seqs)
         graphs = 0
-        if not config.enforce_eager:
+        if self._captures:
             # The largest graph's share of what a step takes, its results, and the driver's own.
             per_row = config.model.hidden_size * 4
             share = peak * sizes[-1] // max(scheduler.max_num_batched_tokens, sizes[-1])

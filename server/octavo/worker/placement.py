@@ -1,0 +1,54 @@
+"""Which device and which kernels an engine runs on. What does not go together is refused before weights are loaded."""
+
+from __future__ import annotations
+
+import torch
+
+import octavo_kernels
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+
+_FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
+
+
+def choose_device(device: str) -> torch.device:
+    """ "auto": CUDA where there is one. Raises ConfigError when CUDA is asked for and not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for and torch sees no CUDA device; use device='cpu' or 'auto'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def choose_kernels(config: EngineConfig, device: torch.device) -> None:
+    """Raises ConfigError when the kernels that are asked for cannot run here, cannot serve ``device``, or refuse the
+    model or the KV cache: each step would fail, or only the first of a certain kind."""
+    try:
+        octavo_kernels.select_backend(config.attention_backend)
+        octavo_kernels.check_device(device)
+    except (ValueError, octavo_kernels.BackendUnavailableError) as error:
+        raise ConfigError(f"{_FLAG}: {error}; leave it at auto, or choose another device") from error
+    dtype = config.model.dtype
+    kv_dtype = config.cache.kv_cache_dtype
+    problem = octavo_kernels.attention_problem(
+        device,
+        config.cache.block_size,
+        getattr(torch, dtype),
+        getattr(torch, dtype if kv_dtype == "auto" else kv_dtype),
+        config.model.head_size,
+    )
+    if problem:
+        name = octavo_kernels.backend_name(device)
+        raise ConfigError(
+            f"{problem}: the kernel backend {name!r} does not do this; attention_backend='reference' does (slow)"
+        )
+
+
+def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
+    """The KV cache's dtype beside quantised weights, unless one is asked for: bfloat16 is finer than the weights are,
+    but where kernels want the model's own they get that."""
+    block_size, head_size = config.cache.block_size, config.model.head_size
+    dtype = getattr(torch, config.model.dtype)
+    if octavo_kernels.attention_problem(device, block_size, dtype, torch.bfloat16, head_size):
+        return config.model.dtype
+    return "bfloat16"

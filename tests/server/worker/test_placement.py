@@ -1,0 +1,88 @@
+"""Devices and kernels that do not go together are refused at start, before any weights are read, by the flag's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import octavo_kernels
+from octavo.config import EngineArgs, EngineConfig
+from octavo.errors import ConfigError
+from octavo.worker import worker
+from octavo.worker.placement import choose_kernels, quantized_kv_dtype
+from octavo_kernels import triton as backend
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def restored_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("OCTAVO_KERNEL_BACKEND", raising=False)
+    yield
+    monkeypatch.undo()
+    octavo_kernels.select_backend("auto")
+
+
+def config(tiny_checkpoints: dict[str, Path], **given: object) -> EngineConfig:
+    defaults: dict[str, object] = {"dtype": "float32", "skip_tokenizer_init": True}
+    return EngineArgs(model=str(tiny_checkpoints["llama"]), **defaults | given).create_engine_config()  # type: ignore
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"block_size": 24}, r"block_size=24 is not a multiple of 16.*'triton'.*attention_backend='reference'"),
+        ({"kv_cache_dtype": "float16"}, r"kv_cache_dtype: .*torch\.float16 .*attention_backend='reference'"),
+    ],
+)
+def test_what_the_triton_kernels_refuse(given: dict[str, object], message: str, tiny_checkpoints, monkeypatch) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(worker, "load_model", load)
+    with pytest.raises(ConfigError, match=message):
+        worker.Worker(config(tiny_checkpoints, device="cpu", attention_backend="triton", **given))
+    choose_kernels(config(tiny_checkpoints, **given, attention_backend="reference"), CPU)
+
+
+def test_heads_that_are_too_wide_for_the_triton_kernels(tiny_checkpoints) -> None:
+    usual = config(tiny_checkpoints, attention_backend="triton")
+    wide = replace(usual.model, hf_config=usual.model.hf_config | {"head_dim": 512})
+    with pytest.raises(ConfigError, match="head_size=512 exceeds 256"):
+        choose_kernels(replace(usual, model=wide), CPU)
+
+
+def test_kernels_of_the_cpu_do_not_serve_cuda(tiny_checkpoints, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match=r"attention_backend.*'cpu' reads host memory.*auto"):
+        choose_kernels(config(tiny_checkpoints, attention_backend="cpu"), CUDA)
+    monkeypatch.setenv("OCTAVO_KERNEL_BACKEND", "cpu")
+    with pytest.raises(ConfigError, match="OCTAVO_KERNEL_BACKEND"):
+        choose_kernels(config(tiny_checkpoints), CUDA)
+
+
+def test_triton_serves_a_cpu_in_its_interpreter_alone(tiny_checkpoints, monkeypatch) -> None:
+    if backend.INTERPRETED:
+        choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CPU)
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    monkeypatch.setattr(backend, "unavailable_reason", lambda: None)  # as on a machine with a GPU
+    with pytest.raises(ConfigError, match=r"'triton' runs on CUDA devices, not on 'cpu', unless TRITON_INTERPRET=1"):
+        choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CPU)
+    choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CUDA)
+
+
+def test_only_kernels_that_read_nothing_on_the_host_are_captured(monkeypatch) -> None:
+    assert octavo_kernels.can_be_captured(CUDA) is not backend.INTERPRETED
+    octavo_kernels.select_backend("reference")
+    assert not octavo_kernels.can_be_captured(CUDA)
+
+
+def test_the_cache_beside_quantised_weights(tiny_checkpoints) -> None:
+    usual = config(tiny_checkpoints)
+    octavo_kernels.select_backend("cpu")
+    assert quantized_kv_dtype(usual, CPU) == "bfloat16"
+    octavo_kernels.select_backend("triton")
+    assert quantized_kv_dtype(usual, CUDA) == "float32"
