@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import octavo_kernels
+from octavo.sample import devices
 from octavo.sample.constraints import pack_bitmask
 from octavo.sample.gumbel import position_keys, stream_key
 from octavo.sample.metadata import (
@@ -106,7 +107,7 @@ class SamplingStates:
             self._checked(word, "bad_words")
         if p.allowed_token_ids is not None:
             ids = self._checked(p.allowed_token_ids, "allowed_token_ids")
-            state.allowed = pack_bitmask(torch.from_numpy(ids), vocab).to(self.device)
+            state.allowed = devices.put(pack_bitmask(torch.from_numpy(ids), vocab), self.device)
         slots = -1, -1
         if penalised or prefixed or p.repetition_penalty != 1:
             prompt = self._checked(prompt_token_ids, "prompt_token_ids")
@@ -137,6 +138,10 @@ class SamplingStates:
             self._slot[row] = self._count_slot[row] = -1
         self._rows[row] = None
         self._cached = None
+
+    def min_position(self, row: int) -> int:
+        """The first position at which the row may stop: below it, tokens are held back. 0: none ever is."""
+        return int(self._min_position[row])
 
     def make_metadata(self, rows: Sequence[int], positions: Sequence[int]) -> SamplingMetadata:
         """Gather a step. ``positions[i]``: absolute position of the token that row ``rows[i]`` is about to get."""
@@ -194,7 +199,8 @@ class SamplingStates:
     def table(self) -> SamplingTable:
         """Every row's parameters on the device, for kernels: always the same tensors, up to date with this call."""
         if self._table_changed:
-            self._on_device.copy_(torch.from_numpy(self._packed))
+            # A copy of its own: the host may change the array before the device has read it.
+            self._on_device.copy_(self._put(self._packed), non_blocking=True)
             self._table_changed = False
         temperature, top_k, top_p, min_p, streams = self._on_device.unbind()
         return SamplingTable(
@@ -269,10 +275,7 @@ class SamplingStates:
         return out
 
     def _put(self, array: NDArray) -> Tensor:  # type: ignore[type-arg]
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cuda":
-            host = host.pin_memory()  # or the host would wait for the copy
-        return host.to(self.device, non_blocking=True)
+        return devices.put(array, self.device)
 
     def _checked(self, ids: Sequence[int], name: str, keep_known: bool = False) -> NDArray[np.int64]:
         """As an array; ids outside the vocabulary raise ValueError, or are left out with ``keep_known``."""

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.sample import devices
+
 
 class _Slots:
     """Hands out small integers, lowest first as long as none came back."""
@@ -47,19 +49,19 @@ class TokenPool:
         slot, count_slot = self._slots.take(), -1
         length = prompt.numel() + output.numel()
         self.reserve(length + 1)
-        self.history[slot, :length] = torch.cat((prompt, output)).to(self.device, torch.int32)
+        self.history[slot, :length] = devices.put(torch.cat((prompt, output)).to(torch.int32), self.device)
         if self.seen is not None:
             bits = np.zeros(self.seen.shape[1] * 32, np.uint8)
             bits[prompt.numpy()] = 1
             bits[output.numpy()] = 1
             words = np.packbits(bits, bitorder="little").view(np.int32)
-            self.seen[slot] = torch.from_numpy(words).to(self.device)
+            self.seen[slot] = devices.put(words, self.device)
         if count:
             count_slot = self._count_slots.take()
             if count_slot >= self.counts.shape[0]:
                 self.counts = _grown(self.counts, max(4, 2 * count_slot), self.vocab_size)
             counts = torch.bincount(output, minlength=self.vocab_size)
-            self.counts[count_slot] = counts.to(self.device, torch.int32)
+            self.counts[count_slot] = devices.put(counts.to(torch.int32), self.device)
         return slot, count_slot
 
     def remove(self, slot: int, count_slot: int) -> None:

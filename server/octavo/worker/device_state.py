@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from octavo.sample import devices
 from octavo.worker.input_batch import InputBatch
 from octavo_kernels import AttentionMetadata
 
@@ -35,11 +36,8 @@ class DeviceState:
 
     def put(self, array: NDArray) -> Tensor:  # type: ignore[type-arg]
         """A copy on the device that the host need not wait for."""
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cpu":
-            return host.clone()
-        # Pinned pages come from torch's pool, which hands a page out again only once the copies from it are done.
-        return host.pin_memory().to(self.device, non_blocking=True)
+        placed = devices.put(array, self.device)
+        return placed.clone() if self.device.type == "cpu" else placed
 
     def set_rows(self, batch: InputBatch, rows: NDArray[np.int64]) -> None:
         """Bring new rows of ``batch`` over."""
