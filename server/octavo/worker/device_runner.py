@@ -60,6 +60,7 @@ class DeviceModelRunner(ModelRunner):
         # Rows by what their sampling needs beyond greedy and temperature.
         self._truncated: set[int] = set()
         self._special: set[int] = set()
+        self._early: set[int] = set()  # not past their min_tokens yet
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
@@ -118,7 +119,10 @@ class DeviceModelRunner(ModelRunner):
         size = self.sizes[at]
         self._point_to(rows, size)
         model = self._model_step(size)
-        plain = self._special.isdisjoint(self._rows_now)
+        if self._early:
+            next_positions = self.batch.num_computed + 1
+            self._early = {row for row in self._early if next_positions[row] < self.states.min_position(row)}
+        plain = self._special.isdisjoint(self._rows_now) and self._early.isdisjoint(self._rows_now)
         sampler = self._sampler_step(size, not self._truncated.isdisjoint(self._rows_now)) if plain else None
         model.replay()
         self.batch.num_computed[rows] += 1
@@ -165,6 +169,7 @@ class DeviceModelRunner(ModelRunner):
         params = data.sampling_params
         (self._truncated.add if _is_truncated(params) else self._truncated.discard)(row)
         (self._special.add if _is_special(params) or data.grammar is not None else self._special.discard)(row)
+        (self._early.add if self.states.min_position(row) else self._early.discard)(row)
 
     def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         inputs = super()._make_inputs(rows, num_scheduled)
@@ -239,13 +244,12 @@ def _is_truncated(params: SamplingParams) -> bool:
 
 
 def _is_special(params: SamplingParams) -> bool:
-    """Whether the captured sampler, which knows greedy, temperature, top-k, top-p and min-p, is not enough."""
+    """Whether the captured sampler, which knows greedy, temperature, top-k, top-p and min-p, is never enough."""
     return bool(
         params.logprobs is not None
         or params.presence_penalty
         or params.frequency_penalty
         or params.repetition_penalty != 1
-        or params.min_tokens
         or params.logit_bias
         or params.allowed_token_ids is not None
         or params.bad_words_token_ids
