@@ -24,8 +24,9 @@ from octavo.worker.profile import activation_peak
 logger = logging.getLogger(__name__)
 
 # Tokens in one step unless said otherwise. A CPU takes half a millisecond for each of a small model, and more of them
-# at a time would not make it faster: they only keep the decodes beside them waiting.
-STEP_TOKENS = {"cpu": 192, "cuda": 2048}
+# at a time would not make it faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the
+# host some milliseconds to launch, which few tokens of a small model would not fill.
+STEP_TOKENS = {"cpu": 192, "cuda": 8192}
 
 
 class Worker:
