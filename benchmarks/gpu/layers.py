@@ -18,7 +18,7 @@ from report import Report
 
 from octavo_kernels import reference
 from octavo_kernels import triton as backend
-from octavo_kernels.triton.small_linear import small_config, small_linear
+from octavo_kernels.triton.small_linear import small_config, small_linear, split_config
 
 DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter cannot multiply bfloat16
 # Hidden, feed-forward, query heads, key heads, head size, norms of heads, vocabulary.
@@ -82,7 +82,7 @@ def linears(report: Report, name: str) -> None:
     }
     for part, (n, k) in shapes.items():
         weights = [randn(n, k) * k**-0.5 for _ in range(copies_for(n * k * 2))]
-        config = small_config(n, k)
+        config, chosen = split_config(n, k), "ours" if small_config(n, k) else "cuBLAS"
         for rows in (1, 4, 16):
             x = randn(rows, k)
             blas = microseconds([partial(F.linear, x, w) for w in weights])
@@ -90,7 +90,8 @@ def linears(report: Report, name: str) -> None:
                 report.add(f"{name} {part} {rows} x {n} x {k}: cuBLAS", blas, n * k * 2)
                 continue
             ours = microseconds([partial(small_linear, x, w, None, config) for w in weights])
-            report.add(f"{name} {part} {rows} x {n} x {k}, {config.splits} splits", ours, n * k * 2, cuBLAS=blas)
+            label = f"{name} {part} {rows} x {n} x {k}, {config.splits} splits (the engine takes {chosen})"
+            report.add(label, ours, n * k * 2, cuBLAS=blas)
 
 
 def block_copies(report: Report) -> None:
