@@ -13,7 +13,8 @@ from octavo_kernels.triton.attention_tiles import attend, first_seen, merge, sha
 from octavo_kernels.triton.dependent_launch import await_previous
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs"])
+# The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
+@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs", "stride_table"])
 def decode_attention(
     q_ptr,
     kv_ptr,

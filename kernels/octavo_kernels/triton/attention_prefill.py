@@ -12,7 +12,8 @@ import triton.language as tl
 from octavo_kernels.triton.attention_tiles import attend, merge
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window"])
+# The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
+@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "stride_table"])
 def prefill_attention(
     q_ptr,
     kv_ptr,

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 256  # words a program moves of one block
-PAIRS = 16  # pairs in flight at once
+PAIRS = 16  # pairs in flight at once, also where fewer are asked for: one kernel for all
 PROGRAMS = 264  # that share a scratch buffer: two for each multiprocessor of a Hopper
 SCRATCH = 32 << 20  # bytes of it: memory that no ledger knows of
 
@@ -96,7 +96,7 @@ def _copy(caches: list[Tensor], pairs: Tensor) -> None:
         len(pairs),
         WORDS=words,
         CHUNK=chunk,
-        PAIRS=min(PAIRS, triton.next_power_of_2(len(pairs))),
+        PAIRS=PAIRS,
         num_warps=4,
     )
 

@@ -326,7 +326,7 @@ def _next_of_value(source, best_ptr, chunks, key, after, TILE, STEPS: tl.constex
     return found
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def logprobs_kernel(
     logits_ptr,
     logits_stride,
