@@ -16,25 +16,29 @@ from octavo_kernels import AttentionMetadata, SamplingRows, SamplingTable
 def largest_step(
     model: CausalLM, specs: list[KVCacheSpec], scheduler: SchedulerConfig, block_size: int, device: torch.device
 ) -> None:
-    """A step of ``max_num_batched_tokens`` tokens of one prompt, then as many logits and draws as there are sequences.
+    """A step of ``max_num_batched_tokens``: one token of the longest sequence there may be and prompts beside it, then
+    as many logits and draws as there are sequences.
 
-    It reads the null block and writes nothing; what it computes has no meaning, what it takes does.
+    It reads the null block and writes nothing; what it computes has no meaning, what it takes does. Its kernels are
+    those of any mixed step, so that the first request does not wait for them to be compiled.
     """
-    tokens = scheduler.max_num_batched_tokens
+    tokens, longest = scheduler.max_num_batched_tokens, scheduler.max_model_len
     caches = [
         torch.zeros(2, 2, s.num_kv_heads, block_size, s.head_size, dtype=getattr(torch, s.dtype), device=device)
         for s in specs
     ]
-    length = min(tokens, scheduler.max_model_len)
-    starts = [*range(0, tokens, length), tokens]
+    length = min(tokens, longest)
+    starts = [0, *range(1, tokens, length), tokens]
     seqs = len(starts) - 1
+    seq_lens = torch.tensor(starts, dtype=torch.int32, device=device).diff()
+    seq_lens[0] = longest
     metadata = AttentionMetadata(
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(starts, dtype=torch.int32, device=device).diff(),
-        block_table=torch.zeros(seqs, -(-length // block_size), dtype=torch.int32, device=device),
+        seq_lens=seq_lens,
+        block_table=torch.zeros(seqs, -(-longest // block_size), dtype=torch.int32, device=device),
         slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
         max_query_len=length,
-        max_seq_len=length,
+        max_seq_len=longest,
         num_actual_tokens=tokens,
     )
     ids = torch.zeros(tokens, dtype=torch.int64, device=device)
