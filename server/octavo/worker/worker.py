@@ -15,11 +15,12 @@ from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.worker.device_runner import DeviceModelRunner
-from octavo.worker.graphs import CudaCapture, capture_sizes
+from octavo.worker.graphs import CudaCapture, capture_sizes, run_again
 from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype
 from octavo.worker.profile import activation_peak
+from octavo.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,18 @@ class Worker:
             self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
 
     def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
-        if not self._captures:
-            return DeviceModelRunner(self.config, self.model, self.device, kv_caches)
+        capture = CudaCapture() if self._captures else run_again
+        runner = DeviceModelRunner(self.config, self.model, self.device, kv_caches, capture)
+        if self.device.type == "cpu":
+            return runner
         started = time.perf_counter()
-        runner = DeviceModelRunner(self.config, self.model, self.device, kv_caches, CudaCapture())
-        runner.capture_all()
-        torch.cuda.synchronize(self.device)
-        logger.info("captured steps of %d sizes in %.2f s", len(runner.sizes), time.perf_counter() - started)
+        if self._captures:
+            runner.capture_all()
+            torch.cuda.synchronize(self.device)
+            logger.info("captured steps of %d sizes in %.2f s", len(runner.sizes), time.perf_counter() - started)
+            started = time.perf_counter()
+        warm_up(runner)
+        logger.info("ran a step of each kind in %.2f s", time.perf_counter() - started)
         return runner
 
     def _scheduler_config(self, asked: SchedulerConfig) -> SchedulerConfig:

@@ -1,0 +1,87 @@
+"""Steps on nothing that make a runner's kernels be compiled before the first request comes, which would wait for it.
+
+They go the way of any step, so what they launch is what requests launch. Their sequences lie in the null block, all of
+their keys and values count as written, so that none are, and they are gone when the last step is done.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.core.sched_output import NewRequestData, SchedulerOutput
+from octavo.sampling_params import SamplingParams
+from octavo.worker.model_runner import ModelRunner
+
+# A step's attention differs by its longest sequence up to so many new tokens; more is a prompt's chunk.
+SHORT_STEPS = 8
+PROMPT = 24
+# Attention has lanes for 256 sequences, for twice as many where there are more, and so on.
+MIXED = (1, 256, 512)
+
+# Every way of sampling that makes a difference to kernels, cuts and constraints with and without one another.
+PARAMS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=0.0, logprobs=0),
+    SamplingParams(temperature=0.0, logprobs=1, presence_penalty=1.0, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=1.0, logit_bias={0: 1.0}),
+)
+
+
+@torch.inference_mode()
+def warm_up(runner: ModelRunner) -> None:
+    """Run prompts, decodes and mixed steps, and every kind of sampling; the runner must be idle."""
+    scheduler = runner.config.scheduler
+    longest = min(scheduler.max_num_batched_tokens, scheduler.max_model_len - 1)
+    runner._update_rows(SchedulerOutput(step_id=0, block_copies=[(0, 0)]))
+    for params in PARAMS:
+        _alone(runner, params, min(PROMPT, longest))
+    for length in range(1, min(SHORT_STEPS, longest) + 1):
+        _alone(runner, PARAMS[0], length)
+    for decodes in MIXED:
+        if decodes < scheduler.max_num_seqs:
+            _mixed(runner, decodes, min(PROMPT, longest, scheduler.max_num_batched_tokens - decodes))
+
+
+def _alone(runner: ModelRunner, params: SamplingParams, length: int) -> None:
+    """A prompt, and a token after it."""
+    only = _sequence(runner, "warm-up", params, length)
+    _run(runner, [only], {only.req_id: length})
+    _run(runner, [], {only.req_id: 1})
+    runner._update_rows(SchedulerOutput(step_id=0, finished_req_ids=[only.req_id]))
+
+
+def _mixed(runner: ModelRunner, decodes: int, length: int) -> None:
+    """A token of each of some sequences, beside another's prompt."""
+    first = [_sequence(runner, f"warm-up-{i}", PARAMS[0], 1) for i in range(decodes)]
+    counts = {data.req_id: 1 for data in first}
+    _run(runner, first, counts)
+    last = _sequence(runner, "warm-up", PARAMS[0], length)
+    _run(runner, [last], counts | {last.req_id: length})
+    runner._update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts, last.req_id]))
+
+
+def _sequence(runner: ModelRunner, req_id: str, params: SamplingParams, length: int) -> NewRequestData:
+    blocks = -(-(length + 1) // runner.batch.block_size)
+    return NewRequestData(
+        req_id=req_id,
+        token_ids=[0] * length,
+        num_prompt_tokens=length,
+        sampling_params=params,
+        stop_token_ids=frozenset(),
+        sample_index=0,
+        block_ids=[0] * blocks,
+        num_computed_tokens=0,
+        num_kv_tokens=length + 1,  # nothing is written
+    )
+
+
+def _run(runner: ModelRunner, new: list[NewRequestData], counts: dict[str, int]) -> None:
+    step = SchedulerOutput(
+        step_id=0,
+        scheduled_new_reqs=new,
+        num_scheduled_tokens=counts,
+        sampled_req_ids=list(counts),
+        total_num_scheduled_tokens=sum(counts.values()),
+    )
+    runner.execute_model(step)()
