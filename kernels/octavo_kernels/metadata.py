@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass
@@ -21,3 +23,6 @@ class AttentionMetadata:
     max_query_len: int
     max_seq_len: int
     num_actual_tokens: int
+    # The host's copy of query_start_loc, where it has one: launches can then leave out what nobody needs. None in steps
+    # that are captured, which serve other sequences later. Every sequence must have tokens, every row a sequence.
+    host_starts: NDArray[np.int32] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,7 +52,8 @@ def paged_attention(
     decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)
     splits = configs.splits(q.device)
     most = min(longest, max_queries)
-    tiles = min(num_seqs * -(-most // (decode.block_m // group)), num_rows)
+    short_seqs, short_rows = _short(metadata, num_rows, max_queries)
+    tiles = min(short_seqs * -(-most // (decode.block_m // group)), num_rows)
     # No sequence has more chunks than its longest has of the smallest size.
     items = tiles * -(-metadata.max_seq_len // (configs.EXACT_CHUNK if exact else splits.min_chunk))
     if not exact:
@@ -59,6 +61,7 @@ def paged_attention(
     elif items * num_kv_heads * decode.block_m * head_pad * 4 > configs.EXACT_SCRATCH:
         # A graph for long sequences: the prompts' kernel sums the same chunks in the same order, and keeps nothing.
         max_queries, items = 0, 0
+        short_seqs, short_rows = _short(metadata, num_rows, max_queries)
     if longest > max_queries and num_seqs == 1:
         items = 0  # one prompt alone: only padding is left to do
 
@@ -92,6 +95,10 @@ def paged_attention(
             NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
             **prefill.launch(), **shape, **tile,
         )  # fmt: skip
+    if short_rows < num_rows:
+        out[rows:].zero_()  # padding, which the launches below do not reach
+    if not short_seqs:
+        return out
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
     maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
     split = {
@@ -108,12 +115,21 @@ def paged_attention(
             num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
             **decode.launch(), **early(q.device), **split, **shape, **tile,
         )  # fmt: skip
-    reduce_chunks[(num_rows, num_kv_heads)](
+    reduce_chunks[(short_rows, num_kv_heads)](
         out, sums, maxima, weights, starts, seq_lens,
         num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
         GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **early(q.device), **split, **shape,
     )  # fmt: skip
     return out
+
+
+def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tuple[int, int]:
+    """At most how many sequences are decoded, and up to which row: all, where the host does not know."""
+    starts = metadata.host_starts
+    if starts is None:
+        return metadata.seq_lens.shape[0], num_rows
+    short = np.flatnonzero(np.diff(starts) <= max_queries)
+    return len(short), int(starts[short[-1] + 1]) if len(short) else 0
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:

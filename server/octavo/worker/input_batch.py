@@ -105,6 +105,7 @@ class StepInputs:
             max_query_len=int(num_scheduled.max()),
             max_seq_len=max_seq_len,
             num_actual_tokens=total,
+            host_starts=starts,
         )
 
     def to(self, put: Callable[[np.ndarray], torch.Tensor]) -> None:
