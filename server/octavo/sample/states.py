@@ -52,7 +52,7 @@ class SamplingStates:
         self.device = torch.device(device)
         on_cpu = self.device.type == "cpu" and octavo_kernels.backend_name(self.device) != "triton"
         self.uses_kernels = use_kernels or not on_cpu
-        self.pool = TokenPool(vocab_size, self.device, keep_seen=self.uses_kernels)
+        self.pool = TokenPool(max_num_reqs, vocab_size, self.device, keep_seen=self.uses_kernels)
         n = max_num_reqs
         # What the kernels read of a request, as one array, so that it is brought to the device in one copy.
         self._packed = np.zeros((5, n), np.int64)

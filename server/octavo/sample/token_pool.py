@@ -35,7 +35,8 @@ class TokenPool:
     ``counts`` int32 [count slots, vocab]: how often each token was output.
     ``seen`` int32 [slots, ceil(vocab / 32)], for kernels: a bit for each token of the history; None: not kept."""
 
-    def __init__(self, vocab_size: int, device: torch.device, keep_seen: bool = False) -> None:
+    def __init__(self, max_slots: int, vocab_size: int, device: torch.device, keep_seen: bool = False) -> None:
+        self.max_slots = max_slots
         self.vocab_size = vocab_size
         self.device = device
         self.history = torch.zeros(0, 0, dtype=torch.int32, device=device)
@@ -59,7 +60,7 @@ class TokenPool:
         if count:
             count_slot = self._count_slots.take()
             if count_slot >= self.counts.shape[0]:
-                self.counts = _grown(self.counts, max(4, 2 * count_slot), self.vocab_size)
+                self.counts = _grown(self.counts, min(self.max_slots, max(4, 2 * count_slot)), self.vocab_size)
             counts = torch.bincount(output, minlength=self.vocab_size)
             self.counts[count_slot] = devices.put(counts.to(torch.int32), self.device)
         return slot, count_slot
@@ -73,11 +74,18 @@ class TokenPool:
         """Make room for histories of ``width`` tokens in every slot handed out."""
         slots, old_width = self.history.shape
         if self._slots.size > slots or width > old_width:
-            new_slots = slots if self._slots.size <= slots else max(4, 2 * slots, self._slots.size)
+            new_slots = slots if self._slots.size <= slots else min(self.max_slots, max(4, 2 * slots, self._slots.size))
             new_width = old_width if width <= old_width else max(256, 2 * old_width, width)
             self.history = _grown(self.history, new_slots, new_width)
             if self.seen is not None and new_slots > slots:
                 self.seen = _grown(self.seen, new_slots, self.seen.shape[1])
+
+
+def most_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:
+    """What a pool takes at most: every request with penalties and as long as can be, while a pool grows and the one
+    before, half as large, is still there."""
+    history, counts, seen = max_model_len + 1, vocab_size, -(-vocab_size // 32)
+    return 4 * max_slots * (2 * history + counts + seen) * 3 // 2
 
 
 def _grown(old: Tensor, rows: int, columns: int) -> Tensor:

@@ -32,6 +32,12 @@ from octavo_kernels import SamplingRows
 UNKNOWN = -1  # a token that the device has and the host not yet
 
 
+def captured_sizes(config: EngineConfig, model: CausalLM) -> list[int]:
+    """In float32 a row's bits shall not depend on how many rows are beside it."""
+    exact = config.model.dtype == "float32"
+    return capture_sizes(config.scheduler.max_num_seqs, model.row_multiple if exact else 1)
+
+
 class DeviceModelRunner(ModelRunner):
     """A `ModelRunner` whose steps may overlap. ``capture`` says how to capture one; the default does it anew."""
 
@@ -49,9 +55,7 @@ class DeviceModelRunner(ModelRunner):
         self._recorded_steps = None
         max_num_reqs, max_blocks = self.batch.block_table.shape
         self._capture = capture
-        # In float32 a row's bits shall not depend on how many rows are beside it.
-        exact = config.model.dtype == "float32"
-        self.sizes = capture_sizes(max_num_reqs, self.row_multiple if exact else 1)
+        self.sizes = captured_sizes(config, model)
         self.state = DeviceState(max_num_reqs, max_blocks, self.batch.block_size, self.sizes[-1], device)
         self._rows = torch.full((self.sizes[-1],), self.state.null_row, dtype=torch.int64, device=device)
         self._rows_now: list[int] = []  # what `_rows` holds

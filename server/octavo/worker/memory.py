@@ -70,26 +70,29 @@ def plan_device_memory(
     in_use: int,
     activations: int,
     graphs: int,
+    histories: int = 0,
 ) -> MemoryLedger:
     """Size the KV pool of a device with memory of its own.
 
     ``in_use`` is everything on the device once the weights are there (weights, CUDA context, other processes),
-    ``activations`` the peak of the largest step, ``graphs`` what is set aside for captured steps. The rest of
-    ``gpu_memory_utilization`` of the device is the cache's. Raises ConfigError when that does not do, with the figure
-    to change.
+    ``activations`` the peak of the largest step, ``graphs`` what is set aside for captured steps, ``histories`` for the
+    tokens of requests with penalties. The rest of ``gpu_memory_utilization`` of the device is the cache's. Raises
+    ConfigError when that does not do, with the figure to change.
     """
     total = int(device_total * cache.gpu_memory_utilization)
-    room = total - in_use - activations - graphs - DEVICE_SLACK
+    room = total - in_use - activations - graphs - histories - DEVICE_SLACK
     hint = (
         f"; of {device_total / MIB:,.0f} MiB, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves "
         f"{max(room, 0) / MIB:,.0f} MiB beside weights ({weights / MIB:,.0f} MiB), a step ({activations / MIB:,.0f} "
-        f"MiB; lower max_num_batched_tokens or max_num_seqs), graphs ({graphs / MIB:,.0f} MiB; enforce_eager) and what "
-        f"else is in use ({max(in_use - weights, 0) / MIB:,.0f} MiB)"
+        f"MiB; lower max_num_batched_tokens or max_num_seqs), graphs ({graphs / MIB:,.0f} MiB; enforce_eager), token "
+        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs) and what else is in use "
+        f"({max(in_use - weights, 0) / MIB:,.0f} MiB)"
     )
     parts = (
         ("others, context", max(in_use - weights, 0)),
         ("activations", activations),
         ("graphs", graphs),
+        ("histories", histories),
         ("slack", DEVICE_SLACK),
     )
     return _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, hint, parts)

@@ -14,12 +14,13 @@ from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
-from octavo.worker.device_runner import DeviceModelRunner
-from octavo.worker.graphs import CudaCapture, capture_sizes, run_again
+from octavo.sample.token_pool import most_bytes
+from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
+from octavo.worker.graphs import CudaCapture, run_again
 from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype
-from octavo.worker.profile import activation_peak
+from octavo.worker.profile import decode_step, largest_step, peak_of
 from octavo.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -89,18 +90,19 @@ class Worker:
         weights, scheduler, cache = self.model.num_weight_bytes(), config.scheduler, config.cache
         if self.device.type == "cpu":
             return plan_cpu_memory(cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len)
-        peak = activation_peak(self.model, specs, scheduler, cache.block_size, self.device)
-        sizes = capture_sizes(scheduler.max_num_seqs)
+        step = (self.model, specs, scheduler, cache.block_size, self.device)
+        peak = peak_of(lambda: largest_step(*step), self.device)
         graphs = 0
         if self._captures:
-            # The largest graph's share of what a step takes, its results, and the driver's own.
-            per_row = config.model.hidden_size * 4
-            share = peak * sizes[-1] // max(scheduler.max_num_batched_tokens, sizes[-1])
-            graphs = 3 * len(sizes) * GRAPH_BYTES + sum(sizes) * per_row + share
+            # What the largest step inside needs (the others share it), the results of all, and the driver's own.
+            sizes = captured_sizes(config, self.model)
+            graphs = peak_of(lambda: decode_step(*step, sizes[-1]), self.device)
+            graphs += 3 * len(sizes) * GRAPH_BYTES + sum(sizes) * (config.model.hidden_size * 4 + 32)
+        histories = most_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         free, total = torch.cuda.mem_get_info(self.device)
         return plan_device_memory(
             cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len,
-            device_total=total, in_use=total - free, activations=peak, graphs=graphs,
+            device_total=total, in_use=total - free, activations=peak, graphs=graphs, histories=histories,
         )  # fmt: skip
 
     def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:

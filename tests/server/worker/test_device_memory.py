@@ -1,0 +1,73 @@
+"""What is set aside on a device covers what requests can make the engine take there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.overlapped import overlapped, tiny
+
+from octavo.config import CacheConfig
+from octavo.core.kv_cache_spec import KVCacheSpec
+from octavo.errors import ConfigError
+from octavo.sample.token_pool import TokenPool, most_bytes
+from octavo.worker import memory, profile
+
+MIB = 1 << 20
+
+
+def pool_bytes(pool: TokenPool) -> int:
+    assert pool.seen is not None
+    return sum(tensor.numel() * tensor.element_size() for tensor in (pool.history, pool.counts, pool.seen))
+
+
+@pytest.mark.parametrize("max_slots", [1, 3, 4, 21])
+def test_token_histories_stay_below_their_bound(max_slots: int) -> None:
+    vocab, length = 500, 300
+    pool, before = TokenPool(max_slots, vocab, torch.device("cpu"), keep_seen=True), 0
+    for _ in range(max_slots):
+        pool.add(torch.arange(200), torch.arange(length - 200), count=True)
+        pool.reserve(length + 1)
+        both = pool_bytes(pool) + (before if before < pool_bytes(pool) else 0)
+        assert both <= most_bytes(max_slots, vocab, length)
+        before = pool_bytes(pool)
+
+
+def test_the_cache_gets_what_the_rest_leaves() -> None:
+    spec = KVCacheSpec(num_kv_heads=1, head_size=64, dtype="float16")
+
+    def plan(**given: int) -> memory.MemoryLedger:
+        parts = {"device_total": 4096 * MIB, "in_use": 1024 * MIB, "activations": 0, "graphs": 0} | given
+        return memory.plan_device_memory(CacheConfig(), [spec], 1000 * MIB, 64, False, **parts)
+
+    whole = plan()
+    for part in ("activations", "graphs", "histories"):
+        ledger = plan(**{part: 512 * MIB})
+        assert abs(whole.kv_cache - ledger.kv_cache - 512 * MIB) <= ledger.block_bytes
+        assert any(name == part and size == 512 * MIB for name, size in ledger.parts)
+    with pytest.raises(ConfigError, match=r"token histories \(4,096 MiB; lower max_num_seqs\)"):
+        plan(histories=4096 * MIB)
+
+
+def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str, Path], monkeypatch) -> None:
+    """The tokens, the logits and, for attention's scratch, the sequences and their length."""
+    worker = overlapped(
+        tiny(tiny_checkpoints["llama"], max_num_seqs=16, max_num_batched_tokens=200, max_model_len=96)
+    ).engine.executor.worker  # type: ignore[attr-defined]
+    seen, forward = [], type(worker.model).forward
+
+    def noted(self, ids, positions, context):
+        seen.append(context)
+        return forward(self, ids, positions, context)
+
+    monkeypatch.setattr(type(worker.model), "forward", noted)
+    specs = worker.model.kv_cache_specs()
+    step = (worker.model, specs, worker.config.scheduler, 16, torch.device("cpu"))
+    profile.largest_step(*step)
+    profile.decode_step(*step, 16)
+    mixed, decode = (context.metadata for context in seen)
+    assert mixed.num_actual_tokens == 200 and mixed.max_query_len == 96 and mixed.max_seq_len == 96
+    assert len(mixed.seq_lens) == 15 + 2 and mixed.query_start_loc[-1] == 200
+    assert decode.num_actual_tokens == len(decode.seq_lens) == 16 and decode.max_seq_len == 96
+    assert decode.max_query_len == 1 and decode.block_table.shape[1] == 6
