@@ -27,9 +27,10 @@ def test_it_leaves_nothing_behind(tiny_checkpoints: dict[str, Path]) -> None:
     llm = tiny(tiny_checkpoints["llama"])
     expected = answers(llm.generate(prompts, params, use_tqdm=False))
     warm = overlapped(llm)
-    caches = [cache.clone() for cache in runner_of(warm).kv_caches]
+    for cache in runner_of(warm).kv_caches:
+        cache.fill_(7.0)  # memory that nobody has written may hold NaN, which equals nothing
     warm_up(runner_of(warm))
-    assert all(torch.equal(a, b) for a, b in zip(caches, runner_of(warm).kv_caches, strict=True)), "keys were written"
+    assert all((cache == 7.0).all() for cache in runner_of(warm).kv_caches), "keys were written"
     runner_of(warm).batch.check_integrity()
     assert not runner_of(warm).batch.row_of
     assert answers(warm.generate(prompts, params, use_tqdm=False)) == expected
