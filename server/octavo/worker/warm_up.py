@@ -33,6 +33,8 @@ def warm_up(runner: ModelRunner) -> None:
     """Run prompts, decodes and mixed steps, and every kind of sampling; the runner must be idle."""
     scheduler = runner.config.scheduler
     longest = min(scheduler.max_num_batched_tokens, scheduler.max_model_len - 1)
+    if not longest:
+        return  # one token and nothing after it: no request can run either
     runner._update_rows(SchedulerOutput(step_id=0, block_copies=[(0, 0)]))
     for params in PARAMS:
         _alone(runner, params, min(PROMPT, longest))

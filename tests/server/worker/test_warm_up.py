@@ -36,6 +36,13 @@ def test_it_leaves_nothing_behind(tiny_checkpoints: dict[str, Path]) -> None:
     assert answers(warm.generate(prompts, params, use_tqdm=False)) == expected
 
 
+@pytest.mark.parametrize("max_model_len", [1, 2])
+def test_the_shortest_models_start(max_model_len: int, tiny_checkpoints: dict[str, Path]) -> None:
+    runner = runner_of(overlapped(tiny(tiny_checkpoints["llama"], max_model_len=max_model_len)))
+    warm_up(runner)
+    assert not runner.batch.row_of
+
+
 class Variants:
     """What Triton would compile: a kernel, its constants, and of each argument what it specialises on."""
 
