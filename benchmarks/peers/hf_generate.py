@@ -13,6 +13,8 @@ import torch
 import transformers
 from engines import checkpoint_folder, gguf_file, peers_folder
 
+from octavo.bench.offline import transformers_arguments
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -24,9 +26,7 @@ def main() -> None:
     args = parser.parse_args()
     started = time.perf_counter()
     copy, file = checkpoint_folder(peers_folder()), gguf_file()  # the same values; the copy is read sooner
-    where = {"pretrained_model_name_or_path": copy} if copy.exists() else {
-        "pretrained_model_name_or_path": file.parent, "gguf_file": file.name,
-    }  # fmt: skip
+    where = {"pretrained_model_name_or_path": copy} if copy.exists() else transformers_arguments(file)
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, args.dtype)).eval()
     ready = time.perf_counter() - started
 

@@ -188,10 +188,12 @@ def write_checkpoint(root: Path) -> None:
     import torch
     import transformers
 
-    where = {"pretrained_model_name_or_path": str(gguf_file().parent), "gguf_file": gguf_file().name}
+    from octavo.bench.offline import transformers_arguments
+
+    file = gguf_file()
     say(f"writing {target.name}")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**transformers_arguments(file), dtype=torch.float32)
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
 

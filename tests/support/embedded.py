@@ -9,6 +9,8 @@ import gguf
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from octavo.bench.offline import transformers_arguments
+
 
 @lru_cache(maxsize=1)
 def transformers_model(gguf_file: str) -> PreTrainedModel:
@@ -17,6 +19,6 @@ def transformers_model(gguf_file: str) -> PreTrainedModel:
     uncached = gguf.get_tensor_name_map
     gguf.get_tensor_name_map = lru_cache(uncached)  # transformers asks 397 times for it, a third of the load
     try:
-        return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_pretrained(**transformers_arguments(path), dtype=torch.float32).eval()
     finally:
         gguf.get_tensor_name_map = uncached

@@ -83,6 +83,15 @@ def run_throughput(args: argparse.Namespace) -> int:
     return 0
 
 
+def transformers_arguments(gguf_file: Path) -> dict[str, Any]:
+    """What `from_pretrained` of transformers takes to read a GGUF file as floats; newer versions leave it quantised."""
+    import transformers
+
+    unpack = getattr(transformers, "GgufConfig", None)
+    where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
+    return where | ({"quantization_config": unpack(dequantize=True)} if unpack else {})
+
+
 def _hugging_face(llm: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
     """Output tokens a second of transformers' `generate`: same weights, dtype and prompts, left-padded batches."""
     try:
@@ -93,8 +102,7 @@ def _hugging_face(llm: Any, samples: list[SampleRequest], batch_size: int, show_
     config = llm.config.model
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(config.files.path)}
     if config.files.format == "gguf":
-        path = Path(config.files.weights[0])
-        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        where = transformers_arguments(Path(config.files.weights[0]))
     model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype)).eval()
     samples = sorted(samples, key=lambda sample: sample.prompt_len)
     num_output, started = 0, time.perf_counter()

@@ -11,6 +11,7 @@ import transformers
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
+from octavo.bench.offline import transformers_arguments
 
 TIE = 1e-4
 NUM_PROMPTS, NUM_TOKENS = 20, 64
@@ -56,7 +57,7 @@ def test_the_embedded_model_gives_the_tokens_of_transformers() -> None:
     llm = LLM(quantization="none", dtype="float32", num_gpu_blocks_override=256, max_model_len=512)
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS), use_tqdm=False)
     path = Path(llm.config.model.files.weights[0])
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(**transformers_arguments(path), dtype=torch.float32)
     for output in outputs:
         assert_greedy_choices(model, output.prompt_token_ids, output.outputs[0].token_ids)
     assert len(outputs) == NUM_PROMPTS

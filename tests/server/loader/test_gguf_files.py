@@ -18,6 +18,7 @@ from support.gguf_files import write_gguf, write_metadata
 from support.tiny_models import make_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo.bench.offline import transformers_arguments
 from octavo.errors import ModelError
 from octavo.loader import iterate_weights
 from octavo.loader.gguf_derive import derived_directory
@@ -71,7 +72,9 @@ def test_transformers_reads_the_same_model_from_the_file(family: str, tmp_path: 
     if family == "qwen3":
         values = values | {"head_dim": 128}  # transformers takes its default whatever the file says
     write_gguf(tmp_path / "m.gguf", make_model(config_class, values), arch=family, qtype="Q8_0")
-    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        **transformers_arguments(tmp_path / "m.gguf"), dtype=torch.float32
+    )
     files = resolve_model(str(tmp_path / "m.gguf"))
     theirs = reference.state_dict()
     for name, source in iterate_weights(files):
