@@ -6,6 +6,7 @@ import torch
 
 from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
     pack_gguf,
@@ -22,6 +23,7 @@ from octavo_kernels.reference import attention_problem, sample, top_logprobs
 __all__ = [
     "CAPTURABLE",
     "Arena",
+    "Prefault",
     "Program",
     "RecordingError",
     "attention_problem",

@@ -56,7 +56,7 @@ class Library:
     def __init__(self, path: Path, isa: str) -> None:
         self.path, self.isa = path, isa
         self.recorder: list[bytes] | None = None  # a list that takes what would be run, see recording.py
-        library = ctypes.CDLL(str(path))
+        self.c = library = ctypes.CDLL(str(path))
         self._run = library.oct_run
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
         self._run.restype = ctypes.c_int64

@@ -28,6 +28,7 @@ class InputBatch:
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
         self.lives = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
+        self.highest_block = 0  # of all that any sequence has had
         self.row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_reqs - 1, -1, -1))
 
@@ -36,6 +37,7 @@ class InputBatch:
         self.token_ids[row, : len(data.token_ids)] = data.token_ids
         self.block_table[row, : len(data.block_ids)] = data.block_ids
         self.num_blocks[row] = len(data.block_ids)
+        self.highest_block = max(self.highest_block, *data.block_ids)
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
@@ -50,6 +52,7 @@ class InputBatch:
             end = self.num_blocks[row] + len(data.new_block_ids)
             self.block_table[row, self.num_blocks[row] : end] = data.new_block_ids
             self.num_blocks[row] = end
+            self.highest_block = max(self.highest_block, *data.new_block_ids)
 
     def remove(self, req_id: str) -> int | None:
         """Give the row up; None when the sequence never had one."""

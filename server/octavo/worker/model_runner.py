@@ -21,6 +21,7 @@ from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
 from octavo.worker.recorded_steps import RecordedSteps, States
+from octavo_kernels.cpu import Prefault
 
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
@@ -49,7 +50,9 @@ class ModelRunner:
         self.sampler = Sampler()
         self.kv_caches = kv_caches
         self._recorded_steps: RecordedSteps | None = None
+        self._prefault: Prefault | None = None
         if device.type == "cpu":
+            self._prefault = Prefault(kv_caches)
             self._recorded_steps = RecordedSteps(model, self.batch, kv_caches, config.scheduler.max_num_batched_tokens)
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
@@ -121,6 +124,8 @@ class ModelRunner:
             self._add_row(data)
         for change in step.scheduled_cached_reqs:
             self.batch.update_blocks(change)
+        if self._prefault:
+            self._prefault.used(self.batch.highest_block)
 
     def _add_row(self, data: NewRequestData) -> None:
         row = self.batch.add(data)

@@ -1,0 +1,59 @@
+"""Memory of a KV cache, touched before it is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+
+import numpy as np
+from torch import Tensor
+
+from octavo_kernels.cpu.library import Library
+from octavo_kernels.cpu.runtime import get_library
+
+AHEAD_BYTES = 128 << 20
+
+
+class Prefault:
+    """Keeps the pages of the next blocks of a KV cache ready, in time in which a core has nothing else to do.
+
+    Blocks are expected to be handed out in their order. csrc/prefault.c says what a page's first use costs otherwise.
+    Does nothing where there are no C kernels, and on other systems than Linux.
+    """
+
+    def __init__(self, kv_caches: list[Tensor]) -> None:
+        """``kv_caches``: one [2, num_blocks, ...] a layer, contiguous, of one shape and dtype, in host memory."""
+        self._thread: int | None = None
+        library = get_library()
+        if library is None or not kv_caches:
+            return
+        self._c, self._used = _declare(library), -1
+        self._num_blocks, block_bytes = kv_caches[0].shape[1], kv_caches[0][0, 0].nbytes
+        self._ahead = max(1, AHEAD_BYTES // (2 * len(kv_caches) * block_bytes))
+        bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
+        self._thread = self._c.oct_prefault_start(bases.ctypes.data, len(bases), self._num_blocks, block_bytes)
+        if self._thread is not None:
+            # The caches are among the arguments because they must outlive the thread.
+            weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
+            self.used(0)
+
+    def used(self, highest: int) -> None:
+        """Blocks up to ``highest`` have been handed out."""
+        if self._thread is not None and highest > self._used:
+            self._used = highest
+            self._c.oct_prefault_until(self._thread, min(self._num_blocks, highest + 1 + self._ahead))
+
+
+def _declare(library: Library) -> ctypes.CDLL:
+    c = library.c
+    c.oct_prefault_start.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    c.oct_prefault_start.restype = ctypes.c_void_p
+    c.oct_prefault_until.argtypes, c.oct_prefault_until.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    c.oct_prefault_stop.argtypes, c.oct_prefault_stop.restype = (ctypes.c_void_p,), None
+    return c
+
+
+def _stop(c: ctypes.CDLL, thread: int, pid: int, kv_caches: list[Tensor]) -> None:
+    if os.getpid() == pid:  # a fork has the caches but not the thread, and would wait for it for ever
+        c.oct_prefault_stop(thread)

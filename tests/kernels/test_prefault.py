@@ -1,0 +1,88 @@
+"""Memory of a KV cache is there before it is needed, and nothing that lies in it changes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo_kernels.cpu import Prefault, prefault, unavailable_reason
+
+pytestmark = [
+    pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels"),
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is touched ahead"),
+]
+BLOCKS, BLOCK_BYTES = 4000, 8192
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Two layers of 2 x 4,000 blocks that nobody has touched, of which 100 are kept ready."""
+    monkeypatch.setattr(prefault, "AHEAD_BYTES", 100 * 2 * 2 * BLOCK_BYTES)
+    return [torch.empty(2, BLOCKS, BLOCK_BYTES // 2, dtype=torch.bfloat16) for _ in range(2)]
+
+
+def resident(cache: Tensor, first: int, last: int) -> float:
+    """The share of the pages of blocks [first, last), keys and values, that the system has given."""
+    libc, shares = ctypes.CDLL(None, use_errno=True), []
+    for half in cache[:, first:last]:
+        begin = -(-half.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = (half.data_ptr() + half.nbytes - begin) // mmap.PAGESIZE
+        found = (ctypes.c_ubyte * pages)()
+        assert libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(pages * mmap.PAGESIZE), found) == 0
+        shares += [byte & 1 for byte in found]
+    return sum(shares) / len(shares)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_next_blocks_are_there_and_no_more_than_those(caches: list[Tensor]) -> None:
+    ahead = Prefault(caches)
+    wait_for(lambda: all(resident(cache, 0, 101) == 1 for cache in caches))
+    assert all(resident(cache, 110, BLOCKS) == 0 for cache in caches)
+    ahead.used(1000)
+    wait_for(lambda: all(resident(cache, 0, 1101) == 1 for cache in caches))
+    assert all(resident(cache, 1110, BLOCKS) == 0 for cache in caches)
+    ahead.used(BLOCKS - 1)
+    wait_for(lambda: all(resident(cache, 0, BLOCKS) == 1 for cache in caches))
+
+
+def test_what_is_written_meanwhile_stays(caches: list[Tensor]) -> None:
+    ahead = Prefault(caches)
+    ahead.used(BLOCKS - 1)
+    for block in range(0, BLOCKS, 7):  # the thread is at work on the same pages
+        for layer, cache in enumerate(caches):
+            cache[:, block] = block % 100 + layer
+    wait_for(lambda: resident(caches[1], 0, BLOCKS) == 1)
+    for layer, cache in enumerate(caches):
+        expected = torch.zeros(BLOCKS, dtype=torch.bfloat16)
+        expected[::7] = torch.arange(0, BLOCKS, 7) % 100 + layer
+        assert torch.equal(cache, expected[None, :, None].expand_as(cache))
+
+
+def test_the_thread_ends_with_its_owner_and_a_fork_does_not_wait_for_it(caches: list[Tensor]) -> None:
+    before = set(os.listdir("/proc/self/task"))
+    ahead = Prefault(caches)
+    (thread,) = set(os.listdir("/proc/self/task")) - before
+    ahead.used(BLOCKS - 1)
+    child = os.fork()
+    if child == 0:
+        del ahead  # the child has the caches, but not the thread
+        os._exit(7)
+    wait_for(lambda: os.waitpid(child, os.WNOHANG) == (child, 7 << 8))
+    started = time.monotonic()
+    del ahead
+    assert time.monotonic() - started < 1
+    wait_for(lambda: thread not in os.listdir("/proc/self/task"))
