@@ -42,7 +42,9 @@ INLINE float half_to_float(const uint8_t *p) {
 // A block of channels as the kernel reads it.
 struct block {
     const uint8_t *codes, *scales;  // of group 0
-    int64_t stride, groups, ahead;  // bytes of a group; how far ahead to fetch, or 0
+    int64_t stride, groups;  // bytes of a group
+    const uint8_t *fetch;    // what is needed next, `lines` of 64 bytes with each group
+    int64_t lines;
 };
 
 INLINE vi splat_four(const int8_t *p) {
@@ -96,10 +98,10 @@ INLINE void tile(const struct block *b, int v, const int8_t *x, int64_t x_stride
                  const int nibbles, const int bits, const int affine, const int terms, const int mr) {
     const int zero = affine || (bits == 8 && !UNSIGNED_CODES8) ? 0 : bits == 8 ? 128 : 8, half = (mr + 1) / 2;
     vf sum[QMR][QNV] = {0};
+    const uint8_t *fetch = b->fetch;
     for (int64_t g = 0; g < b->groups; g++, x += GROUP) {
         const uint8_t *codes = b->codes + g * b->stride, *scales = b->scales + g * b->stride;
-        if (b->ahead)
-            for (int64_t at = b->ahead; at < b->ahead + b->stride; at += 64) __builtin_prefetch(codes + at, 0, 2);
+        for (int64_t n = b->lines; n > 0; n--, fetch += 64) __builtin_prefetch(fetch, 0, 2);
         vi acc[QMR][QNV] = {0};
         if (terms == 2) {
             dots(acc, codes, v, x, x_stride, nibbles, bits, 0, mr);
@@ -175,7 +177,7 @@ typedef void (*tile_fn)(const struct block *, int, const int8_t *, int64_t, cons
 static struct block find_block(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
     int64_t codes = bits == 8 ? CODES8 : CODES4, stride = codes + BLOCK * 2 * (affine ? 2 : 1);
     const uint8_t *first = weight + index * groups * stride;
-    return (struct block){first, first + codes, stride, groups, 0};
+    return (struct block){first, first + codes, stride, groups, first, 0};
 }
 
 static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t channel, const vf *sums) {
@@ -191,21 +193,6 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
         }
 }
 
-// What the arithmetic of many rows leaves time for: fetching a block that is needed next, a slice with each tile.
-struct fetch {
-    const char *at, *end;
-    int64_t slice;
-};
-static struct fetch fetch_block(const struct quantized_linear_args *a, int64_t index, int64_t tiles) {
-    struct block b = find_block(a->weight, index, a->groups, a->bits, a->affine);
-    const char *at = (const char *)b.codes;
-    if (tiles <= 2 || index >= CEIL_DIV(a->channels, BLOCK)) return (struct fetch){at, at, 0};
-    return (struct fetch){at, at + b.groups * b.stride, CEIL_DIV(b.groups * b.stride, tiles)};
-}
-INLINE void fetch_slice(struct fetch *f) {
-    for (const char *stop = MIN(f->at + f->slice, f->end); f->at < stop; f->at += 64) __builtin_prefetch(f->at, 0, 2);
-}
-
 static tile_fn tile_of(const struct quantized_linear_args *a) {
     return a->bits == 8 ? tile_bytes : a->affine ? tile_nibbles_affine : tile_nibbles;
 }
@@ -214,26 +201,32 @@ static struct block block_of(const struct quantized_linear_args *a, int64_t inde
 }
 // Rows of a tile: even ones, 20 rows are 4 x 5 and not 3 x 6 + 2
 static int64_t tile_rows(int64_t rows) { return CEIL_DIV(rows, CEIL_DIV(rows, QMR)); }
-// sums[rows][QNV] of vectors v .. v + QNV of a block. `first`: the tile that brings the block's weights in.
+// sums[rows][QNV] of vectors v .. v + QNV of a block. While it computes, tile number `index` of `tiles` has the memory bring
+// what comes next: with few tiles what lies AHEAD in the weight, which only the first one waits for, else its share of
+// block `next`. A little with each group: asked for many lines at once the core would stall.
 INLINE void run_tile(const struct quantized_linear_args *a, tile_fn run, struct block *b, int v, int64_t row, int64_t rows,
-                     int first, vf *sums) {
-    int64_t width = a->groups * GROUP;
-    b->ahead = first ? AHEAD : 0;
+                     int64_t index, int64_t tiles, const struct block *next, vf *sums) {
+    int64_t width = a->groups * GROUP, lines = CEIL_DIV(b->stride, 64);
+    if (tiles <= 2) {
+        b->fetch = b->codes + AHEAD;
+        b->lines = index == 0 ? lines : 0;
+    } else {
+        int64_t share = CEIL_DIV(lines, tiles);
+        b->fetch = next->codes + index * share * 64 * a->groups;
+        b->lines = index * share < lines ? share : 0;
+    }
     run(b, v, a->values + row * a->terms * width, a->terms * width, a->meta + row * a->groups, sums, (int)a->terms, rows);
 }
 
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end) {
-    struct block b = block_of(a, index);
-    int64_t step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step);
-    struct fetch next = fetch_block(a, index + 1, tiles);
-    next.slice /= BLOCK / VW / QNV;
+    struct block b = block_of(a, index), next = block_of(a, index + 1);
+    int64_t step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV), n = 0;
     for (int64_t row = begin; row < end; row += step) {
         int64_t rows = MIN(step, end - row);
-        for (int v = 0; v < BLOCK / VW; v += QNV) {
+        for (int v = 0; v < BLOCK / VW; v += QNV, n++) {
             vf sums[QMR * QNV];
-            fetch_slice(&next);
-            run_tile(a, tile_of(a), &b, v, row, rows, tiles <= 2 && row == begin && v == 0, sums);
+            run_tile(a, tile_of(a), &b, v, row, rows, n, tiles, &next, sums);
             store_tile(a, row, rows, index * BLOCK + v * VW, sums);
         }
     }
@@ -242,18 +235,18 @@ static void run_block(const struct quantized_linear_args *a, int64_t index, int6
 // Rows [begin, end): one block of gates and the same one of ups, which together are a group of the result.
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
                             int64_t begin, int64_t end) {
-    int64_t blocks = g->inner / BLOCK, step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step);
+    int64_t blocks = g->inner / BLOCK, step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV);
     struct block both[2] = {block_of(a, index), block_of(a, blocks + index)};
-    struct fetch next[2] = {fetch_block(a, index + 1, tiles), fetch_block(a, blocks + index + 1, tiles)};
+    struct block next[2] = {block_of(a, index + 1), block_of(a, blocks + index + 1)};
     int dtype = (int)g->dtype;
-    for (int64_t row = begin; row < end; row += step) {
+    int64_t t = 0;
+    for (int64_t row = begin; row < end; row += step, t += BLOCK / VW / QNV) {
         int64_t rows = MIN(step, end - row);
         vf x[2][QMR][BLOCK / VW];
         for (int part = 0; part < 2; part++) {
-            fetch_slice(&next[part]);
             for (int v = 0; v < BLOCK / VW; v += QNV) {
                 vf sums[QMR * QNV];
-                run_tile(a, tile_of(a), &both[part], v, row, rows, tiles <= 2 && row == begin && v == 0, sums);
+                run_tile(a, tile_of(a), &both[part], v, row, rows, t + v / QNV, tiles, &next[part], sums);
                 for (int64_t i = 0; i < rows; i++)
                     for (int n = 0; n < QNV; n++) x[part][i][v + n] = round_as(sums[i * QNV + n], dtype);
             }
@@ -269,15 +262,15 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
     }
 }
 
-// How an operation's rows and blocks of channels are shared out. Where there is a tile of rows for each thread, it has the
-// same rows in all operations of a layer: what one of them leaves is in the cache of the core that needs it next (between
-// two cores of a server a row takes as long as its arithmetic), and every thread reads every weight. Of fewer rows each
-// weight is read by one thread, unless there are too few of them.
+// How an operation's rows and blocks of channels are shared out. Where there are a few tiles of rows for each thread, it has
+// the same rows in all operations of a layer: what one of them leaves is in the cache of the core that needs it next
+// (between two cores of a server a row takes as long as its arithmetic), and every thread reads every weight. Of fewer
+// rows, and in the head, which nothing follows, each weight is read by one thread, unless there are too few of them.
 struct shares {
     int64_t blocks, items, rows;  // an item: so many rows, one block
 };
 static struct shares share_out(const struct quantized_linear_args *a, int64_t blocks, const struct member *m) {
-    int64_t chunks = MIN(m->size, a->rows / QMR), many = 4 * m->size;
+    int64_t chunks = a->margin > 0 ? 1 : MIN(m->size, a->rows / (4 * QMR)), many = 4 * m->size;
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * a->terms / (4 * QMR)) : 1;
     int64_t rows = MAX(1, CEIL_DIV(a->rows, MAX(1, chunks)));
     return (struct shares){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
