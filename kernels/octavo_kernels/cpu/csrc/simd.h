@@ -144,7 +144,8 @@ INLINE int32_t vmax_all_int(vi x) {
     return x[0];
 }
 
-// ---- bfloat16: the upper half of a float32; rounding to nearest, ties to even, as torch does
+// ---- bfloat16: the upper half of a float32; rounding to nearest, ties to even, as torch does (the instruction, where there
+// is one, makes zeros of what is below float32's normal range)
 INLINE vf widen(vh h) {
 #if defined(__AVX512F__)
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
@@ -154,6 +155,10 @@ INLINE vf widen(vh h) {
     return (vf)(__builtin_convertvector(h, vu) << 16);
 #endif
 }
+#if defined(__AVX512BF16__)
+INLINE vh narrow(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
+INLINE vf round_bf16(vf x) { return widen(narrow(x)); }
+#else
 INLINE vh narrow(vf x) {
     vu u = (vu)x;
     vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -166,6 +171,7 @@ INLINE vf round_bf16(vf x) {
     vf rounded = (vf)((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
     return vselect_less((vf)(u & 0x7fffffffu), splat(INFINITY), rounded, x + x);  // x + x: infinite, or a quiet NaN
 }
+#endif
 
 // Elements i .. i + VW of an array of either dtype (a compile-time constant where speed matters).
 INLINE vf load_as(const void *p, int64_t i, int dtype) {
