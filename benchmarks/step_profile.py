@@ -84,6 +84,8 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
     block = caches[0].shape[3]
     pages = -(-length // block)
     table = (torch.randperm(rows * pages) % (caches[0].shape[1] - 1) + 1).int().view(rows, pages)
+    for cache in caches:  # memory that nobody has written is one page of zeros, however much of it is read
+        cache[:, : rows * pages + 1].normal_()
     at = torch.arange(length - new, length)
     metadata = AttentionMetadata(
         query_start_loc=torch.arange(0, rows * new + 1, new, dtype=torch.int32),

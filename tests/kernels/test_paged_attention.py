@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import octavo_kernels
 from octavo_kernels import cpu, reference
 from octavo_kernels.cpu import compiler
+from octavo_kernels.cpu.attention import is_paired, pair, unpair
 
 C_ISAS = compiler.supported_isas()
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -20,7 +21,12 @@ FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_sco
 
 def attend(parts, lay_out, scale, window=None, softcap=None, backend=cpu, **layout):
     q, kv_cache, metadata = lay_out(parts, **layout)
-    return backend.paged_attention(q, kv_cache, metadata, scale, window, softcap)
+    return backend.paged_attention(q, ordered(kv_cache), metadata, scale, window, softcap)
+
+
+def ordered(kv_cache):
+    """A cache as the library in use has it."""
+    return pair(kv_cache) if is_paired(kv_cache) else kv_cache
 
 
 # ---------------------------------------------------------------- right
@@ -42,10 +48,16 @@ def test_mixed_batch_agrees_with_plain_torch(
     shapes = [(299, 1), (0, 5), (250, 40), (0, 1), (63, 1), (64, 1), (65, 1), (63, 66)]
     sequences = [Sequence.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)]
     parts = [(s, a, b) for s, (a, b) in zip(sequences, shapes, strict=True)]
-    for window, softcap, block_size in [(None, None, 16), (37, None, 7), (None, 20.0, 1), (250, 5.0, 32)]:
+    for window, softcap, block_size in [
+        (None, None, 16),
+        (37, None, 7),
+        (37, 5.0, 48),
+        (None, 20.0, 1),
+        (250, 5.0, 32),
+    ]:
         q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=kv_dtype, padding=3, shift=2)
         options = (metadata, head_size**-0.5, window, softcap)
-        out = cpu.paged_attention(q, kv_cache, *options)
+        out = cpu.paged_attention(q, ordered(kv_cache), *options)
         exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
         plain = reference.paged_attention(q.to(kv_dtype) if isa == "avx512bf16" else q, kv_cache, *options)
         rows = metadata.num_actual_tokens
@@ -94,11 +106,13 @@ def steps(draw):
     """A batch (computed, new) of sequences, and how each is to be chunked when it comes alone."""
     heads, kv_heads = draw(st.sampled_from([(9, 3), (4, 4), (6, 1), (2, 1)]))
     head_size = draw(st.sampled_from([8, 16, 24, 64]))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16]))
     edge = st.sampled_from([1, 15, 16, 17, 63, 64, 65, 128, 255, 256, 257, 300, 520])
     parts = draw(st.lists(st.tuples(edge | st.integers(1, 320), st.integers(1, 80)), min_size=1, max_size=5))
     return {
         "heads": (heads, kv_heads, head_size),
         "parts": [(length - min(new, length), min(new, length)) for length, new in parts],
+        "dtype": dtype,
         "block_sizes": draw(st.lists(st.sampled_from([1, 3, 16, 64]), min_size=2, max_size=2)),
         "chunk": draw(st.integers(1, 50)),
         "window": draw(st.sampled_from([None, None, 1, 20, 100])),
@@ -114,7 +128,7 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, s
     """The bits of a row are the same in a mixed batch, alone, in chunks, as single decode rows, for every block size,
     page order and number of threads."""
     parts = [
-        (Sequence.random(computed + new, *step["heads"], seed=step["seed"] + i), computed, new)
+        (Sequence.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
         for i, (computed, new) in enumerate(step["parts"])
     ]
     options = {"scale": step["heads"][2] ** -0.5, "window": step["window"], "softcap": step["softcap"]}
@@ -148,6 +162,33 @@ def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads
     assert torch.equal(results[0], results[2]) and torch.equal(results[0], results[4])
     assert torch.equal(results[1], results[3]) and torch.equal(results[1], results[5])
     assert not torch.equal(results[0], results[1])
+
+
+@given(blocks=st.integers(1, 3), heads=st.integers(1, 3), chunks=st.integers(1, 3), width=st.integers(1, 4))
+@settings(deadline=None)
+def test_the_order_of_pairs_is_undone(blocks, heads, chunks, width):
+    """And puts neighbours side by side: elements of a key, positions of a value."""
+    plain = torch.arange(2 * blocks * heads * chunks * 16 * width * 32).view(2, blocks, heads, chunks * 16, width * 32)
+    paired = pair(plain)
+    assert torch.equal(unpair(paired), plain)
+    assert paired[0, 0, 0].flatten()[:4].tolist() == plain[0, 0, 0, [0, 0, 1, 1], [0, 1, 0, 1]].tolist()
+    assert paired[1, 0, 0].flatten()[:4].tolist() == plain[1, 0, 0, [0, 1, 0, 1], [0, 0, 1, 1]].tolist()
+
+
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, Sequence, lay_out):
+    """Scales of a cache are not the C kernels' business: written and read by plain torch, in their order."""
+    sequence = Sequence.random(40, 4, 2, 64, 0, torch.bfloat16)
+    q, kv_cache, metadata = lay_out([(sequence, 30, 10)], 16)
+    kv_cache.nan_to_num_(0.0)
+    qkv = torch.cat([q, sequence.k[30:], sequence.v[30:]], 1).flatten(1) * 0.5
+    args = (metadata.slot_mapping, 4, 2, 64, None, None, 1e-6, 2.0, 2.0)
+    mine, expected = ordered(kv_cache).clone(), kv_cache.clone()
+    out = cpu.rope_and_cache(qkv, torch.arange(10), None, mine, *args)
+    assert torch.equal(out, reference.rope_and_cache(qkv, torch.arange(10), None, expected, *args))
+    assert torch.equal(mine, ordered(expected))
+    options = (metadata, 0.125, None, None, 2.0, 2.0)
+    assert torch.equal(cpu.paged_attention(q, mine, *options), reference.paged_attention(q, expected, *options))
 
 
 def test_module_function_dispatches_by_device(Sequence, lay_out):

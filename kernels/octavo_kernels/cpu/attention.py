@@ -10,6 +10,32 @@ from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
 from octavo_kernels.metadata import AttentionMetadata
 
 MAX_HEAD_SIZE = 512  # csrc/attention.c
+_PAIRS, _CHUNK = 2, 16  # csrc/ops.h, which describes the layout
+
+
+def is_paired(kv_cache: Tensor) -> bool:
+    """Whether a cache holds its bfloat16 as the library in use multiplies them: not as `reference` has them."""
+    library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
+    return (
+        library is not None and library.isa == "avx512bf16" and kv_cache.dtype == torch.bfloat16
+        and kv_cache.is_contiguous() and block_size % _CHUNK == head_size % 32 == 0 and head_size <= MAX_HEAD_SIZE
+    )  # fmt: skip
+
+
+def pair(plain: Tensor) -> Tensor:
+    """A cache [2, blocks, heads, block size, head size] as `is_paired` ones have it: another order, the same shape."""
+    chunks = plain.unflatten(3, (-1, _CHUNK))
+    keys = chunks[0].unflatten(-1, (-1, 2)).transpose(3, 4).reshape(plain.shape[1:])
+    values = chunks[1].unflatten(3, (-1, 2)).transpose(4, 5).reshape(plain.shape[1:])
+    return torch.stack([keys, values])
+
+
+def unpair(paired: Tensor) -> Tensor:
+    """What `pair` was given."""
+    shape, head_size = paired.shape[1:], paired.shape[-1]
+    keys = paired[0].reshape(*shape[:2], -1, head_size // 2, _CHUNK, 2).transpose(3, 4).reshape(shape)
+    values = paired[1].reshape(*shape[:2], -1, _CHUNK // 2, head_size, 2).transpose(4, 5).reshape(shape)
+    return torch.stack([keys, values])
 
 
 def rope_and_cache(
@@ -31,11 +57,16 @@ def rope_and_cache(
     usual = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
     usual = usual and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
     usual = usual and k_scale == v_scale == 1.0
+    paired = is_paired(kv_cache)
     if library is None or dtype is None or kv_dtype is None or not usual:
-        return reference.rope_and_cache(
-            qkv, positions, cos_sin_cache, kv_cache, slot_mapping, num_heads, num_kv_heads, head_size,
+        plain = unpair(kv_cache) if paired else kv_cache  # right, and slow: nothing that is served comes here
+        q = reference.rope_and_cache(
+            qkv, positions, cos_sin_cache, plain, slot_mapping, num_heads, num_kv_heads, head_size,
             q_norm_weight, k_norm_weight, eps, k_scale, v_scale,
         )  # fmt: skip
+        if paired:
+            kv_cache.copy_(pair(plain))
+        return q
     qkv, positions, slot_mapping = dense(qkv), dense(positions, torch.int64), dense(slot_mapping, torch.int64)
     table = None if cos_sin_cache is None else dense(cos_sin_cache)
     rows = qkv.shape[0]
@@ -59,7 +90,7 @@ def rope_and_cache(
         kv_cache.shape[3],
         kv_cache.shape[1],
         dtype,
-        kv_dtype,
+        _PAIRS if paired else kv_dtype,
         eps,
     )
     library.run(op, 1 if qkv.numel() < 16384 else None)
@@ -86,7 +117,8 @@ def paged_attention(
         or not kv_cache.is_contiguous()
         or not k_scale == v_scale == 1.0
     ):
-        return reference.paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale)
+        plain = unpair(kv_cache) if is_paired(kv_cache) else kv_cache
+        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale)
     q = dense(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
@@ -112,7 +144,7 @@ def paged_attention(
         table.stride(0),
         window or 0,
         dtype,
-        kv_dtype,
+        _PAIRS if is_paired(kv_cache) else kv_dtype,
         scale,
         softcap or 0.0,
     )

@@ -1,22 +1,21 @@
 // Paged attention without gathering, for prefill and decode rows in one call.
 //
 // Work item: (sequence, kv head, tile of query tokens); the query heads that share the kv head are rows of the item, so its
-// keys and values are read once for all of them. Keys come in tiles of TILE positions, transposed into scratch, so that
-// scores are computed for whole vectors of positions; values are used where they lie. Softmax is computed online
-// (Milakov & Gimelshein 2018), as in FlashAttention.
+// keys and values are read once for all of them. Keys come in tiles of TILE positions, so that scores are computed for whole
+// vectors of positions: transposed into scratch, or, as PAIRS, lying so already. Values are used where they lie. Softmax is
+// computed online (Milakov & Gimelshein 2018), as in FlashAttention.
 //
 // A row's result depends on nothing but the row and its sequence's keys and values: tiles and splits are counted from
 // position 0, every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, whether one
 // thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
 // are computed side by side, never in which order one row's terms are added.
 #include "attention_tile.h"
-#include "ops.h"
 
 #define SPLIT 256
 #define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
 #define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
 
-static const float ZEROS[MAX_HEAD_SIZE + VW];
+static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of pairs
 
 // One item: q rows of consecutive tokens, `group` rows a token.
 struct item {
@@ -34,7 +33,7 @@ struct work {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
     float *lanes;                      // [rows, VW]: l of pairs, lane by lane
-    const void *rows[2][2][TILE];  // where this tile's and the next one's keys and values lie
+    const void *rows[2][2][2 * TILE];  // where this tile's and the next one's keys and values lie, row by row or in chunks
     struct ahead ahead;
 };
 
@@ -54,9 +53,22 @@ static struct work get_work(int64_t rows, int64_t depth) {
     return w;
 }
 
-// Where the rows of positions start .. start + TILE lie; rows past the sequence are zeros (never what the page holds).
+// Where the rows of positions start .. start + TILE lie, or the chunks of pairs; rows past the sequence are zeros (never what
+// the page holds).
 INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
+    if (it->a->kv_dtype == PAIRS) {
+        for (int64_t c = 0; c < CHUNKS; c++) {
+            int64_t position = start + c * CHUNK, offset = position % block_size;
+            if (position >= it->length) {
+                keys[c] = values[c] = ZEROS;
+                continue;
+            }
+            keys[c] = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
+            values[c] = (const char *)keys[c] + it->value_offset;
+        }
+        return count;
+    }
     for (int64_t j = 0; j < count;) {
         int64_t position = start + j, offset = position % block_size;
         const char *key = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
@@ -75,8 +87,8 @@ INLINE uint64_t bits_between(int64_t from, int64_t to) {
 }
 
 // Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
-INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *values, int kind,
-                      const int mr) {
+INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
+                      const void *const *values, int kind, const int mr) {
     float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64)));
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2, depth = it->depth;
     int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
@@ -85,7 +97,9 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
 #if HAS_PAIRS
     if (kind == PAIRS) {
-        pair_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+        const int few = w->ahead.each > 0;
+        if (few) pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 1, mr);
+        else pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 0, mr);
         uint64_t visible[MR];
         for (int i = 0; i < mr; i++) {
             int64_t position = it->first_position + (r + i) / it->group - start;
@@ -93,11 +107,12 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
         }
         float shrink[VW];
         pair_soften(scaling, softcap, s, p, visible, w->m + r, w->lanes + r * VW, shrink, mr);
-        pair_weigh_all(w->acc + r * depth, depth, shrink, p, w->vt, from, to, mr);
+        if (few) pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 1, mr);
+        else pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 0, mr);
         return;
     }
 #endif
-    (void)p;
+    (void)p, (void)keys;
     scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
         int64_t position = it->first_position + (r + i) / it->group - start;
@@ -108,12 +123,12 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
 }
 
 static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
-                                                const void *const *values, int kind) {
+                                                const void *const *keys, const void *const *values, int kind) {
 #define CASE(n)                                                                                  \
     case n:                                                                                      \
-        if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, values, PAIRS, n);            \
-        else if (kind == BFLOAT16) tile_rows(it, w, start, r, values, BFLOAT16, n);              \
-        else tile_rows(it, w, start, r, values, FLOAT32, n);                                     \
+        if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, keys, values, PAIRS, n);      \
+        else if (kind == BFLOAT16) tile_rows(it, w, start, r, keys, values, BFLOAT16, n);        \
+        else tile_rows(it, w, start, r, keys, values, FLOAT32, n);                               \
         break;
     switch (mr) {
         CASE(1)
@@ -144,22 +159,37 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     if (kind == PAIRS) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
     const int pack = kind != PAIRS && (depth != head_size || (kind == BFLOAT16 && rows > MR));
     int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
+    const int in_chunks = it->a->kv_dtype == PAIRS;
+    const int64_t pieces = in_chunks ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
+    const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
         int64_t next_count = 0;
-        w->ahead = (struct ahead){.rows = w->rows[!now][0], .row_bytes = it->row_stride};
-        if (start + TILE < end) {
-            next_count = find_rows(it, start + TILE, w->rows[!now][0], w->rows[!now][1]);
-            w->ahead.end = 2 * TILE;
-        } else if (next) {
-            find_rows(next, next_start, w->rows[!now][0], w->rows[!now][1]);
-            w->ahead.end = 2 * TILE;
-        }
-        const void *const *values = w->rows[now][1];
-        transpose_keys(w->rows[now][0], w->kt, count, head_size, kind, &w->ahead);
+        const void **next_keys = w->rows[!now][0], **next_values = w->rows[!now][1];
+        if (start + TILE < end) next_count = find_rows(it, start + TILE, next_keys, next_values);
+        else if (next) find_rows(next, next_start, next_keys, next_values);
+        memcpy(next_keys + pieces, next_values, (size_t)pieces * sizeof(void *));  // one list for `ahead`
+        w->ahead = (struct ahead){.rows = next_keys, .row_bytes = piece_bytes};
+        if (start + TILE < end || next) w->ahead.end = 2 * pieces;
+        const void **keys = w->rows[now][0], **values = w->rows[now][1];
 #if HAS_PAIRS
-        if (kind == PAIRS) pair_values(values, w->vt, depth);
+        const void *chunks[2][CHUNKS];
+        if (kind == PAIRS) {
+            if (few) w->ahead.each = CEIL_DIV(lines, row_tiles * (head_size / 2 + TILE / 2));
+            if (!in_chunks) {
+                pair_rows(keys, values, w->kt, w->vt, head_size);
+                for (int64_t c = 0; c < CHUNKS; c++) {
+                    chunks[0][c] = w->kt + c * CHUNK * head_size / 2;
+                    chunks[1][c] = w->vt + c * CHUNK * head_size / 2;
+                }
+                keys = chunks[0], values = chunks[1];
+            } else if (count < TILE && count % CHUNK) {
+                pad_values(values[count / CHUNK], w->vt, count % CHUNK, depth);
+                values[count / CHUNK] = w->vt;
+            }
+        }
 #endif
+        if (kind != PAIRS) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
@@ -170,8 +200,8 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             values = packed;
         }
         for (int64_t r = 0; r < rows; r += MR) {
-            if (!few) fetch(&w->ahead, CEIL_DIV(2 * TILE * CEIL_DIV(it->row_stride, 64), CEIL_DIV(rows, MR)));
-            tile_some(it, w, start, r, MIN(MR, rows - r), values, pack ? FLOAT32 : kind);
+            if (!few) fetch(&w->ahead, CEIL_DIV(lines, row_tiles));
+            tile_some(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
         }
         count = next_count;
     }
@@ -200,6 +230,7 @@ INLINE int64_t row_offset(const struct item *it, int64_t r) {
 }
 
 INLINE int kind_of(const struct paged_attention_args *a) {
+    if (a->kv_dtype == PAIRS) return PAIRS;
     return HAS_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? PAIRS : (int)a->kv_dtype;
 }
 
@@ -319,7 +350,7 @@ static struct item make_item(const struct walk *k, int64_t index) {
     const struct paged_attention_args *a = k->a;
     int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
     int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
-    int64_t first = tile * k->tokens_per_item, kv_bytes = a->kv_dtype == BFLOAT16 ? 2 : 4;
+    int64_t first = tile * k->tokens_per_item, kv_bytes = a->kv_dtype == FLOAT32 ? 4 : 2;
     struct item it = {.a = a};
     it.group = a->num_heads / heads;
     it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;

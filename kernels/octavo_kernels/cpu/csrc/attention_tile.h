@@ -1,20 +1,23 @@
 // A tile of attention: TILE positions of one sequence against a few rows of queries, all in registers and first caches.
 //
 // Three kinds: keys and values in float32, in bfloat16, or PAIRS: in bfloat16 on a machine that multiplies pairs of those.
-// Then queries and weights are rounded to bfloat16 too, as attention kernels on GPUs do.
+// Then queries and weights are rounded to bfloat16 too, as attention kernels on GPUs do, whether the cache is laid out in
+// pairs (ops.h) or its rows have to be brought into that order first.
 #pragma once
 #include <float.h>
 
+#include "ops.h"
 #include "simd.h"
 
 #define TILE 64
-enum { PAIRS = 2 };  // beside the dtypes
+#define CHUNKS (TILE / CHUNK)
 
 // The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
 // where they are, and asked for all at once they would stall the core for as long as the memory takes.
 struct ahead {
-    const void *const *rows;  // keys, then values
+    const void *const *rows;  // keys, then values: rows, or chunks of pairs
     int64_t row, line, end, row_bytes;
+    int64_t each;  // lines to fetch with each step of the products of pairs when there are few rows
 };
 INLINE void fetch(struct ahead *a, int64_t lines) {
     while (lines-- > 0 && a->row < a->end) {
@@ -55,8 +58,7 @@ INLINE void transpose_square(vf *r) {
     }
 }
 
-// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work. PAIRS:
-// [depth / 2, TILE] of pairs.
+// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work.
 INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int kind,
                            struct ahead *ahead) {
     int64_t paired = kind == FLOAT32 ? 0 : head_size / (2 * VW) * (2 * VW);
@@ -68,12 +70,8 @@ INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, in
             transpose_square(r);
 #pragma GCC unroll 16
             for (int i = 0; i < VW; i++) {
-                if (kind == PAIRS) {
-                    vstore(kt + (d / 2 + i) * TILE + j, r[i]);
-                } else {
-                    vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
-                    vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
-                }
+                vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
+                vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
             }
             fetch(ahead, VW * VW / 16);
         }
@@ -157,59 +155,70 @@ INLINE vf splat_bits(const float *p) {
 #define HAS_PAIRS 1
 INLINE vf pair_dot(vf sum, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 
-// s[mr][TILE] = q[mr][head_size / 2 pairs] . kt [head_size / 2][TILE] of pairs
-INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
-                        const int mr) {
-    vf sum[MR][TILE / VW] = {0};
+// s[mr][TILE] = q[mr][head_size / 2 pairs] . keys, chunks [head_size / 2][CHUNK] of pairs
+INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const void *const *keys, float *s,
+                        struct ahead *ahead, const int few, const int mr) {
+    vf sum[MR][CHUNKS] = {0};
     for (int64_t d = 0; d < head_size / 2; d++) {
-        if (mr < MR) fetch(ahead, 2);
-        vf k[TILE / VW];
+        if (few) fetch(ahead, ahead->each);
+        vf k[CHUNKS];
 #pragma GCC unroll 4
-        for (int n = 0; n < TILE / VW; n++) k[n] = vload(kt + d * TILE + n * VW);
+        for (int n = 0; n < CHUNKS; n++) k[n] = vload((const float *)keys[n] + d * CHUNK);
 #pragma GCC unroll 6
         for (int i = 0; i < mr; i++) {
             vf x = splat_bits(q + i * depth + d);
 #pragma GCC unroll 4
-            for (int n = 0; n < TILE / VW; n++) sum[i][n] = pair_dot(sum[i][n], k[n], x);
+            for (int n = 0; n < CHUNKS; n++) sum[i][n] = pair_dot(sum[i][n], k[n], x);
         }
     }
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
-        for (int n = 0; n < TILE / VW; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
+        for (int n = 0; n < CHUNKS; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
 }
 
-// Values [TILE, head_size] -> vt [TILE / 2, depth] of pairs of neighbouring positions
-INLINE void pair_values(const void *const *values, float *vt, int64_t depth) {
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36,
-                                         4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int64_t j = 0; j < TILE; j += 2)
-        for (int64_t d = 0; d < depth; d += 2 * VW) {
-            __m512i even = _mm512_loadu_si512((const uint16_t *)values[j] + d);
-            __m512i odd = _mm512_loadu_si512((const uint16_t *)values[j + 1] + d);
-            vstore(vt + j / 2 * depth + d, (vf)_mm512_permutex2var_epi16(even, low, odd));
-            vstore(vt + j / 2 * depth + d + VW, (vf)_mm512_permutex2var_epi16(even, high, odd));
-        }
+// Rows of keys and values, [TILE] each, as chunks of pairs; those lie `head_size` / 2 * CHUNK floats apart.
+INLINE void pair_rows(const void *const *keys, const void *const *values, float *key_chunks, float *value_chunks,
+                      int64_t head_size) {
+    for (int64_t j = 0; j < TILE; j++) {
+        const float *key = keys[j];
+        const uint16_t *value = values[j];
+        float *to_keys = key_chunks + j / CHUNK * CHUNK * head_size / 2 + j % CHUNK;
+        uint16_t *to_values = (uint16_t *)(value_chunks + j / 2 * head_size) + j % 2;
+        for (int64_t d = 0; d < head_size / 2; d++) memcpy(to_keys + d * CHUNK, key + d, 4);
+        for (int64_t d = 0; d < head_size; d++) to_values[2 * d] = value[d];
+    }
 }
 
-// acc[mr][nv vectors] = acc * shrink[mr] + p[mr][from .. to] . vt, with p as pairs too: [mr][TILE / 2]
-INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const float *p, const float *vt, int64_t d,
-                       int64_t from, int64_t to, const int mr, const int nv) {
+// The first `count` of a chunk's values, and zeros for the rest, whatever lies there
+INLINE void pad_values(const float *chunk, float *out, int64_t count, int64_t depth) {
+    for (int64_t j = 0; j < CHUNK / 2; j++) {
+        const vu keep = (vu)splat_int(2 * j + 1 < count ? -1 : 2 * j < count ? 0xffff : 0);
+        for (int64_t d = 0; d < depth; d += VW) vstore(out + j * depth + d, (vf)((vu)vload(chunk + j * depth + d) & keep));
+    }
+}
+
+// acc[mr][nv vectors] = acc * shrink[mr] + p[mr][first .. last chunk] . values, with p as pairs too: [mr][TILE / 2]
+INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values, int64_t d,
+                       int64_t first, int64_t last, struct ahead *ahead, const int few, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
         for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW) * splat(shrink[i]);
-    for (int64_t j = from / 2; j < (to + 1) / 2; j++) {
-        vf v[NV];
+    for (int64_t c = first; c < last; c++) {
+        const float *chunk = (const float *)values[c] + d, *weights = p + c * CHUNK / 2;
+        for (int64_t j = 0; j < CHUNK / 2; j++) {
+            if (few) fetch(ahead, ahead->each);
+            vf v[NV];
 #pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) v[n] = vload(vt + j * depth + d + n * VW);
+            for (int n = 0; n < nv; n++) v[n] = vload(chunk + j * depth + n * VW);
 #pragma GCC unroll 6
-        for (int i = 0; i < mr; i++) {
-            vf x = splat_bits(p + i * TILE / 2 + j);
+            for (int i = 0; i < mr; i++) {
+                vf x = splat_bits(weights + i * TILE / 2 + j);
 #pragma GCC unroll 4
-            for (int n = 0; n < nv; n++) sum[i][n] = pair_dot(sum[i][n], v[n], x);
+                for (int n = 0; n < nv; n++) sum[i][n] = pair_dot(sum[i][n], v[n], x);
+            }
         }
     }
 #pragma GCC unroll 6
@@ -218,12 +227,12 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const flo
         for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
 }
 
-// p [mr][TILE / 2] pairs of weights -> what they add to acc
-INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const float *p, const float *vt, int64_t from,
-                           int64_t to, const int mr) {
-    int64_t d = 0;
-    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, shrink, p, vt, d, from, to, mr, 4);
-    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, vt, d, from, to, mr, 2);
+// p [mr][TILE / 2] pairs of weights, those of positions [from, to) -> what they add to acc
+INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values,
+                           int64_t from, int64_t to, struct ahead *ahead, const int few, const int mr) {
+    int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
+    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 4);
+    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 2);
 }
 
 // 2^x for x <= 0, -infinity included, within 2e-7: 2^floor(x) times a polynomial in what is left, fitted for the least

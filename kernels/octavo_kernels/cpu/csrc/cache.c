@@ -58,26 +58,56 @@ INLINE void put_head(void *out, const float *head, int64_t size, int through, in
     }
 }
 
+#if defined(__AVX512BF16__)
+// One position's key and value into their chunks of pairs (ops.h). A value's stores leave the bytes of its neighbour alone:
+// another thread may be writing them.
+INLINE void put_key_pairs(uint16_t *chunk, int64_t place, const float *head, int64_t size, int through) {
+    for (int64_t i = 0; i < size; i += VW) {
+        vh x = narrow(round_as(vload(head + i), through));
+        for (int64_t j = 0; j < VW; j += 2) memcpy(chunk + (i + j) * CHUNK + 2 * place, (const uint16_t *)&x + j, 4);
+    }
+}
+INLINE void put_value_pairs(uint16_t *chunk, int64_t place, const float *head, int64_t size, int through) {
+    for (int64_t i = 0; i < size; i += VW) {
+        vu x = (vu)round_bf16(round_as(vload(head + i), through));
+        if (place % 2 == 0) x >>= 16;
+        _mm512_mask_storeu_epi16(chunk + (place - place % 2) * size + 2 * i, place % 2 ? 0xaaaaaaaa : 0x55555555, (__m512i)x);
+    }
+}
+#else
+INLINE void put_key_pairs(uint16_t *chunk, int64_t place, const float *head, int64_t size, int through) {
+    (void)chunk, (void)place, (void)head, (void)size, (void)through;
+}
+#define put_value_pairs put_key_pairs
+#endif
+
 INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *head, int dtype, int kv_dtype) {
-    int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_width = kv_dtype == BFLOAT16 ? 2 : 4;
+    int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_width = kv_dtype == FLOAT32 ? 4 : 2;
     int64_t heads = a->num_heads, kv_heads = a->num_kv_heads;
     const char *in = (const char *)a->qkv + row * (heads + 2 * kv_heads) * size * width;
     int64_t position = MAX(0, MIN(a->positions[row], a->max_position - 1));
     const float *table = a->cos_sin ? a->cos_sin + position * a->rot_dim : NULL;
+    int64_t slot = a->slots[row], block = slot / a->block_size, offset = slot % a->block_size;
+    if (kv_dtype == PAIRS && slot >= 0)  // a key goes into as many lines as it has pairs: they are on their way meanwhile
+        for (int64_t h = 0; h < kv_heads; h++) {
+            const char *chunk = (const char *)a->kv_cache + ((block * kv_heads + h) * a->block_size + offset / CHUNK * CHUNK) * size * 2;
+            for (int64_t i = 0; i < CHUNK * size * 2; i += 64) __builtin_prefetch(chunk + i, 1, 3);
+        }
     for (int64_t h = 0; h < heads; h++) {
         prepare_head(in + h * size * width, head, a->q_norm, table, size, a->rot_dim, (float)a->eps, dtype);
         put_head((char *)a->q + (row * heads + h) * size * width, head, size, FLOAT32, dtype);
     }
-    int64_t slot = a->slots[row];
     if (slot < 0) return;
-    int64_t block = slot / a->block_size, offset = slot % a->block_size;
     for (int64_t h = 0; h < kv_heads; h++) {
         char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * size * kv_width;
         char *value = key + a->num_blocks * kv_heads * a->block_size * size * kv_width;
+        int64_t place = offset % CHUNK, before = place * size * kv_width;
         prepare_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype);
-        put_head(key, head, size, dtype, kv_dtype);
+        if (kv_dtype == PAIRS) put_key_pairs((uint16_t *)(key - before), place, head, size, dtype);
+        else put_head(key, head, size, dtype, kv_dtype);
         prepare_head(in + (heads + kv_heads + h) * size * width, head, NULL, NULL, size, 0, 0.0f, dtype);
-        put_head(value, head, size, dtype, kv_dtype);
+        if (kv_dtype == PAIRS) put_value_pairs((uint16_t *)(value - before), place, head, size, dtype);
+        else put_head(value, head, size, dtype, kv_dtype);
     }
 }
 
@@ -85,7 +115,8 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m) {
     float *head = scratch((size_t)(a->head_size + VW) * 4);
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
         for (; row < end; row++) {
-            if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
+            if (a->kv_dtype == PAIRS) rope_row(a, row, head, (int)a->dtype, PAIRS);
+            else if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
             else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);
             else if (a->kv_dtype == BFLOAT16) rope_row(a, row, head, FLOAT32, BFLOAT16);
             else rope_row(a, row, head, FLOAT32, FLOAT32);

@@ -21,7 +21,15 @@ struct silu_and_mul_args {
     int64_t rows, width, dtype;
 };
 
-// kv_cache [2, blocks, num_kv_heads, block_size, head_size]; norms and cos_sin may be NULL; dtype is qkv's and q's
+// A KV cache is [2, blocks, num_kv_heads, block_size, head_size] of float32 or bfloat16. As PAIRS, where a machine multiplies
+// pairs of bfloat16 (and the sizes allow it), each CHUNK of a block's positions is bfloat16 in the order in which those
+// products take it, so that attention neither transposes nor interleaves:
+//     keys [head_size / 2][CHUNK][2]: neighbouring elements of a position; values [CHUNK / 2][head_size][2]: neighbouring
+//     positions.
+enum { PAIRS = 2 };  // of kv_dtype, beside the dtypes
+#define CHUNK 16
+
+// norms and cos_sin may be NULL; dtype is qkv's and q's
 struct rope_and_cache_args {
     const void *qkv;
     const int64_t *positions;
