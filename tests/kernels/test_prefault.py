@@ -59,6 +59,12 @@ def test_the_next_blocks_are_there_and_no_more_than_those(caches: list[Tensor]) 
     wait_for(lambda: all(resident(cache, 0, BLOCKS) == 1 for cache in caches))
 
 
+def test_used_blocks_are_there_at_once_whatever_the_thread_has_come_to(caches: list[Tensor]) -> None:
+    ahead = Prefault(caches)
+    ahead.used(BLOCKS - 2)
+    assert all(resident(cache, 0, BLOCKS - 1) == 1 for cache in caches)
+
+
 def test_what_is_written_meanwhile_stays(caches: list[Tensor]) -> None:
     ahead = Prefault(caches)
     ahead.used(BLOCKS - 1)

@@ -38,6 +38,7 @@ _OPS = {
     "dot_products": (10, "Pq"),
     "gated_linear": (11, "PPPPPR" + "q" * 7),
     "pack_gguf": (12, "PPqqq"),
+    "touch_blocks": (13, "Pqqqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -28,21 +28,26 @@ class Prefault:
         library = get_library()
         if library is None or not kv_caches:
             return
-        self._c, self._used = _declare(library), -1
+        self._library, self._c, self._used = library, _declare(library), -1
         self._num_blocks, block_bytes = kv_caches[0].shape[1], kv_caches[0][0, 0].nbytes
         self._ahead = max(1, AHEAD_BYTES // (2 * len(kv_caches) * block_bytes))
-        bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
-        self._thread = self._c.oct_prefault_start(bases.ctypes.data, len(bases), self._num_blocks, block_bytes)
+        self._bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
+        self._caches = (self._bases.ctypes.data, len(kv_caches), self._num_blocks, block_bytes)
+        self._thread = self._c.oct_prefault_start(*self._caches)
         if self._thread is not None:
             # The caches are among the arguments because they must outlive the thread.
             weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
             self.used(0)
 
     def used(self, highest: int) -> None:
-        """Blocks up to ``highest`` have been handed out."""
-        if self._thread is not None and highest > self._used:
-            self._used = highest
-            self._c.oct_prefault_until(self._thread, min(self._num_blocks, highest + 1 + self._ahead))
+        """Blocks up to ``highest`` are used from now on: those that are not ready are made so before this returns."""
+        if self._thread is None or highest <= self._used:
+            return
+        new, end = max(self._used + 1, self._c.oct_prefault_done(self._thread)), highest + 1
+        if new < end:
+            self._library.run(self._library.pack("touch_blocks", *self._caches, new, end))
+        self._used = highest
+        self._c.oct_prefault_until(self._thread, min(self._num_blocks, end + self._ahead))
 
 
 def _declare(library: Library) -> ctypes.CDLL:
@@ -50,6 +55,7 @@ def _declare(library: Library) -> ctypes.CDLL:
     c.oct_prefault_start.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     c.oct_prefault_start.restype = ctypes.c_void_p
     c.oct_prefault_until.argtypes, c.oct_prefault_until.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    c.oct_prefault_done.argtypes, c.oct_prefault_done.restype = (ctypes.c_void_p,), ctypes.c_int64
     c.oct_prefault_stop.argtypes, c.oct_prefault_stop.restype = (ctypes.c_void_p,), None
     return c
 

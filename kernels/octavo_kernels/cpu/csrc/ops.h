@@ -59,6 +59,12 @@ struct copy_blocks_args {
     int64_t count, num_pairs, num_blocks, block_bytes;
 };
 
+// Every page of blocks [first, end) is written to, and stays as it is; caches as above
+struct touch_blocks_args {
+    void *const *caches;
+    int64_t count, num_blocks, block_bytes, first, end;
+};
+
 // Rows of activations to int8 (see quant.h), after what comes before the linear. x, residual, residual_out, norm_weight in
 // `dtype`. kind 0: x [rows, width]; 1: RMS norm of x (plus residual, if there is one, kept in residual_out);
 // 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width]
@@ -133,6 +139,7 @@ void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m);
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m);
 void op_paged_attention(const struct paged_attention_args *a, struct member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);
+void op_touch_blocks(const struct touch_blocks_args *a, struct member *m);
 void op_quantize(const struct quantize_args *a, struct member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);
 void op_gated_linear(const struct gated_linear_args *a, struct member *m);

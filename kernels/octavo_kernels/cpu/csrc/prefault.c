@@ -3,12 +3,32 @@
 // The system gives memory when it is first touched. On bare metal that takes a quarter of a microsecond a page; in a virtual
 // machine whose host gives memory late it takes more than ten, and a block of a small model has a hundred pages: a step
 // would wait a millisecond for each block that is new. Blocks are handed out in order, so the next ones are known.
-// Nothing here may be waited for by a thread that works: this one runs when a core is idle, and may be stopped anywhere. It
+// Blocks that it has not come to when they are wanted are touched by all threads of the team (op_touch_blocks): left to the
+// cache write, one thread would wait for the system and all others for that thread.
+//
+// The thread may not be waited for by one that works: this one runs when a core is idle, and may be stopped anywhere. It
 // pauses every few pages because a system that has let it run may leave it a core for tens of milliseconds.
 #define _GNU_SOURCE
-#include "team.h"
+#include "ops.h"
+
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
+
+// Adding 0 keeps what a step may be writing there at the same time.
+static void touch(char *at) { atomic_fetch_add_explicit((_Atomic char *)at, 0, memory_order_relaxed); }
+static char *next_page(char *at) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    return (char *)(((uintptr_t)at / page + 1) * page);
+}
+
+void op_touch_blocks(const struct touch_blocks_args *a, struct member *m) {
+    for (int64_t half; (half = team_take(m, 2 * a->count)) >= 0; team_done(m)) {
+        char *base = (char *)a->caches[half / 2] + half % 2 * a->num_blocks * a->block_bytes, *at = base + a->first * a->block_bytes;
+        for (; at < base + a->end * a->block_bytes; at = next_page(at)) touch(at);
+    }
+    team_wait(m, 2 * a->count);
+}
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -17,7 +37,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #define AT_A_TIME 4  // blocks
 #define PAGES 32     // between two pauses
@@ -26,15 +45,14 @@
 struct prefault {
     pthread_t thread;
     atomic_uint wanted;  // blocks [0, wanted) shall be there, or STOP; a futex
+    atomic_llong done;   // blocks [0, done) are
     int64_t count, num_blocks, block_bytes, touched;
     char *caches[];
 };
 
-static void touch(struct prefault *p, char *from, const char *end) {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    for (; from < end && atomic_load(&p->wanted) != STOP; from = (char *)(((uintptr_t)from / page + 1) * page)) {
-        // adding 0 keeps what a step may be writing there at the same time
-        atomic_fetch_add_explicit((_Atomic char *)from, 0, memory_order_relaxed);
+static void touch_gently(struct prefault *p, char *at, const char *end) {
+    for (; at < end && atomic_load(&p->wanted) != STOP; at = next_page(at)) {
+        touch(at);
         if (++p->touched % PAGES == 0) usleep(100);
     }
 }
@@ -53,9 +71,10 @@ static void *run(void *data) {
         int64_t end = next + AT_A_TIME < (int64_t)wanted ? next + AT_A_TIME : (int64_t)wanted;
         for (int64_t half = 0; half < 2 * p->count; half++) {
             char *base = p->caches[half / 2] + half % 2 * p->num_blocks * p->block_bytes;
-            touch(p, base + next * p->block_bytes, base + end * p->block_bytes);
+            touch_gently(p, base + next * p->block_bytes, base + end * p->block_bytes);
         }
         next = end;
+        atomic_store(&p->done, next);
     }
     return NULL;
 }
@@ -84,6 +103,9 @@ EXPORT void oct_prefault_until(void *prefault, int64_t blocks) {
     want(p, (unsigned)(blocks < p->num_blocks ? blocks : p->num_blocks));
 }
 
+// How many blocks, from the first on, are there.
+EXPORT int64_t oct_prefault_done(void *prefault) { return atomic_load(&((struct prefault *)prefault)->done); }
+
 // Returns when the thread has ended: the caches may be freed then.
 EXPORT void oct_prefault_stop(void *prefault) {
     struct prefault *p = prefault;
@@ -97,5 +119,9 @@ EXPORT void *oct_prefault_start(void *const *caches, int64_t count, int64_t num_
     return NULL;
 }
 EXPORT void oct_prefault_until(void *prefault, int64_t blocks) { (void)prefault, (void)blocks; }
+EXPORT int64_t oct_prefault_done(void *prefault) {
+    (void)prefault;
+    return 0;
+}
 EXPORT void oct_prefault_stop(void *prefault) { (void)prefault; }
 #endif

@@ -40,6 +40,7 @@ static const struct {
     {(op_fn)op_dot_products, sizeof(struct dot_products_args)},
     {(op_fn)op_gated_linear, sizeof(struct gated_linear_args)},
     {(op_fn)op_pack_gguf, sizeof(struct pack_gguf_args)},
+    {(op_fn)op_touch_blocks, sizeof(struct touch_blocks_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
