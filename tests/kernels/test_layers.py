@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from octavo_kernels import cpu, reference
 
+INF, NAN = float("inf"), float("nan")
 WIDTHS = [1, 7, 16, 576, 1000, 4096]
 
 
@@ -79,3 +82,20 @@ def test_rows_of_a_wider_tensor(isa):
         cpu.rms_norm(wide[:, 16:48], weight, 1e-6), cpu.rms_norm(wide[:, 16:48].contiguous(), weight, 1e-6)
     )
     assert torch.equal(cpu.silu_and_mul(wide[::2]), cpu.silu_and_mul(wide[::2].contiguous()))
+
+
+@given(data=st.data(), rows=st.integers(1, 5), width=st.sampled_from([1, 3, 15, 16, 17, 500, 512, 513, 2000]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_argmax_is_that_of_numpy(isa, data, rows, width):
+    """With ties, infinities and NaN anywhere: the first of the largest, or of the NaN."""
+    x = torch.randint(
+        -3, 4, (rows, width), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    ).float()
+    odd = st.tuples(st.integers(0, rows - 1), st.integers(0, width - 1), st.sampled_from([INF, -INF, NAN, 9.0]))
+    for row, column, value in data.draw(st.lists(odd, max_size=6)):
+        x[row, column] = value
+    if data.draw(st.booleans()):
+        x[0] = -INF
+    index, best = cpu.argmax(x)
+    assert index.tolist() == x.numpy().argmax(-1).tolist()
+    assert torch.equal(best.nan_to_num(77.0), x[range(rows), index].nan_to_num(77.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
-from octavo_kernels.cpu.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.cpu.layers import argmax, embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
@@ -26,6 +26,7 @@ __all__ = [
     "Prefault",
     "Program",
     "RecordingError",
+    "argmax",
     "attention_problem",
     "copy_blocks",
     "embedding",

@@ -47,6 +47,21 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     return out, total
 
 
+def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest index of a largest element of each row of ``x [R, N]``, int64 [R], and that element [R].
+
+    A row with a NaN: the first of those. torch's own argmax is not vectorised on a CPU; numpy's is, on one thread.
+    """
+    library = get_library()
+    if library is None or x.dtype != torch.float32 or not x.is_contiguous() or not x.shape[1]:
+        index = torch.from_numpy(x.numpy().argmax(-1)) if x.dtype != torch.bfloat16 else x.argmax(-1)
+        return index, x.gather(1, index[:, None])[:, 0]
+    index, best = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
+    op = library.pack("argmax", x.data_ptr(), index.data_ptr(), best.data_ptr(), *x.shape)
+    library.run(op, _threads(x.numel()) if len(x) > 1 else 1)
+    return index, best
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None:

@@ -18,7 +18,9 @@ class ForwardContext:
     """What a step's forward pass needs beside its tokens; handed down explicitly."""
 
     metadata: AttentionMetadata
-    kv_caches: list[Tensor]  # of each layer: [2, num_blocks, num_kv_heads, block_size, head_size]
+    kv_caches: list[
+        Tensor
+    ]  # of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order
 
 
 class Attention(nn.Module):

@@ -106,7 +106,7 @@ class Worker:
         )  # fmt: skip
 
     def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
-        """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are used."""
+        """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are needed."""
         shape = (2, self.ledger.num_blocks, spec.num_kv_heads, self.ledger.block_size, spec.head_size)
         kv = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
         kv[:, 0].zero_()

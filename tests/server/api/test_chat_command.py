@@ -33,8 +33,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
-    def exit_code(self) -> int:
+    def exit_code(self, again: str = "", seconds: float = 30.0) -> int:
+        """Of the process, once it has ended. ``again``: what a person types once more when nothing happens: a Ctrl-C in
+        the moment in which Python begins to wait for input is noticed with the next key."""
+        deadline = time.monotonic() + seconds
         while True:  # what is still shown must be read, or the process waits for that
+            if not select.select([self.fd], [], [], 1.0)[0]:
+                assert time.monotonic() < deadline, f"still there:\n{self.shown}"
+                self.type(again)
+                continue
             try:
                 data = os.read(self.fd, 65536)
             except OSError:  # Linux' way to say that the other end has closed
@@ -72,12 +79,14 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(shared_server):
     terminal = Terminal("--url", shared_server.url + "/v1", "--max-tokens", "900")
     terminal.wait_for("> ")
     terminal.type("Tell me everything\n")
+    deadline = time.monotonic() + 30
     while shared_server.get("/load").json()["server_load"] == 0:
+        assert time.monotonic() < deadline, "no answer was seen under way"
         time.sleep(0.01)
     terminal.type("\x03")
     terminal.wait_for("> ", 2)
     terminal.type("\x03")
-    assert terminal.exit_code() == 130
+    assert terminal.exit_code(again="\x03") == 130
 
 
 def test_the_conversation_goes_on_after_a_message_that_is_refused(terminal):

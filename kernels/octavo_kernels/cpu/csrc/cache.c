@@ -115,7 +115,8 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m) {
     float *head = scratch((size_t)(a->head_size + VW) * 4);
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
         for (; row < end; row++) {
-            if (a->kv_dtype == PAIRS) rope_row(a, row, head, (int)a->dtype, PAIRS);
+            if (a->kv_dtype == PAIRS && a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, PAIRS);
+            else if (a->kv_dtype == PAIRS) rope_row(a, row, head, FLOAT32, PAIRS);
             else if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
             else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);
             else if (a->kv_dtype == BFLOAT16) rope_row(a, row, head, FLOAT32, BFLOAT16);

@@ -67,3 +67,46 @@ void op_embedding(const struct embedding_args *a, struct member *m) {
     }
     team_wait(m, team_row_items(m, a->count));
 }
+
+// Where `wanted`, or a NaN if that is one, is first found from `begin` on: it is there.
+static int64_t find(const float *x, int64_t begin, float wanted) {
+    while (isnan(wanted) ? !isnan(x[begin]) : x[begin] != wanted) begin++;
+    return begin;
+}
+
+// The largest of each part of a row first, so that only one part is searched element by element.
+static void argmax_row(const float *x, int64_t width, int64_t *index, float *best) {
+    enum { PART = 32 * VW };
+    float highest = -INFINITY;
+    int64_t at = 0;
+    for (int64_t part = 0; part < width; part += PART) {
+        int64_t i = part, end = MIN(width, part + PART);
+        vf top = splat(-INFINITY);
+        vi strange = {0};
+        for (; i + VW <= end; i += VW) {
+            vf v = vload(x + i);
+            top = vmax(top, v);
+            strange |= v != v;
+        }
+        float here = vmax_all(top);
+        int32_t any = vmax_all_int(strange & 1);
+        for (; i < end; i++) {
+            here = MAX(here, x[i]);
+            any |= isnan(x[i]);
+        }
+        if (any) {
+            *index = find(x, part, NAN);
+            *best = NAN;
+            return;
+        }
+        if (here > highest) highest = here, at = part;
+    }
+    *index = find(x, at, highest);
+    *best = highest;
+}
+
+void op_argmax(const struct argmax_args *a, struct member *m) {
+    for (int64_t r; (r = team_take(m, a->rows)) >= 0; team_done(m))
+        argmax_row(a->x + r * a->width, a->width, a->index + r, a->best + r);
+    team_wait(m, a->rows);
+}

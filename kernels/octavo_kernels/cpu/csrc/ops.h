@@ -65,6 +65,14 @@ struct touch_blocks_args {
     int64_t count, num_blocks, block_bytes, first, end;
 };
 
+// The lowest index of a largest element of each row of x [rows, width], and that element. A row with a NaN: the first of those
+struct argmax_args {
+    const float *x;
+    int64_t *index;
+    float *best;
+    int64_t rows, width;
+};
+
 // Rows of activations to int8 (see quant.h), after what comes before the linear. x, residual, residual_out, norm_weight in
 // `dtype`. kind 0: x [rows, width]; 1: RMS norm of x (plus residual, if there is one, kept in residual_out);
 // 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width]
@@ -139,6 +147,7 @@ void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m);
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m);
 void op_paged_attention(const struct paged_attention_args *a, struct member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct member *m);
+void op_argmax(const struct argmax_args *a, struct member *m);
 void op_touch_blocks(const struct touch_blocks_args *a, struct member *m);
 void op_quantize(const struct quantize_args *a, struct member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);

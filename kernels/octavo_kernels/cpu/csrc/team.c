@@ -41,6 +41,7 @@ static const struct {
     {(op_fn)op_gated_linear, sizeof(struct gated_linear_args)},
     {(op_fn)op_pack_gguf, sizeof(struct pack_gguf_args)},
     {(op_fn)op_touch_blocks, sizeof(struct touch_blocks_args)},
+    {(op_fn)op_argmax, sizeof(struct argmax_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
