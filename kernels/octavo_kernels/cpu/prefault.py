@@ -28,7 +28,7 @@ class Prefault:
         library = get_library()
         if library is None or not kv_caches:
             return
-        self._library, self._c, self._used = library, _declare(library), -1
+        self._library, self._c, self._used = library, _declare(library), 0
         self._num_blocks, block_bytes = kv_caches[0].shape[1], kv_caches[0][0, 0].nbytes
         self._ahead = max(1, AHEAD_BYTES // (2 * len(kv_caches) * block_bytes))
         self._bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
@@ -37,16 +37,17 @@ class Prefault:
         if self._thread is not None:
             # The caches are among the arguments because they must outlive the thread.
             weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
-            self.used(0)
+            self._c.oct_prefault_until(self._thread, self._ahead)
 
     def used(self, highest: int) -> None:
         """Blocks up to ``highest`` are used from now on: those that are not ready are made so before this returns."""
-        if self._thread is None or highest <= self._used:
+        end = highest + 1
+        if self._thread is None or end <= self._used:
             return
-        new, end = max(self._used + 1, self._c.oct_prefault_done(self._thread)), highest + 1
-        if new < end:
-            self._library.run(self._library.pack("touch_blocks", *self._caches, new, end))
-        self._used = highest
+        first = max(self._used, self._c.oct_prefault_done(self._thread))
+        if first < end:
+            self._library.run(self._library.pack("touch_blocks", *self._caches, first, end))
+        self._used = end
         self._c.oct_prefault_until(self._thread, min(self._num_blocks, end + self._ahead))
 
 
