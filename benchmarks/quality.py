@@ -22,15 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.config import EngineArgs, ModelConfig
+from octavo.config import EngineArgs, EngineConfig, ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.tokenizer import Tokenizer
+from octavo.worker.placement import quantized_kv_dtype, spec_with
 from octavo_kernels import AttentionMetadata
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
+CPU = torch.device("cpu")
 LENGTH, BLOCK = 256, 16  # tokens of text in one piece
 MAX_KL, MIN_AGREEMENT = 0.02, 0.97
 
@@ -48,12 +50,12 @@ def texts(tokenizer: Tokenizer, positions: int) -> list[list[int]]:
     return pieces
 
 
-def logits_of(model: CausalLM, tokens: list[int], dtype: torch.dtype) -> Tensor:
-    """float32 [len(tokens), vocabulary], through a paged cache of ``dtype``, as the engine has it."""
+def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
+    """float32 [len(tokens), vocabulary], through a paged cache of ``kv_dtype``, as the engine has it."""
     padded = -(-len(tokens) // 8) * 8
     pages = -(-len(tokens) // BLOCK)
     caches = [
-        torch.zeros(2, pages + 1, spec.num_kv_heads, BLOCK, spec.head_size, dtype=dtype)
+        torch.zeros(spec_with(spec, kv_dtype, CPU).shape(pages + 1, BLOCK), dtype=getattr(torch, kv_dtype))
         for spec in model.kv_cache_specs()
     ]
     slots = torch.full((padded,), -1)
@@ -70,12 +72,12 @@ def logits_of(model: CausalLM, tokens: list[int], dtype: torch.dtype) -> Tensor:
 
 
 @torch.inference_mode()
-def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]]) -> dict[str, float]:
+def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]], kv_dtype: str) -> dict[str, float]:
     """Mean and largest KL divergence in nats, share of equal best tokens, and the loss of each in nats a token."""
     kls, equal, losses = [], [], []
     for tokens in pieces:
-        theirs = logits_of(reference, tokens, torch.float32).log_softmax(-1)
-        ours = logits_of(model, tokens, torch.bfloat16).log_softmax(-1)
+        theirs = logits_of(reference, tokens, "float32").log_softmax(-1)
+        ours = logits_of(model, tokens, kv_dtype).log_softmax(-1)
         kls.append((theirs.exp() * (theirs - ours)).sum(-1))
         equal.append(ours.argmax(-1) == theirs.argmax(-1))
         following = torch.tensor(tokens[1:])[:, None]
@@ -88,8 +90,8 @@ def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]]) -> di
     }  # fmt: skip
 
 
-def model_config(model: str | None) -> ModelConfig:
-    return EngineArgs(model=model, dtype="float32", quantization="none").create_engine_config(progress=False).model
+def engine_config(model: str | None = None) -> EngineConfig:
+    return EngineArgs(model=model, dtype="float32", quantization="none").create_engine_config(progress=False)
 
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
@@ -124,13 +126,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--positions", type=int, default=2000, help="(default: 2000)")
     parser.add_argument("--only", default="w4a8,w8a8", help="(default: w4a8,w8a8)")
+    parser.add_argument("--kv-cache-dtype", help="(default: what the engine takes here)")
     parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quality.json")
     args = parser.parse_args()
-    config = model_config(None)
+    config = engine_config().model
+    kv_dtype = args.kv_cache_dtype or quantized_kv_dtype(engine_config(), CPU)
     reference = load_model(config)
     pieces = texts(Tokenizer.from_files(config.files), args.positions)
-    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "text": "pydoc topics", "results": {}}
+    figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "text": "pydoc topics"}
+    figures |= {"kv_cache": kv_dtype, "results": {}}
     titles = {"w4a8": "W4A8: the GGUF file, the default", "w8a8": "W8A8: `--quantization int8` on safetensors"}
     for key in args.only.split(","):
         print(titles[key], end=" ", flush=True)
@@ -138,9 +143,9 @@ def main() -> int:
             which = config
             if key == "w8a8":
                 write_checkpoint(config, Path(folder))
-                which = model_config(folder)
+                which = engine_config(folder).model
             model = load_model(dataclasses.replace(which, quantization="int8"))
-        result = compare(model, reference, pieces)
+        result = compare(model, reference, pieces, kv_dtype)
         figures["results"][titles[key]] = result
         print(f" KL {result['kl']:.5f} nats, same best token {result['top1']:.2%}", flush=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)

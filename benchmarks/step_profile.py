@@ -24,9 +24,11 @@ sys.path.append(str(Path(__file__).parent / "peers"))
 from kernels_cpu import best, limits, runtime
 from sections import replace_section
 
+import octavo_kernels
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.layers.attention import ForwardContext
+from octavo.models.base import CausalLM
 from octavo.worker.recorded_steps import RecordedSteps
 from octavo_kernels import AttentionMetadata, cpu
 from octavo_kernels.cpu.recording import Program
@@ -76,6 +78,16 @@ class Timers:
 # ---------------------------------------------------------------- kernels
 
 
+def fill(model: CausalLM, caches: list[torch.Tensor], blocks: int) -> None:
+    """Write to the first blocks: memory that nobody has written is one page of zeros, however much of it is read."""
+    slots = torch.arange(blocks * caches[0].shape[3])
+    for cache, spec in zip(caches, model.kv_cache_specs(), strict=True):
+        qkv = torch.randn(len(slots), 3 * spec.num_kv_heads * spec.head_size)
+        octavo_kernels.rope_and_cache(
+            qkv, slots, None, cache, slots, spec.num_kv_heads, spec.num_kv_heads, spec.head_size
+        )
+
+
 def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int) -> list[dict[str, Any]]:
     """Parts of a step of ``rows`` sequences that compute ``new`` tokens each: milliseconds, and the least possible."""
     runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
@@ -84,8 +96,7 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
     block = caches[0].shape[3]
     pages = -(-length // block)
     table = (torch.randperm(rows * pages) % (caches[0].shape[1] - 1) + 1).int().view(rows, pages)
-    for cache in caches:  # memory that nobody has written is one page of zeros, however much of it is read
-        cache[:, : rows * pages + 1].normal_()
+    fill(model, caches, rows * pages + 1)
     at = torch.arange(length - new, length)
     metadata = AttentionMetadata(
         query_start_loc=torch.arange(0, rows * new + 1, new, dtype=torch.int32),

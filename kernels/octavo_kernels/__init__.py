@@ -5,7 +5,8 @@ Every function here takes torch tensors and hands them to a backend module that 
 the device of the tensors, unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
 
 Shapes: T rows (tokens) of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size. The KV cache of one
-layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values.
+layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values. An int8 one has
+`kv_scale_bytes` more than D.
 
 In float32 every row of a result depends on that row's own data alone: not on how many rows, chunks or requests are in
 the step, nor on the block size or the number of threads (``linear`` keeps this for T a multiple of 8).
@@ -24,6 +25,7 @@ from octavo_kernels.dispatch import (
     backend_name,
     can_be_captured,
     check_device,
+    kv_scale_bytes,
     select_backend,
 )
 from octavo_kernels.metadata import AttentionMetadata
@@ -48,6 +50,7 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "kv_scale_bytes",
     "linear",
     "paged_attention",
     "quantize_rows",

@@ -87,6 +87,11 @@ def attention_problem(
     return _backend_on(device).attention_problem(block_size, dtype, kv_dtype, head_size)
 
 
+def kv_scale_bytes(device: torch.device, kv_dtype: torch.dtype, head_size: int) -> int:
+    """How many bytes a KV cache of ``kv_dtype`` has for the scales of one key or value, beside its elements."""
+    return _backend_on(device).kv_scale_bytes(kv_dtype, head_size) if kv_dtype == torch.int8 else 0
+
+
 def _backend_on(device: torch.device) -> ModuleType:
     if not _selected:
         select_backend()

@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.loader.files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
@@ -65,7 +66,7 @@ class CacheConfig:
     block_size: int = 16  # tokens a block
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
-    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8
     kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory
     num_gpu_blocks_override: int | None = None  # exactly that many usable blocks
 
@@ -233,7 +234,7 @@ class EngineArgs:
 
         one_of("dtype", DTYPES)
         one_of("load_format", LOAD_FORMATS)
-        one_of("kv_cache_dtype", DTYPES)
+        one_of("kv_cache_dtype", KV_CACHE_DTYPES)
         one_of("scheduling_policy", ("fcfs", "priority"))
         one_of("generation_config", ("auto", "vllm"))
         one_of("device", ("auto", "cpu", "cuda"))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.cpu.attention import copy_blocks, paged_attention, rope_and_cache
+from octavo_kernels.cpu.attention import (
+    attention_problem,
+    copy_blocks,
+    kv_scale_bytes,
+    paged_attention,
+    rope_and_cache,
+)
 from octavo_kernels.cpu.layers import argmax, embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
@@ -18,7 +24,7 @@ from octavo_kernels.cpu.quant import (
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
-from octavo_kernels.reference import attention_problem, sample, top_logprobs
+from octavo_kernels.reference import sample, top_logprobs
 
 __all__ = [
     "CAPTURABLE",
@@ -32,6 +38,7 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "kv_scale_bytes",
     "linear",
     "pack_gguf",
     "paged_attention",

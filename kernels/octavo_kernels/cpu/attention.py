@@ -1,4 +1,4 @@
-"""Rotary embedding with cache write, paged attention and block copies on CPU."""
+"""Rotary embedding with cache write, paged attention and block copies on CPU; the layouts of its caches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,48 @@ from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
 from octavo_kernels.metadata import AttentionMetadata
 
 MAX_HEAD_SIZE = 512  # csrc/attention.c
-_PAIRS, _CHUNK = 2, 16  # csrc/ops.h, which describes the layout
+_PAIRS, _INT8, _CHUNK, _GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
+
+
+def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
+    """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    if kv_dtype != torch.int8:
+        return None
+    if get_library() is None:
+        return "kv_cache_dtype: an int8 cache needs the C kernels, and they are not there"
+    if dtype not in DTYPES:
+        return f"kv_cache_dtype: an int8 cache does not go with a model in {dtype}; use float32 or bfloat16"
+    if block_size % _CHUNK:
+        return f"block_size={block_size}: an int8 kv_cache_dtype needs a multiple of {_CHUNK}"
+    if head_size % _GROUP or head_size > MAX_HEAD_SIZE:
+        return f"head_size={head_size}: an int8 kv_cache_dtype needs a multiple of {_GROUP} up to {MAX_HEAD_SIZE}"
+    return None
+
+
+def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
+    """What a cache needs for the scales of one key or value, beside its elements."""
+    return max(4, head_size // 16) if kv_dtype == torch.int8 else 0
+
+
+def dequantize(kv_cache: Tensor, head_size: int) -> Tensor:
+    """What an int8 cache holds: float32 [2, blocks, heads, block size, head size]."""
+    shape, codes_size = (*kv_cache.shape[1:4], head_size), head_size * _CHUNK
+    keys, values = kv_cache.unflatten(3, (-1, _CHUNK)).flatten(-2)  # [blocks, heads, chunks, bytes]
+    codes = keys[..., :codes_size].view(torch.uint8).float() - 128
+    codes = codes.unflatten(-1, (-1, _CHUNK, 4)).movedim(-2, -3).flatten(-2)
+    scales = keys[..., codes_size : codes_size + 2 * _CHUNK * (head_size // _GROUP)].contiguous().view(torch.bfloat16)
+    groups = codes.unflatten(-1, (-1, _GROUP)) * scales.float().unflatten(-1, (-1, _CHUNK)).mT[..., None]
+    plain_keys = (groups @ _hadamard()).reshape(shape)
+    codes = values[..., :codes_size].float().unflatten(-1, (-1, head_size, 4)).mT.flatten(-3, -2)
+    scales = values[..., codes_size : codes_size + 4 * _CHUNK].contiguous().view(torch.float32)
+    return torch.stack([plain_keys, (codes * scales[..., None]).reshape(shape)])
+
+
+def _hadamard() -> Tensor:
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < _GROUP:
+        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
+    return matrix
 
 
 def is_paired(kv_cache: Tensor) -> bool:
@@ -38,6 +79,18 @@ def unpair(paired: Tensor) -> Tensor:
     return torch.stack([keys, values])
 
 
+def _kv_dtype(kv_cache: Tensor) -> int | None:
+    """As csrc/ops.h has it; None for what the library does not know."""
+    if kv_cache.dtype == torch.int8:
+        return _INT8
+    return _PAIRS if is_paired(kv_cache) else DTYPES.get(kv_cache.dtype)
+
+
+def _refuse_int8(kv_cache: Tensor) -> None:
+    if kv_cache.dtype == torch.int8:
+        raise ValueError("an int8 KV cache is for the C kernels alone, without k_scale and v_scale")
+
+
 def rope_and_cache(
     qkv: Tensor,
     positions: Tensor,
@@ -53,12 +106,13 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), DTYPES.get(kv_cache.dtype)
+    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype(kv_cache)
     usual = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
     usual = usual and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
     usual = usual and k_scale == v_scale == 1.0
-    paired = is_paired(kv_cache)
+    paired = kv_dtype == _PAIRS
     if library is None or dtype is None or kv_dtype is None or not usual:
+        _refuse_int8(kv_cache)
         plain = unpair(kv_cache) if paired else kv_cache  # right, and slow: nothing that is served comes here
         q = reference.rope_and_cache(
             qkv, positions, cos_sin_cache, plain, slot_mapping, num_heads, num_kv_heads, head_size,
@@ -90,7 +144,7 @@ def rope_and_cache(
         kv_cache.shape[3],
         kv_cache.shape[1],
         dtype,
-        _PAIRS if paired else kv_dtype,
+        kv_dtype,
         eps,
     )
     library.run(op, 1 if qkv.numel() < 16384 else None)
@@ -107,7 +161,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), DTYPES.get(kv_cache.dtype)
+    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype(kv_cache)
     rows, num_heads, head_size = q.shape
     if (
         library is None
@@ -117,6 +171,7 @@ def paged_attention(
         or not kv_cache.is_contiguous()
         or not k_scale == v_scale == 1.0
     ):
+        _refuse_int8(kv_cache)
         plain = unpair(kv_cache) if is_paired(kv_cache) else kv_cache
         return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale)
     q = dense(q)
@@ -144,7 +199,7 @@ def paged_attention(
         table.stride(0),
         window or 0,
         dtype,
-        _PAIRS if is_paired(kv_cache) else kv_dtype,
+        kv_dtype,
         scale,
         softcap or 0.0,
     )

@@ -53,5 +53,5 @@ def unsuited_reason(device: torch.device) -> str | None:
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """What attention refuses: nothing."""
-    return None
+    """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    return "kv_cache_dtype: only the C kernels of a CPU have an int8 cache" if kv_dtype == torch.int8 else None

@@ -11,7 +11,7 @@ import time
 
 from octavo.cli.flags import add_flags, from_flags
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import ATTENTION_BACKENDS, DTYPES, LOAD_FORMATS, EngineArgs
+from octavo.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, EngineArgs
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
@@ -93,7 +93,7 @@ SERVER_HELP = {
     "disable_log_stats": "no line with the load every ten seconds",
 }
 ENGINE_CHOICES = {
-    "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": DTYPES, "device": ("auto", "cpu", "cuda"),
+    "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
     "attention_backend": ATTENTION_BACKENDS,
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),

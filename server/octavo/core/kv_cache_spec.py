@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,15 @@ class KVCacheSpec:
 
     num_kv_heads: int
     head_size: int
-    dtype: str  # float32 | float16 | bfloat16
+    dtype: str  # float32 | float16 | bfloat16 | int8
     window: int | None = None
     kind: str = "attention"
+    scale_bytes: int = 0  # beside the elements of each key and each value, in a dtype that has scales
 
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
+
+    def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Of the layer's cache: [2, num_blocks, num_kv_heads, block_size, head_size and what scales need]."""
+        width = self.head_size + self.scale_bytes // DTYPE_BYTES[self.dtype]
+        return (2, num_blocks, self.num_kv_heads, block_size, width)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 import octavo_kernels
 from octavo.config import EngineConfig
+from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
 
 _FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
@@ -45,10 +48,17 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> None:
 
 
 def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
-    """The KV cache's dtype beside quantised weights, unless one is asked for: bfloat16 is finer than the weights are,
-    but where kernels want the model's own they get that."""
+    """The KV cache's dtype beside quantised weights, unless one is asked for: int8 loses far less than the weights did
+    and takes half the memory of bfloat16; where kernels want the model's own they get that."""
     block_size, head_size = config.cache.block_size, config.model.head_size
     dtype = getattr(torch, config.model.dtype)
-    if octavo_kernels.attention_problem(device, block_size, dtype, torch.bfloat16, head_size):
-        return config.model.dtype
-    return "bfloat16"
+    for name in ("int8", "bfloat16"):
+        if not octavo_kernels.attention_problem(device, block_size, dtype, getattr(torch, name), head_size):
+            return name
+    return config.model.dtype
+
+
+def spec_with(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVCacheSpec:
+    """A layer's needs with its keys and values in ``kv_dtype``."""
+    scale_bytes = octavo_kernels.kv_scale_bytes(device, getattr(torch, kv_dtype), spec.head_size)
+    return replace(spec, dtype=kv_dtype, scale_bytes=scale_bytes)

@@ -19,7 +19,7 @@ from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
 from octavo.worker.graphs import CudaCapture, run_again
 from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype
+from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype, spec_with
 from octavo.worker.profile import decode_step, largest_step, peak_of
 from octavo.worker.warm_up import warm_up
 
@@ -50,7 +50,7 @@ class Worker:
         if kv_dtype == "auto" and self.model.is_quantized:
             kv_dtype = quantized_kv_dtype(config, self.device)
         if kv_dtype != "auto":
-            specs = [replace(spec, dtype=kv_dtype) for spec in specs]
+            specs = [spec_with(spec, kv_dtype, self.device) for spec in specs]
         scheduler = self._scheduler_config(config.scheduler)
         self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
         for line in self.ledger.lines():
@@ -106,8 +106,8 @@ class Worker:
         )  # fmt: skip
 
     def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
-        """[2, num_blocks, num_kv_heads, block_size, head_size]; host pages are not touched before they are needed."""
-        shape = (2, self.ledger.num_blocks, spec.num_kv_heads, self.ledger.block_size, spec.head_size)
+        """Host pages are not touched before they are needed."""
+        shape = spec.shape(self.ledger.num_blocks, self.ledger.block_size)
         kv = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
         kv[:, 0].zero_()
         return kv

@@ -77,17 +77,15 @@ def test_the_default_engine_gives_the_same_bits_in_every_batch() -> None:
     llm = LLM(enable_prefix_caching=False, **options)
     alone = [run(llm, [prompt])[0] for prompt in prompts]
     assert run(llm, prompts) == alone
-    assert (
-        run(LLM(long_prefill_token_threshold=7, block_size=4, **options | {"num_gpu_blocks_override": 256}), prompts)
-        == alone
-    )
+    assert run(LLM(long_prefill_token_threshold=7, block_size=48, **options), prompts) == alone
     caching = LLM(**options)
     assert run(caching, prompts) == alone and run(caching, prompts) == alone
 
 
 def test_the_default_engine_knows_the_capital_of_france() -> None:
+    """float32 is sure of it, by a nat a token: where it hangs on a hair, quantised weights may say something else."""
     llm = LLM(max_model_len=256, num_gpu_blocks_override=16)
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "Name the capital of France."}]
     assert (
         "Paris" in llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)[0].outputs[0].text
     )

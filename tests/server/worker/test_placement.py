@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import octavo_kernels
-from octavo.config import EngineArgs, EngineConfig
+from octavo.config import EngineArgs, EngineConfig, ModelConfig
 from octavo.errors import ConfigError
 from octavo.worker import worker
 from octavo.worker.placement import choose_kernels, quantized_kv_dtype
@@ -49,6 +49,23 @@ def test_what_the_triton_kernels_refuse(given: dict[str, object], message: str, 
     choose_kernels(config(tiny_checkpoints, **given, attention_backend="reference"), CPU)
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({}, "head_size=16: an int8 kv_cache_dtype needs a multiple of 32"),
+        ({"head_size": 64, "block_size": 8}, "block_size=8: .* needs a multiple of 16"),
+        ({"head_size": 64, "dtype": "float16"}, r"int8 cache does not go with .*float16; use float32 or bfloat16"),
+        ({"head_size": 64, "attention_backend": "reference"}, "only the C kernels of a CPU have an int8 cache"),
+        ({"head_size": 64, "attention_backend": "triton"}, r"kv_cache_dtype: .*torch\.int8 .*"),
+    ],
+)
+def test_where_there_is_no_int8_cache(given: dict[str, object], message: str, tiny_checkpoints, monkeypatch) -> None:
+    if "head_size" in given:
+        monkeypatch.setattr(ModelConfig, "head_size", given.pop("head_size"))
+    with pytest.raises(ConfigError, match=message):
+        choose_kernels(config(tiny_checkpoints, kv_cache_dtype="int8", **given), CPU)
+
+
 def test_heads_that_are_too_wide_for_the_triton_kernels(tiny_checkpoints) -> None:
     usual = config(tiny_checkpoints, attention_backend="triton")
     wide = replace(usual.model, hf_config=usual.model.hf_config | {"head_dim": 512})
@@ -80,9 +97,14 @@ def test_only_kernels_that_read_nothing_on_the_host_are_captured(monkeypatch) ->
     assert not octavo_kernels.can_be_captured(CUDA)
 
 
-def test_the_cache_beside_quantised_weights(tiny_checkpoints) -> None:
+def test_the_cache_beside_quantised_weights(tiny_checkpoints, monkeypatch) -> None:
     usual = config(tiny_checkpoints)
     octavo_kernels.select_backend("cpu")
+    assert quantized_kv_dtype(usual, CPU) == "bfloat16"  # heads of 16: no int8
+    monkeypatch.setattr(type(usual.model), "head_size", 64)
+    assert quantized_kv_dtype(usual, CPU) == "int8"
+    assert quantized_kv_dtype(config(tiny_checkpoints, block_size=8), CPU) == "bfloat16"
+    octavo_kernels.select_backend("reference")
     assert quantized_kv_dtype(usual, CPU) == "bfloat16"
     octavo_kernels.select_backend("triton")
     assert quantized_kv_dtype(usual, CUDA) == "float32"

@@ -9,6 +9,7 @@
 // position 0, every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, whether one
 // thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
 // are computed side by side, never in which order one row's terms are added.
+#include "attention_int8.h"
 #include "attention_tile.h"
 
 #define SPLIT 256
@@ -53,11 +54,13 @@ static struct work get_work(int64_t rows, int64_t depth) {
     return w;
 }
 
-// Where the rows of positions start .. start + TILE lie, or the chunks of pairs; rows past the sequence are zeros (never what
+INLINE int in_chunks(const struct paged_attention_args *a) { return a->kv_dtype == PAIRS || a->kv_dtype == INT8; }
+
+// Where the rows of positions start .. start + TILE lie, or their chunks; rows past the sequence are zeros (never what
 // the page holds).
 INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
-    if (it->a->kv_dtype == PAIRS) {
+    if (in_chunks(it->a)) {
         for (int64_t c = 0; c < CHUNKS; c++) {
             int64_t position = start + c * CHUNK, offset = position % block_size;
             if (position >= it->length) {
@@ -95,17 +98,27 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
     if (from >= TILE || to <= 0) return;
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
-#if HAS_PAIRS
-    if (kind == PAIRS) {
-        const int few = w->ahead.each > 0;
-        if (few) pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 1, mr);
-        else pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 0, mr);
-        uint64_t visible[MR];
+    const int few = w->ahead.each > 0;
+    float shrink[ROUND_UP(MR)];
+    uint64_t visible[MR];
+    if (kind == PAIRS || kind == INT8)
         for (int i = 0; i < mr; i++) {
             int64_t position = it->first_position + (r + i) / it->group - start;
             visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
         }
-        float shrink[VW];
+    if (kind == INT8) {
+        uint8_t *contributions = (uint8_t *)p;
+        if (few) int8_scores(w->q + r * depth, depth, keys, s, &w->ahead, 1, mr);
+        else int8_scores(w->q + r * depth, depth, keys, s, &w->ahead, 0, mr);
+        int8_soften(scaling, softcap, s, values, depth, contributions, visible, w->m + r, w->lanes + r * VW, shrink, mr);
+        if (few) int8_weigh_all(w->acc + r * depth, depth, shrink, contributions, values, from, to, &w->ahead, 1, mr);
+        else int8_weigh_all(w->acc + r * depth, depth, shrink, contributions, values, from, to, &w->ahead, 0, mr);
+        return;
+    }
+#if HAS_PAIRS
+    if (kind == PAIRS) {
+        if (few) pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 1, mr);
+        else pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 0, mr);
         pair_soften(scaling, softcap, s, p, visible, w->m + r, w->lanes + r * VW, shrink, mr);
         if (few) pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 1, mr);
         else pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 0, mr);
@@ -126,7 +139,8 @@ static void __attribute__((noinline)) tile_some(const struct item *it, struct wo
                                                 const void *const *keys, const void *const *values, int kind) {
 #define CASE(n)                                                                                  \
     case n:                                                                                      \
-        if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, keys, values, PAIRS, n);      \
+        if (kind == INT8) tile_rows(it, w, start, r, keys, values, INT8, n);                     \
+        else if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, keys, values, PAIRS, n); \
         else if (kind == BFLOAT16) tile_rows(it, w, start, r, keys, values, BFLOAT16, n);        \
         else tile_rows(it, w, start, r, keys, values, FLOAT32, n);                               \
         break;
@@ -156,11 +170,11 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
-    if (kind == PAIRS) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
-    const int pack = kind != PAIRS && (depth != head_size || (kind == BFLOAT16 && rows > MR));
+    const int by_lanes = kind == PAIRS || kind == INT8;  // sums for each lane, maxima in powers of 2
+    if (by_lanes) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
+    const int pack = !by_lanes && (depth != head_size || (kind == BFLOAT16 && rows > MR));
     int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
-    const int in_chunks = it->a->kv_dtype == PAIRS;
-    const int64_t pieces = in_chunks ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
+    const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
@@ -176,7 +190,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         const void *chunks[2][CHUNKS];
         if (kind == PAIRS) {
             if (few) w->ahead.each = CEIL_DIV(lines, row_tiles * (head_size / 2 + TILE / 2));
-            if (!in_chunks) {
+            if (!in_chunks(it->a)) {
                 pair_rows(keys, values, w->kt, w->vt, head_size);
                 for (int64_t c = 0; c < CHUNKS; c++) {
                     chunks[0][c] = w->kt + c * CHUNK * head_size / 2;
@@ -189,7 +203,8 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             }
         }
 #endif
-        if (kind != PAIRS) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
+        if (kind == INT8 && few) w->ahead.each = CEIL_DIV(lines, row_tiles * (head_size / 4 + TILE / 4));
+        if (!by_lanes) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
@@ -205,7 +220,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         }
         count = next_count;
     }
-    if (kind == PAIRS)
+    if (by_lanes)
         for (int64_t r = 0; r < rows; r++) w->m[r] *= 0.693147180559945309f, w->l[r] = vsum(vload(w->lanes + r * VW));
 }
 
@@ -230,23 +245,27 @@ INLINE int64_t row_offset(const struct item *it, int64_t r) {
 }
 
 INLINE int kind_of(const struct paged_attention_args *a) {
-    if (a->kv_dtype == PAIRS) return PAIRS;
+    if (in_chunks(a)) return (int)a->kv_dtype;
     return HAS_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? PAIRS : (int)a->kv_dtype;
 }
 
 static void load_queries(const struct item *it, struct work *w) {
-    int pairs = kind_of(it->a) == PAIRS;
-    for (int64_t r = 0; r < it->rows; r++)
+    int pairs = kind_of(it->a) == PAIRS, int8 = it->a->kv_dtype == INT8;
+    float row[MAX_HEAD_SIZE] __attribute__((aligned(64)));
+    for (int64_t r = 0; r < it->rows; r++) {
         for (int64_t d = 0; d < it->a->head_size; d += VW) {
             vf x = load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype);
-            if (pairs) store_as(w->q + r * it->depth, d, x, BFLOAT16);
+            if (int8) vstore(row + d, x);
+            else if (pairs) store_as(w->q + r * it->depth, d, x, BFLOAT16);
             else vstore(w->q + r * it->depth + d, x);
         }
+        if (int8) int8_query(row, it->depth, w->q + r * it->depth);
+    }
 }
 
 static void finish_row(const struct item *it, int64_t r, const float *total, float l) {
     char *out = it->out + row_offset(it, r);
-    vf sum = splat(l > 0.0f ? l : 1.0f);
+    vf sum = splat(l == 0.0f ? 1.0f : l);  // NaN stays
     for (int64_t d = 0; d < it->a->head_size; d += VW) {
         int64_t n = MIN(VW, it->a->head_size - d);
         vf x = vload(total + d) / sum;
@@ -258,6 +277,7 @@ static void finish_row(const struct item *it, int64_t r, const float *total, flo
 static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end,
                                                       const struct item *next, int64_t next_start) {
     switch (kind_of(it->a)) {
+        case INT8: attend(it, w, begin, end, next, next_start, INT8); break;
 #if HAS_PAIRS
         case PAIRS: attend(it, w, begin, end, next, next_start, PAIRS); break;
 #endif
@@ -350,7 +370,7 @@ static struct item make_item(const struct walk *k, int64_t index) {
     const struct paged_attention_args *a = k->a;
     int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
     int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
-    int64_t first = tile * k->tokens_per_item, kv_bytes = a->kv_dtype == FLOAT32 ? 4 : 2;
+    int64_t first = tile * k->tokens_per_item;
     struct item it = {.a = a};
     it.group = a->num_heads / heads;
     it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
@@ -358,7 +378,7 @@ static struct item make_item(const struct walk *k, int64_t index) {
     it.length = a->seq_lens[r];
     it.depth = CEIL_DIV(a->head_size, VW) * VW;
     it.table = a->block_table + r * a->table_stride;
-    it.row_stride = a->head_size * kv_bytes;
+    it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
     it.block_stride = heads * a->block_size * it.row_stride;
     it.value_offset = a->num_blocks * it.block_stride;
     it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;

@@ -31,18 +31,6 @@ INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
     return d + VW <= head_size ? load_as(row, d, dtype) : load_part(row, d, head_size - d, dtype);
 }
 
-#if VW == 16
-#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif VW == 8
-#define LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define LOW 0, 4, 1, 5
-#define HIGH 2, 6, 3, 7
-#endif
-#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-
 // Transpose a VW x VW square in registers: interleaving rows i and i + VW / 2 log2(VW) times.
 INLINE void transpose_square(vf *r) {
     vf t[VW];
@@ -235,19 +223,6 @@ INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const
     for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 2);
 }
 
-// 2^x for x <= 0, -infinity included, within 2e-7: 2^floor(x) times a polynomial in what is left, fitted for the least
-// relative error and exact at 0.
-INLINE vf exp2_negative(vf x) {
-    vf f = (vf)_mm512_reduce_ps((__m512)x, 9);  // x - floor(x)
-    vf p = splat(0.001867130515165627f);
-    p = vfma(p, f, splat(0.009017028845846653f));
-    p = vfma(p, f, splat(0.05579991266131401f));
-    p = vfma(p, f, splat(0.24016444385051727f));
-    p = vfma(p, f, splat(0.6931512951850891f));
-    p = vfma(p, f, splat(1.0f));
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
-}
-
 INLINE vf vmax_lanes(vf x) {
     x = vmax(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
     x = vmax(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
@@ -281,14 +256,14 @@ INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, 
         sum[i] = (vf){0};
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
-            x[n] = exp2_negative(x[n] - top);
+            x[n] = vexp2(x[n] - top);
             sum[i] += x[n];
         }
 #pragma GCC unroll 2
         for (int n = 0; n < TILE / VW; n += 2)
             *(__m512bh *)(p + i * TILE / 2 + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
     }
-    vstore(shrink, exp2_negative(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
+    vstore(shrink, vexp2(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum[i]));
 }

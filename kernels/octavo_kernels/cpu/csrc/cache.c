@@ -1,6 +1,7 @@
 // Everything between the qkv projection and attention in one pass (per-head norm, rotation, cache write); block copies.
 #include <stdlib.h>
 
+#include "int8_cache.h"
 #include "ops.h"
 #include "simd.h"
 
@@ -81,17 +82,56 @@ INLINE void put_key_pairs(uint16_t *chunk, int64_t place, const float *head, int
 #define put_value_pairs put_key_pairs
 #endif
 
+// One position's key and value into their chunks of int8 (ops.h). What is not finite spoils the position, visibly: whoever
+// sees it gets NaN.
+INLINE void put_key_int8(uint8_t *chunk, int64_t place, float *head, int64_t size, int through) {
+    uint16_t *scales = (uint16_t *)(chunk + size * CHUNK);
+    int8_t codes[GROUP_K];
+    for (int64_t g = 0; g < size / GROUP_K; g++) {
+        float *x = head + g * GROUP_K;
+        for (int64_t i = 0; i < GROUP_K; i += VW) vstore(x + i, round_as(vload(x + i), through));
+        hadamard(x);
+        const uint16_t scale = bf16_above(int8_scale(x, GROUP_K));
+        int8_codes(x, GROUP_K, bf16_value(scale), codes);
+        for (int64_t i = 0; i < GROUP_K; i += 4) {
+            uint32_t four;
+            memcpy(&four, codes + i, 4);
+            four ^= 0x80808080u;
+            memcpy(chunk + (g * GROUP_K + i) * CHUNK + 4 * place, &four, 4);
+        }
+        scales[g * CHUNK + place] = bf16_above(bf16_value(scale) / GROUP_K);  // the matrix twice is GROUP_K times as much
+    }
+}
+INLINE void put_value_int8(int8_t *chunk, int64_t place, float *head, int64_t size, int through, uint16_t *key_scale) {
+    for (int64_t i = 0; i < size; i += VW) vstore(head + i, round_as(vload(head + i), through));
+    const float scale = int8_scale(head, size);
+    if (scale != scale) *key_scale = 0x7fc0;
+    int8_t *to = chunk + place / 4 * 4 * size + place % 4;
+    const vf inverse = splat(1.0f / scale);
+    for (int64_t i = 0; i < size; i += VW) {
+        vi code = vround(vload(head + i) * inverse);
+#if defined(__AVX512F__)
+        const int lane = (int)(place % 4);  // the bytes between are other positions', which another thread may be writing
+        _mm512_mask_storeu_epi8(to - lane + 4 * i, 0x1111111111111111ull << lane, (__m512i)((vu)code << 8 * lane));
+#else
+        for (int j = 0; j < VW; j++) to[4 * (i + j)] = (int8_t)code[j];
+#endif
+    }
+    memcpy(chunk + CHUNK * size + 4 * place, &scale, 4);
+}
+
 INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *head, int dtype, int kv_dtype) {
-    int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_width = kv_dtype == FLOAT32 ? 4 : 2;
+    int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_row = kv_row_bytes(size, kv_dtype);
     int64_t heads = a->num_heads, kv_heads = a->num_kv_heads;
     const char *in = (const char *)a->qkv + row * (heads + 2 * kv_heads) * size * width;
     int64_t position = MAX(0, MIN(a->positions[row], a->max_position - 1));
     const float *table = a->cos_sin ? a->cos_sin + position * a->rot_dim : NULL;
     int64_t slot = a->slots[row], block = slot / a->block_size, offset = slot % a->block_size;
-    if (kv_dtype == PAIRS && slot >= 0)  // a key goes into as many lines as it has pairs: they are on their way meanwhile
+    const int in_chunks = kv_dtype == PAIRS || kv_dtype == INT8;
+    if (in_chunks && slot >= 0)  // a key is spread over its whole chunk: the lines are on their way meanwhile
         for (int64_t h = 0; h < kv_heads; h++) {
-            const char *chunk = (const char *)a->kv_cache + ((block * kv_heads + h) * a->block_size + offset / CHUNK * CHUNK) * size * 2;
-            for (int64_t i = 0; i < CHUNK * size * 2; i += 64) __builtin_prefetch(chunk + i, 1, 3);
+            const char *chunk = (const char *)a->kv_cache + ((block * kv_heads + h) * a->block_size + offset / CHUNK * CHUNK) * kv_row;
+            for (int64_t i = 0; i < CHUNK * kv_row; i += 64) __builtin_prefetch(chunk + i, 1, 3);
         }
     for (int64_t h = 0; h < heads; h++) {
         prepare_head(in + h * size * width, head, a->q_norm, table, size, a->rot_dim, (float)a->eps, dtype);
@@ -99,14 +139,17 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
     }
     if (slot < 0) return;
     for (int64_t h = 0; h < kv_heads; h++) {
-        char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * size * kv_width;
-        char *value = key + a->num_blocks * kv_heads * a->block_size * size * kv_width;
-        int64_t place = offset % CHUNK, before = place * size * kv_width;
+        char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * kv_row;
+        char *value = key + a->num_blocks * kv_heads * a->block_size * kv_row;
+        int64_t place = offset % CHUNK, before = place * kv_row;
         prepare_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype);
-        if (kv_dtype == PAIRS) put_key_pairs((uint16_t *)(key - before), place, head, size, dtype);
+        if (kv_dtype == INT8) put_key_int8((uint8_t *)(key - before), place, head, size, dtype);
+        else if (kv_dtype == PAIRS) put_key_pairs((uint16_t *)(key - before), place, head, size, dtype);
         else put_head(key, head, size, dtype, kv_dtype);
         prepare_head(in + (heads + kv_heads + h) * size * width, head, NULL, NULL, size, 0, 0.0f, dtype);
-        if (kv_dtype == PAIRS) put_value_pairs((uint16_t *)(value - before), place, head, size, dtype);
+        uint16_t *key_scale = (uint16_t *)(key - before + size * CHUNK) + place;
+        if (kv_dtype == INT8) put_value_int8((int8_t *)(value - before), place, head, size, dtype, key_scale);
+        else if (kv_dtype == PAIRS) put_value_pairs((uint16_t *)(value - before), place, head, size, dtype);
         else put_head(value, head, size, dtype, kv_dtype);
     }
 }
@@ -115,7 +158,9 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct member *m) {
     float *head = scratch((size_t)(a->head_size + VW) * 4);
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
         for (; row < end; row++) {
-            if (a->kv_dtype == PAIRS && a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, PAIRS);
+            if (a->kv_dtype == INT8 && a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, INT8);
+            else if (a->kv_dtype == INT8) rope_row(a, row, head, FLOAT32, INT8);
+            else if (a->kv_dtype == PAIRS && a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, PAIRS);
             else if (a->kv_dtype == PAIRS) rope_row(a, row, head, FLOAT32, PAIRS);
             else if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, BFLOAT16);
             else if (a->dtype == BFLOAT16) rope_row(a, row, head, BFLOAT16, FLOAT32);

@@ -48,3 +48,25 @@ INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
     return acc;
 }
 #endif
+
+// Each lane: acc + the sum of 4 products of `a`, in 0 .. 127, and int8 `b`
+INLINE vi dot4_7bits(vi acc, vbytes a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return acc + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)a, (__m256i)b), _mm256_set1_epi16(1));
+#elif defined(__SSSE3__)
+    return acc + (vi)_mm_madd_epi16(_mm_maddubs_epi16((__m128i)a, (__m128i)b), _mm_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b);
+#else
+    for (int shift = 24; shift >= 0; shift -= 8) acc += (((vi)a << shift) >> 24) * ((b << shift) >> 24);
+    return acc;
+#endif
+}
+// The same 4 bytes in each lane
+INLINE vi splat_four(const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    return splat_int(four);
+}

@@ -26,8 +26,18 @@ struct silu_and_mul_args {
 // products take it, so that attention neither transposes nor interleaves:
 //     keys [head_size / 2][CHUNK][2]: neighbouring elements of a position; values [CHUNK / 2][head_size][2]: neighbouring
 //     positions.
-enum { PAIRS = 2 };  // of kv_dtype, beside the dtypes
+// As INT8, [2, blocks, num_kv_heads, block_size, head_size + MAX(4, head_size / 16)] bytes, each CHUNK of positions is
+//     keys uint8 [head_size / 4][CHUNK][4]: neighbouring elements, 128 more than they are; then their scales, bfloat16
+//     [head_size / GROUP_K][CHUNK]. A key is code * scale, each GROUP_K elements times the Hadamard matrix;
+//     values int8 [CHUNK / 4][head_size][4]: neighbouring positions; then their scales, float32 [CHUNK].
+enum { PAIRS = 2, INT8 = 3 };  // of kv_dtype, beside the dtypes
 #define CHUNK 16
+#define GROUP_K 32
+// Bytes of one position of one head, keys or values
+static inline int64_t kv_row_bytes(int64_t head_size, int64_t kv_dtype) {
+    if (kv_dtype == INT8) return head_size + (head_size / 16 > 4 ? head_size / 16 : 4);
+    return head_size * (kv_dtype == 0 ? 4 : 2);
+}
 
 // norms and cos_sin may be NULL; dtype is qkv's and q's
 struct rope_and_cache_args {

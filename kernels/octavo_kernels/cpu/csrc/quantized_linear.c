@@ -47,12 +47,6 @@ struct block {
     int64_t lines;
 };
 
-INLINE vi splat_four(const int8_t *p) {
-    int32_t four;
-    memcpy(&four, p, 4);
-    return splat_int(four);
-}
-
 // Byte offset of vector v (of VW channels) within a 64-byte vector of 16 channels, or rather of its half of the group.
 #define HALF(v) ((v)*VW / 16)
 #define LANE(v) ((v)*VW % 16 * 4)

@@ -88,6 +88,19 @@ INLINE vi lane_index(void) {
     return x;
 }
 
+// Elements of two vectors in turn: those of their lower halves, those of their upper halves
+#if VW == 16
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif VW == 8
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+#define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+
 // Sums and maxima over a vector, always by halving, so in one fixed order.
 #if VW == 16
 #define HALVES(x, op)                                                                                             \
@@ -221,6 +234,22 @@ INLINE vf vexp(vf x) {
     vi exponent = __builtin_convertvector(n, vi) << 23;
     vf result = (vf)((vi)p + exponent);
     return vselect_less(x, splat(-87.3f), splat(0.0f), result);
+}
+// 2^x, -infinity included, within 2e-7 for x in -126 .. 126: 2^floor(x) times a polynomial in what is left, fitted for the least
+// relative error and exact at 0.
+INLINE vf vexp2(vf x) {
+#if defined(__AVX512F__)
+    vf f = (vf)_mm512_reduce_ps((__m512)x, 9);  // x - floor(x)
+    vf p = splat(0.001867130515165627f);
+    p = vfma(p, f, splat(0.009017028845846653f));
+    p = vfma(p, f, splat(0.05579991266131401f));
+    p = vfma(p, f, splat(0.24016444385051727f));
+    p = vfma(p, f, splat(0.6931512951850891f));
+    p = vfma(p, f, splat(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
+#else
+    return vexp(x * splat(0.693147180559945309f));
+#endif
 }
 INLINE float exp_one(float x) { return vexp(splat(x))[0]; }
 // tanh as Cephes' tanhf: a polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose its digits.

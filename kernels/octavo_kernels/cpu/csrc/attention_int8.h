@@ -1,0 +1,201 @@
+// The pieces of attention over an int8 cache (int8_cache.h, ops.h): integer products in both directions, so that a tile costs
+// half the memory of a bfloat16 one and nothing has to be unpacked.
+//
+// Scores are sums of GROUP_K exact integer products, scaled, in order of the groups. What a value's integers are to be
+// multiplied with, weight times scale, becomes an integer of 14 bits in two terms of 7. For that it has to be bounded:
+// the softmax is computed relative to the largest of score + log2(scale), so that the largest *contribution* is near 1 (an
+// attention sink, which has a large weight and a value near 0, takes no bits from the others).
+#pragma once
+#include "attention_tile.h"
+#include "dot.h"
+#include "int8_cache.h"
+
+#define WEIGHT_STEPS 8191.0f  // of a contribution in [0, 2): below 2^14
+
+// A row of queries in `depth` floats: codes [depth], then for each group a scale and what its products start from.
+INLINE int8_t *query_codes(const float *q) { return (int8_t *)q; }
+INLINE float *query_scales(const float *q, int64_t depth) { return (float *)((char *)q + depth); }
+INLINE int32_t *query_starts(const float *q, int64_t depth) { return (int32_t *)((char *)q + 2 * depth); }
+
+// x [head_size], which is overwritten, to the row `q`
+INLINE void int8_query(float *x, int64_t head_size, float *q) {
+    for (int64_t g = 0; g < head_size / GROUP_K; g++) {
+        hadamard(x + g * GROUP_K);
+        float scale = int8_scale(x + g * GROUP_K, GROUP_K);
+        int32_t sum = int8_codes(x + g * GROUP_K, GROUP_K, scale, query_codes(q) + g * GROUP_K);
+        query_scales(q, head_size)[g] = scale;
+        query_starts(q, head_size)[g] = UNSIGNED_CODES8 ? -128 * sum : 0;
+    }
+}
+
+// s[mr][TILE] = q . keys
+INLINE void int8_scores(const float *q, int64_t head_size, const void *const *keys, float *s, struct ahead *ahead, const int few,
+                        const int mr) {
+    for (int c = 0; c < TILE; c += NV * VW) {
+        const uint8_t *codes[NV];
+#pragma GCC unroll 4
+        for (int n = 0; n < NV; n++) codes[n] = (const uint8_t *)keys[(c + n * VW) / CHUNK] + (c + n * VW) % CHUNK * 4;
+        vf total[MR][NV] = {0};
+        for (int64_t g = 0; g < head_size / GROUP_K; g++) {
+            vi sum[MR][NV];
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+                for (int n = 0; n < NV; n++) sum[i][n] = splat_int(query_starts(q + i * head_size, head_size)[g]);
+#pragma GCC unroll 8
+            for (int d = 0; d < GROUP_K / 4; d++) {
+                if (few) fetch(ahead, ahead->each);
+                vbytes k[NV];
+#pragma GCC unroll 4
+                for (int n = 0; n < NV; n++) k[n] = load_bytes(codes[n] + (g * GROUP_K / 4 + d) * CHUNK * 4);
+#pragma GCC unroll 6
+                for (int i = 0; i < mr; i++) {
+                    vi x = splat_four(query_codes(q + i * head_size) + g * GROUP_K + d * 4);
+#pragma GCC unroll 4
+                    for (int n = 0; n < NV; n++) sum[i][n] = dot4(sum[i][n], k[n], x, 8);
+                }
+            }
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) {
+                int at = (c + n * VW) % CHUNK;
+                const uint16_t *scales = (const uint16_t *)((const char *)keys[(c + n * VW) / CHUNK] + head_size * CHUNK);
+                vf scale = load_as(scales + g * CHUNK, at, BFLOAT16);
+#pragma GCC unroll 6
+                for (int i = 0; i < mr; i++) {
+                    vf part = __builtin_convertvector(sum[i][n], vf) * splat(query_scales(q + i * head_size, head_size)[g]);
+                    total[i][n] = vfma(part, scale, total[i][n]);
+                }
+            }
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+            for (int n = 0; n < NV; n++) vstore(s + i * TILE + c + n * VW, total[i][n]);
+    }
+}
+
+// a in lanes j where bit `from` + j of `bits` is set, b in the others
+INLINE vf select_by_bits(uint64_t bits, int from, vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_mask_mov_ps((__m512)b, (__mmask16)(bits >> from), (__m512)a);
+#else
+    vi mask;
+    for (int j = 0; j < VW; j++) mask[j] = -(int32_t)(bits >> (from + j) & 1);
+    return vselect(mask, a, b);
+#endif
+}
+
+// 4 * VW integers of 14 bits to bytes, the upper 7 bits and the lower 7. Integers stay together by fours, as products take them;
+// `packed_at` says where the fours are.
+INLINE void pack_steps(const vi *steps, uint8_t *high, uint8_t *low) {
+#if defined(__AVX512F__)
+    __m512i a = _mm512_packus_epi32((__m512i)steps[0], (__m512i)steps[1]);
+    __m512i b = _mm512_packus_epi32((__m512i)steps[2], (__m512i)steps[3]);
+    _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 7), _mm512_srli_epi16(b, 7)));
+    const __m512i mask = _mm512_set1_epi16(127);
+    _mm512_storeu_si512(low, _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask)));
+#elif defined(__AVX2__)
+    __m256i a = _mm256_packus_epi32((__m256i)steps[0], (__m256i)steps[1]);
+    __m256i b = _mm256_packus_epi32((__m256i)steps[2], (__m256i)steps[3]);
+    _mm256_storeu_si256((__m256i *)high, _mm256_packus_epi16(_mm256_srli_epi16(a, 7), _mm256_srli_epi16(b, 7)));
+    const __m256i mask = _mm256_set1_epi16(127);
+    _mm256_storeu_si256((__m256i *)low, _mm256_packus_epi16(_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)));
+#else
+    for (int n = 0; n < 4; n++) {
+        store_int8((int8_t *)high + n * VW, steps[n] >> 7);
+        store_int8((int8_t *)low + n * VW, steps[n] & 127);
+    }
+#endif
+}
+// Byte offset of positions 4 * j .. 4 * j + 4
+INLINE int64_t packed_at(int64_t j) {
+    const int64_t lanes = VW / 4;
+    return j / VW * (4 * VW) + (j % VW % lanes * 4 + j % VW / lanes) * 4;
+}
+
+#define ROUND_UP(n) (CEIL_DIV(n, VW) * VW)
+// Online softmax of mr rows: scores to contributions p[mr][2 terms][TILE], with maxima in powers of 2 and a sum for each
+// lane, l[mr][VW]; `shrink`: what a row's acc is to be multiplied with. Row i sees the positions of visible[i].
+INLINE void int8_soften(float scaling, float softcap, const float *s, const void *const *values, int64_t head_size, uint8_t *p,
+                        const uint64_t *visible, float *m, float *l, float *shrink, const int mr) {
+    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
+    float before[ROUND_UP(MR)] = {0}, after[ROUND_UP(MR)] = {0};
+    vf sum[MR], size[TILE / VW], exponent[TILE / VW];
+#pragma GCC unroll 4
+    for (int n = 0; n < TILE / VW; n++) {
+        size[n] = vload((const float *)((const char *)values[n * VW / CHUNK] + head_size * CHUNK) + n * VW % CHUNK);
+        exponent[n] = __builtin_convertvector(((vi)size[n] >> 23) - 127, vf);  // log2, rounded down
+        size[n] *= splat(WEIGHT_STEPS);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+        vf x[TILE / VW], top = splat(m[i]);
+        vi steps[TILE / VW];
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n++) {
+            x[n] = vload(s + i * TILE + n * VW) * scale;
+            if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
+            if (~visible[i]) x[n] = select_by_bits(visible[i], n * VW, x[n], splat(-INFINITY));
+            top = vmax(top, x[n] + exponent[n]);
+        }
+        float highest = vmax_all(top);
+        before[i] = m[i], after[i] = m[i] = highest;
+        top = splat(MAX(highest, -FLT_MAX));  // nothing visible yet: weights become 2^-inf = 0
+        sum[i] = (vf){0};
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n++) {
+            vf weight = vexp2(x[n] - top), contribution = weight * size[n];
+            sum[i] += weight;
+            if (~visible[i]) contribution = select_by_bits(visible[i], n * VW, contribution, splat(0.0f));  // sizes may be NaN
+            steps[n] = vround(contribution);
+        }
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n += 4) pack_steps(steps + n, p + i * 2 * TILE + n * VW, p + (i * 2 + 1) * TILE + n * VW);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < ROUND_UP(mr); i += VW)
+        vstore(shrink + i, vexp2(vload(before + i) - vmax(vload(after + i), splat(-FLT_MAX))));
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum[i]));
+}
+
+// acc[mr][nv vectors] = acc * shrink[mr] + contributions . values of chunks [first, last)
+INLINE void int8_weigh(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values, int64_t d,
+                       int64_t first, int64_t last, struct ahead *ahead, const int few, const int mr, const int nv) {
+    vi high[MR][NV] = {0}, low[MR][NV] = {0};
+    for (int64_t c = first; c < last; c++) {
+        const uint8_t *chunk = (const uint8_t *)values[c] + d * 4;
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < CHUNK / 4; j++) {
+            const int64_t at = packed_at(c * CHUNK / 4 + j);
+            if (few) fetch(ahead, ahead->each);
+            vbytes v[NV];
+#pragma GCC unroll 4
+            for (int n = 0; n < nv; n++) v[n] = load_bytes(chunk + j * head_size * 4 + n * VW * 4);
+#pragma GCC unroll 6
+            for (int i = 0; i < mr; i++) {
+                vi x = splat_four((const int8_t *)p + i * 2 * TILE + at), y = splat_four((const int8_t *)p + (i * 2 + 1) * TILE + at);
+#pragma GCC unroll 4
+                for (int n = 0; n < nv; n++) high[i][n] = dot4_7bits(high[i][n], (vbytes)x, (vi)v[n]);
+#pragma GCC unroll 4
+                for (int n = 0; n < nv; n++) low[i][n] = dot4_7bits(low[i][n], (vbytes)y, (vi)v[n]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++)
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; n++) {
+            float *to = acc + i * head_size + d + n * VW;
+            vf sum = __builtin_convertvector((high[i][n] << 7) + low[i][n], vf);
+            vstore(to, vfma(sum, splat(1.0f / WEIGHT_STEPS), vload(to) * splat(shrink[i])));
+        }
+}
+
+INLINE void int8_weigh_all(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values,
+                           int64_t from, int64_t to, struct ahead *ahead, const int few, const int mr) {
+    int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
+    if (VW == 16 && mr <= 3)  // two sums each: as many as there are registers for
+        for (; d + 4 * VW <= head_size; d += 4 * VW) int8_weigh(acc, head_size, shrink, p, values, d, first, last, ahead, few, mr, 4);
+    for (; d < head_size; d += 2 * VW) int8_weigh(acc, head_size, shrink, p, values, d, first, last, ahead, few, mr, 2);
+}
