@@ -169,8 +169,7 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     timers.watch(core.scheduler, "update_from_output", "update")
     timers.watch(core.executor, "execute_model", "execute")
     timers.watch(runner, "sampler", "sampler")
-    timers.watch(RecordedSteps, "_forward", "layers")
-    timers.watch(RecordedSteps, "logits", "head")
+    timers.watch(RecordedSteps, "_whole", "program")
     take = core.step
     core.step = lambda: outputs.append(take()) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
     try:
@@ -180,10 +179,9 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     ms = {name: timers.median_ms(name, steps) for name in timers.calls}
     messages = _messages(outputs[-steps // 2])
     return [
-        {"part": "layers", "ms": ms["layers"]},
-        {"part": "head", "ms": ms["head"]},
+        {"part": "layers, head, best tokens: one program", "ms": ms["program"]},
         {"part": "sampler", "ms": ms["sampler"]},
-        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["layers"] - ms["head"] - ms["sampler"]},
+        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["program"] - ms["sampler"]},
         {"part": "scheduler", "ms": ms["schedule"] + ms["update"]},
         {"part": "statistics, loop", "ms": ms["step"] - ms["execute"] - ms["schedule"] - ms["update"]},
         {"part": "message to the API, packed", "ms": messages[0]},

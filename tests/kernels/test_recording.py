@@ -111,19 +111,38 @@ def test_a_program_does_smaller_steps_too(threads):
         recorded.metadata.seq_lens[rows:] = 10**9
         recorded.metadata.query_start_loc[rows + 1 :] = 10**9
         program.outputs.fill_(7)
-        program.replay(rows, rows)
+        program.replay(rows, sequences=rows)
         assert torch.equal(program.outputs[:rows], plain.step()[:rows])
         assert (program.outputs[rows:] == 7).all()
         assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
 
 
-def test_a_step_of_operations_of_several_heights_has_one_size():
-    decoder = Decoder()
-    program = cpu.record(lambda: [decoder.step(), octavo_kernels.rms_norm(decoder.table[:2], decoder.norm, 1e-5)])
-    decoder.fill(0)
-    program.replay()
-    with pytest.raises(ValueError, match="rows"):
-        program.replay(1)
+def test_a_step_of_operations_of_several_heights_takes_one_number_for_each(threads):
+    """As the layers have all rows and the head has those that get a token."""
+    threads(2)
+    recorded, plain, wanted = Decoder(), Decoder(), torch.zeros(ROWS - 1, dtype=torch.int64)
+
+    def step():
+        logits = octavo_kernels.embedding(wanted, recorded.step())
+        return [logits, *cpu.argmax(logits)]
+
+    program = cpu.record(step)
+    for seed in range(1, 9):
+        rows = seed % ROWS + 1
+        count = max(1, rows // 2)
+        recorded.fill(seed, rows)
+        plain.fill(seed, rows)
+        wanted[:count] = torch.randperm(rows)[:count]
+        wanted[count:] = -1
+        for output in program.outputs:
+            output.fill_(7)
+        program.replay(rows, count, sequences=rows)
+        expected = plain.step()[wanted[:count]]
+        for output, value in zip(program.outputs, [expected, *cpu.argmax(expected)], strict=True):
+            assert torch.equal(output[:count], value) and (output[count:] == 7).all()
+    for wrong in ((1,), (1, 1, 1)):
+        with pytest.raises(ValueError, match=r"rows: . given, the step's operations have 2 heights"):
+            program.replay(*wrong)
 
 
 def test_intermediate_results_share_memory():

@@ -39,7 +39,7 @@ _OPS = {
     "gated_linear": (11, "PPPPPR" + "q" * 7),
     "pack_gguf": (12, "PPqqq"),
     "touch_blocks": (13, "Pqqqqq"),
-    "argmax": (14, "PPPqq"),
+    "argmax": (14, "PPPRq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

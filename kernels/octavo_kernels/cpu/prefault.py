@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import get_library
 
-AHEAD_BYTES = 128 << 20
+AHEAD_BYTES = 256 << 20
 
 
 class Prefault:

@@ -39,20 +39,23 @@ class Program(Generic[T]):
         """``words`` int64: the packed operations. ``memory``: what must live as long as the program."""
         self._library, self._words, self._memory = library, words, memory
         self._address = words.ctypes.data
-        self._rows, self._sequences = _places(words, ROWS), _places(words, SEQUENCES)
-        self._is_even = len(set(words[self._rows].tolist())) <= 1
+        places, self._sequences = _places(words, ROWS), _places(words, SEQUENCES)
+        heights = words[places]
+        self._rows = [places[heights == height] for height in dict.fromkeys(heights.tolist())]
         self.outputs = outputs
 
-    def replay(self, rows: int | None = None, sequences: int | None = None, threads: int | None = None) -> None:
+    def replay(self, *rows: int, sequences: int | None = None, threads: int | None = None) -> None:
         """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive.
 
-        ``rows``, ``sequences``: only that many of those that it was recorded with; None: as many as the last time.
-        Raises ValueError for ``rows`` of a step whose operations differ in their number of rows.
+        ``rows``, ``sequences``: only that many of those that it was recorded with; none: as many as the last time.
+        Where the step's operations differ in their number of rows, one of ``rows`` for each number that it was recorded
+        with, in the order in which those came. Raises ValueError for more or fewer.
         """
-        if rows is not None:
-            if not self._is_even:
-                raise ValueError("rows: the step's operations differ in their number of rows")
-            self._words[self._rows] = rows
+        if rows:
+            if len(rows) != len(self._rows):
+                raise ValueError(f"rows: {len(rows)} given, the step's operations have {len(self._rows)} heights")
+            for places, count in zip(self._rows, rows, strict=True):
+                self._words[places] = count
         if sequences is not None:
             self._words[self._sequences] = sequences
         self._library.run_at(self._address, len(self._words), threads)

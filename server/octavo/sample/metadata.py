@@ -108,6 +108,12 @@ class SamplingMetadata:
     num_logprobs: int | None = None  # most alternatives any row asks for; the vocabulary's size for -1
     grammar_bitmask: Tensor | None = None  # int32 [R, ceil(V / 32)], bit set: allowed; filled in by the runner
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a row's logits are anything but the model's before the draw."""
+        changes = (self.grammar_bitmask, self.allowed, self.bad_words, self.min_tokens, self.logit_bias, self.penalties)
+        return any(change is not None for change in changes)
+
 
 def take_rows(logits: Tensor, rows: Tensor) -> Tensor:
     """The rows' logits, without a copy when they are all of them (rows are unique and ascending)."""

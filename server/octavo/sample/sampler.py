@@ -32,24 +32,31 @@ class Sampler:
     def __init__(self) -> None:
         self._noise: GumbelNoise | None = None
 
-    def __call__(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
-        """``logits`` [R, V], overwritten when float32 on a CPU; row i belongs to row i of ``metadata``."""
+    def __call__(
+        self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None = None
+    ) -> SamplerOutput:
+        """``logits`` [R, V], overwritten when float32 on a CPU; row i belongs to row i of ``metadata``. ``best``: their
+        best ids and logits, as `cpu.argmax` has them, where they are known."""
         with torch.inference_mode():
-            return self.forward(logits, metadata)
+            return self.forward(logits, metadata, best)
 
-    def forward(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+    def forward(
+        self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None = None
+    ) -> SamplerOutput:
         if metadata.kernel_rows is not None:
             return self._forward_kernels(logits, metadata)
         logits = logits.float().contiguous()
         raw = None
         if metadata.logprobs_rows is not None:
             raw = take_rows(logits, metadata.logprobs_rows).log_softmax(-1)
-        self._process(logits, metadata)
+        if metadata.changes_logits:
+            self._process(logits, metadata)
+            best = None
         if metadata.plain is None and metadata.truncated is None:
-            sampled, best = _argmax(logits)
+            sampled, highest = best or _argmax(logits)
         else:
-            sampled, best = self._sample(logits, metadata), logits.amax(-1)
-        invalid = ~torch.isfinite(best)
+            sampled, highest = self._sample(logits, metadata), best[1] if best else logits.amax(-1)
+        invalid = ~torch.isfinite(highest)
         if metadata.append is not None:
             append_tokens(sampled, metadata.append, metadata.pool)
         logprobs = None if raw is None else self._logprobs(raw, sampled, metadata)

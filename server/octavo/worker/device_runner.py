@@ -192,9 +192,10 @@ class DeviceModelRunner(ModelRunner):
         ids: list[str],
         rows: np.ndarray,
         bitmask: Callable[[], Tensor | None],
+        best: tuple[Tensor, Tensor] | None = None,
     ) -> PendingOutput:
         positions = self.batch.num_computed[rows]
-        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask))
+        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask), best)
         self.state.last_tokens[self._put(rows)] = result.sampled_token_ids
         return self._await(output, ids, rows, result)
 

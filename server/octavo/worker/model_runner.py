@@ -75,6 +75,14 @@ class ModelRunner:
             if pending is not None:
                 return pending
         inputs = self._make_inputs(rows, num_scheduled)
+        sampled = set(step.sampled_req_ids)
+        indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
+        if self._recorded_steps and len(indices) and not self._prompt_logprobs and not len(self.pooler):
+            found = self._recorded_steps.run(inputs, inputs.starts[indices + 1] - 1)
+            if found is not None:
+                self.batch.num_computed[rows] += num_scheduled
+                ids = [req_ids[i] for i in indices]
+                return self._sample(output, found.values, ids, rows[indices], bitmask, found.best)
         states = self._recorded_steps.begin(inputs) if self._recorded_steps else None
         if states is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
@@ -83,10 +91,9 @@ class ModelRunner:
             states = tuple(state.clone() for state in states)  # recorded steps keep theirs for one call only
             self._add_prompt_logprobs(output, inputs, states, req_ids)
         self.batch.num_computed[rows] += num_scheduled
-        sampled = set(step.sampled_req_ids)
         if len(self.pooler):
             self._pool(output, sampled, inputs, self.model.finish(*states), req_ids)
-        indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
+            indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
         if not len(indices):
             return lambda: output
         logits = self._logits(states, inputs.starts[indices + 1] - 1)
@@ -103,11 +110,11 @@ class ModelRunner:
         bitmask: Callable[[], torch.Tensor | None],
     ) -> PendingOutput | None:
         """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
-        states = self._recorded_steps.decode(rows) if self._recorded_steps else None
-        if states is None:
+        found = self._recorded_steps.decode(rows) if self._recorded_steps else None
+        if found is None:
             return None
         self.batch.num_computed[rows] += 1
-        return self._sample(output, self._head(states), req_ids, rows, bitmask)
+        return self._sample(output, found.values, req_ids, rows, bitmask, found.best)
 
     def _update_rows(self, step: SchedulerOutput) -> None:
         for req_id in step.finished_req_ids:
@@ -185,10 +192,11 @@ class ModelRunner:
         ids: list[str],
         rows: np.ndarray,
         bitmask: Callable[[], torch.Tensor | None],
+        best: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> PendingOutput:
         """A token for each of the sequences ``ids``, which have just computed all that they have."""
         positions = self.batch.num_computed[rows]
-        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask))
+        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask), best)
         # The token that a sequence's next step reads. One that ends at the model's limit has no further step.
         tokens = result.sampled_token_ids.tolist()
         self.batch.token_ids[rows, positions] = tokens

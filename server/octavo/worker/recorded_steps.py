@@ -1,30 +1,37 @@
 """Steps of a quantised model on a CPU, recorded once and then replayed.
 
 It is to the CPU what CUDA graphs are to a GPU: a step of a small model is hundreds of short operations, and starting
-each from Python takes as long as computing it. Two programs do for steps of all sizes: the layers up to the last
-attention, and what follows for the rows that get a token.
+each from Python takes as long as computing it. One program does for steps of all sizes: the layers for all rows, the
+head for those that get a token, and the best token of each. Where what the layers leave is wanted for more than that,
+there is one for the layers up to the last attention and one for what follows.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import octavo_kernels
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
-from octavo_kernels.cpu import Arena, Program, RecordingError, record
+from octavo_kernels.cpu import Arena, Program, RecordingError, argmax, record
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 States = tuple[Tensor, ...]
+
+
+class Logits(NamedTuple):
+    values: Tensor  # float32 [R, vocabulary]
+    best: tuple[Tensor, Tensor]  # of each row, see `cpu.argmax`
 
 
 class RecordedSteps:
@@ -34,18 +41,29 @@ class RecordedSteps:
         """``max_rows``: tokens of a step at most."""
         self._model, self._batch, self._kv_caches = model, batch, kv_caches
         self._max_logits, max_blocks = batch.block_table.shape
-        self._inputs = _Inputs(max(max_rows, self._max_logits), self._max_logits, max_blocks, batch.block_size)
+        # More rows than there are logits, by which a program tells apart what depends on which.
+        self._inputs = _Inputs(max(max_rows, self._max_logits + 1), self._max_logits, max_blocks, batch.block_size)
+        self._wanted = torch.empty(self._max_logits, dtype=torch.int64)
         self._arena = Arena()
+        self._step: Program[list[Tensor]] | None = None
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
         # Linears that want their rows padded are torch's own, which no recording can hold.
         self._possible = model.row_multiple == 1
 
-    def decode(self, rows: np.ndarray) -> States | None:
-        """`CausalLM.begin` of a step in which each of the sequences ``rows`` int64 [R] computes one token."""
+    def decode(self, rows: np.ndarray) -> Logits | None:
+        """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
         self._inputs.fill_decode(self._batch, rows)
-        return self._forward(len(rows), len(rows))
+        return self._whole(len(rows), len(rows), np.arange(len(rows)))
+
+    def run(self, step: StepInputs, wanted: np.ndarray) -> Logits | None:
+        """Any step, and logits of its rows ``wanted`` int64 [R], one at least."""
+        total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
+        if total > len(self._inputs.positions) or len(wanted) > self._max_logits:
+            return None
+        self._inputs.fill(step)
+        return self._whole(total, sequences, wanted)
 
     def begin(self, step: StepInputs) -> States | None:
         """`CausalLM.begin` of any step."""
@@ -53,7 +71,12 @@ class RecordedSteps:
         if total > len(self._inputs.positions):
             return None
         self._inputs.fill(step)
-        return self._forward(total, sequences)
+        if self._layers is None:
+            self._layers = self._record(lambda: [*self._begin()])
+            if self._layers is None:
+                return None
+        self._layers.replay(total, sequences=sequences)
+        return tuple(state[:total] for state in self._layers.outputs)
 
     def logits(self, states: States) -> Tensor | None:
         """Logits float32 [R, vocabulary] from R rows of what `begin` returned."""
@@ -70,15 +93,24 @@ class RecordedSteps:
         self._head.replay(rows)
         return self._head.outputs[:rows]
 
-    def _forward(self, rows: int, sequences: int) -> States | None:
-        if self._layers is None:
-            inputs = self._inputs
-            context = ForwardContext(inputs.metadata, self._kv_caches)
-            self._layers = self._record(lambda: [*self._model.begin(inputs.input_ids, inputs.positions, context)])
-            if self._layers is None:
+    def _whole(self, rows: int, sequences: int, wanted: np.ndarray) -> Logits | None:
+        if self._step is None:
+            self._step = self._record(self._whole_step)
+            if self._step is None:
                 return None
-        self._layers.replay(rows, sequences)
-        return tuple(state[:rows] for state in self._layers.outputs)
+        self._wanted.numpy()[: len(wanted)] = wanted
+        self._step.replay(rows, len(wanted), sequences=sequences)
+        logits, *best = (output[: len(wanted)] for output in self._step.outputs)
+        return Logits(logits, (best[0], best[1]))
+
+    def _whole_step(self) -> list[Tensor]:
+        states = (octavo_kernels.embedding(self._wanted, state) for state in self._begin())
+        logits = self._model.compute_logits(self._model.finish(*states))
+        return [logits, *argmax(logits)]
+
+    def _begin(self) -> States:
+        context = ForwardContext(self._inputs.metadata, self._kv_caches)
+        return self._model.begin(self._inputs.input_ids, self._inputs.positions, context)
 
     def _record(self, step: Callable[[], T]) -> Program[T] | None:
         if self._possible:

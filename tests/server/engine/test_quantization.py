@@ -102,13 +102,17 @@ def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() 
     prompts = ["Bread is", "Once upon a time there was", "A river carries stones from", "The sea"]
     params = [SamplingParams(temperature=0.7, seed=i, max_tokens=6 + 5 * i, logprobs=2) for i in range(len(prompts))]
     recorded, called = LLM(**options), LLM(**options)
-    assert (steps := recorded.engine.executor.worker.runner._recorded_steps) is not None
-    called.engine.executor.worker.runner._recorded_steps = None
-    for _ in range(2):  # the second pass finds its prompts in the prefix cache
+    steps = recorded.engine.executor.worker.runner._recorded_steps  # type: ignore[attr-defined]
+    called.engine.executor.worker.runner._recorded_steps = None  # type: ignore[attr-defined]
+    assert steps is not None
+    for turn in range(3):  # the second finds its prompts in the prefix cache, the third wants to know about them
+        params = [dataclasses.replace(given, prompt_logprobs=1 if turn == 2 else None) for given in params]
         outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called)]
-        ours, theirs = ([(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in one] for one in outputs)
+        ours, theirs = (
+            [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in one] for one in outputs
+        )
         assert ours == theirs
-    assert steps._layers is not None and steps._head is not None
+    assert steps._step is not None and steps._layers is not None and steps._head is not None
 
 
 def test_log_probabilities_of_a_prompt_leave_its_tokens_alone() -> None:
