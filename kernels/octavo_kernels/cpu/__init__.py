@@ -11,7 +11,15 @@ from octavo_kernels.cpu.attention import (
     paged_attention,
     rope_and_cache,
 )
-from octavo_kernels.cpu.layers import argmax, embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.cpu.inputs import DecodeInputs
+from octavo_kernels.cpu.layers import (
+    argmax,
+    embedding,
+    fused_add_rms_norm,
+    linear,
+    rms_norm,
+    silu_and_mul,
+)
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
@@ -29,6 +37,7 @@ from octavo_kernels.reference import sample, top_logprobs
 __all__ = [
     "CAPTURABLE",
     "Arena",
+    "DecodeInputs",
     "Prefault",
     "Program",
     "RecordingError",

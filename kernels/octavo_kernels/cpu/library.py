@@ -40,6 +40,7 @@ _OPS = {
     "pack_gguf": (12, "PPqqq"),
     "touch_blocks": (13, "Pqqqqq"),
     "argmax": (14, "PPPRq"),
+    "decode_inputs": (15, "P" * 11 + "qqqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

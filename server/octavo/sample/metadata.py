@@ -114,6 +114,12 @@ class SamplingMetadata:
         changes = (self.grammar_bitmask, self.allowed, self.bad_words, self.min_tokens, self.logit_bias, self.penalties)
         return any(change is not None for change in changes)
 
+    @property
+    def takes_the_best(self) -> bool:
+        """Whether the best token of each row is all that there is to do."""
+        more = (self.plain, self.truncated, self.logprobs_rows, self.append)
+        return not self.changes_logits and all(part is None for part in more)
+
 
 def take_rows(logits: Tensor, rows: Tensor) -> Tensor:
     """The rows' logits, without a copy when they are all of them (rows are unique and ascending)."""

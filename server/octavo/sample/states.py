@@ -75,6 +75,7 @@ class SamplingStates:
         self._rows: list[_Row | None] = [None] * n
         self._cached_rows: list[int] = []
         self._cached: SamplingMetadata | None = None
+        self._steady_from: float = 0  # what is cached holds where all positions are at least this
 
     def add_request(
         self,
@@ -144,10 +145,15 @@ class SamplingStates:
         return int(self._min_position[row])
 
     def make_metadata(self, rows: Sequence[int], positions: Sequence[int]) -> SamplingMetadata:
-        """Gather a step. ``positions[i]``: absolute position of the token that row ``rows[i]`` is about to get."""
+        """Gather a step. ``positions[i]``: absolute position of the token that row ``rows[i]`` is about to get.
+
+        What is returned may be returned again, and is not to be changed."""
         rows, at = list(rows), np.asarray(positions, np.int64)
         if self._cached is None or rows != self._cached_rows:
             self._cached, self._cached_rows = self._gather(rows), rows
+            self._steady_from = self._find_steady(self._cached, rows)
+        if min(positions, default=0) >= self._steady_from:
+            return self._cached
         return self._at_positions(self._cached, np.asarray(rows, np.int64), at)
 
     # What depends on the rows alone, kept while the batch stays the same.
@@ -229,6 +235,14 @@ class SamplingStates:
             positions=nothing,
             prompt_len=self._put(self._prompt_len[r[index]]),
         )
+
+    def _find_steady(self, gathered: SamplingMetadata, rows: list[int]) -> float:
+        """From which positions on nothing of `_at_positions` concerns these rows; infinity: something always does."""
+        every_token = (gathered.kernel_rows, gathered.plain, gathered.truncated, gathered.bad_words)
+        noted = (self._slot[rows] >= 0) | (self._repetition[rows] != 1) | (self._count_slot[rows] >= 0)
+        if noted.any() or any(part is not None for part in every_token):
+            return float("inf")
+        return float(self._min_position[rows].max(initial=0))
 
     # What changes with every token.
     def _at_positions(self, base: SamplingMetadata, r: NDArray[np.int64], at: NDArray[np.int64]) -> SamplingMetadata:

@@ -21,7 +21,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
-from octavo_kernels.cpu import Arena, Program, RecordingError, argmax, record
+from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, argmax, record, unavailable_reason
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +50,20 @@ class RecordedSteps:
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
         # Linears that want their rows padded are torch's own, which no recording can hold.
-        self._possible = model.row_multiple == 1
+        self._possible = model.row_multiple == 1 and unavailable_reason() is None
+        self._decode_inputs: DecodeInputs | None = None
 
     def decode(self, rows: np.ndarray) -> Logits | None:
         """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
-        self._inputs.fill_decode(self._batch, rows)
+        if not self._possible:
+            return None
+        if self._decode_inputs is None:
+            batch, inputs = self._batch, self._inputs
+            self._decode_inputs = DecodeInputs(
+                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_table, batch.block_size,
+                inputs.input_ids, inputs.positions, inputs.metadata,
+            )  # fmt: skip
+        self._decode_inputs.fill(rows)
         return self._whole(len(rows), len(rows), np.arange(len(rows)))
 
     def run(self, step: StepInputs, wanted: np.ndarray) -> Logits | None:
@@ -137,21 +146,6 @@ class _Inputs:
             max_seq_len=max_blocks * block_size,
             num_actual_tokens=max_rows,
         )
-
-    def fill_decode(self, batch: InputBatch, rows: np.ndarray) -> None:
-        count, metadata = len(rows), self.metadata
-        positions = batch.num_computed[rows]
-        pages = positions // batch.block_size
-        num_columns = int(pages.max()) + 1
-        table = metadata.block_table.numpy()
-        table[:count, :num_columns] = batch.block_table[rows, :num_columns]
-        slots = table[np.arange(count), pages].astype(np.int64) * batch.block_size + positions % batch.block_size
-        slots[positions < batch.num_kv_tokens[rows]] = -1
-        self.input_ids.numpy()[:count] = batch.token_ids[rows, positions]
-        self.positions.numpy()[:count] = positions
-        metadata.query_start_loc.numpy()[: count + 1] = np.arange(count + 1)
-        metadata.seq_lens.numpy()[:count] = positions + 1
-        metadata.slot_mapping.numpy()[:count] = slots
 
     def fill(self, step: StepInputs) -> None:
         total, ours, theirs = step.metadata.num_actual_tokens, self.metadata, step.metadata

@@ -75,6 +75,17 @@ struct touch_blocks_args {
     int64_t count, num_blocks, block_bytes, first, end;
 };
 
+// Inputs of a step in which sequences rows[0 .. count) of a batch compute one token each. Of the batch: num_computed,
+// num_kv_tokens [sequences], token_ids [sequences, token_stride], blocks [sequences, block_stride]; the others are a step's
+// (metadata.py), table [count, table_stride]. A position below num_kv_tokens is in the cache already: slot -1
+struct decode_inputs_args {
+    const int64_t *rows, *num_computed, *num_kv_tokens;
+    const int32_t *token_ids, *blocks;
+    int64_t *input_ids, *positions, *slots;
+    int32_t *query_start_loc, *seq_lens, *table;
+    int64_t count, token_stride, block_stride, table_stride, block_size;
+};
+
 // The lowest index of a largest element of each row of x [rows, width], and that element. A row with a NaN: the first of those
 struct argmax_args {
     const float *x;
@@ -165,5 +176,6 @@ void op_gated_linear(const struct gated_linear_args *a, struct member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);
 void op_embedding(const struct embedding_args *a, struct member *m);
 void op_pack_gguf(const struct pack_gguf_args *a, struct member *m);
+void op_decode_inputs(const struct decode_inputs_args *a, struct member *m);
 void op_read_memory(const struct read_memory_args *a, struct member *m);
 void op_dot_products(const struct dot_products_args *a, struct member *m);

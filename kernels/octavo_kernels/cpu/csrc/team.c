@@ -42,6 +42,7 @@ static const struct {
     {(op_fn)op_pack_gguf, sizeof(struct pack_gguf_args)},
     {(op_fn)op_touch_blocks, sizeof(struct touch_blocks_args)},
     {(op_fn)op_argmax, sizeof(struct argmax_args)},
+    {(op_fn)op_decode_inputs, sizeof(struct decode_inputs_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -1,0 +1,48 @@
+"""Inputs of a decoding step: what plain indexing makes of a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_kernels import AttentionMetadata
+from octavo_kernels.cpu import DecodeInputs, unavailable_reason
+
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels")
+
+
+@given(data=st.data())
+@settings(deadline=None)
+def test_inputs_are_those_of_the_rows_asked_for(data):
+    sequences, block_size, length = 6, data.draw(st.sampled_from([1, 3, 16])), 50
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    max_blocks = -(-length // block_size)
+    computed, in_cache = rng.integers(0, length, (2, sequences))
+    tokens = rng.integers(0, 1000, (sequences, length + 1)).astype(np.int32)
+    blocks = rng.integers(0, 99, (sequences, max_blocks)).astype(np.int32)
+    ids, positions = torch.full((9,), -7), torch.full((9,), -7)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.full((sequences + 1,), -7, dtype=torch.int32),
+        seq_lens=torch.full((sequences,), -7, dtype=torch.int32),
+        block_table=torch.full((sequences, max_blocks), -7, dtype=torch.int32),
+        slot_mapping=torch.full((9,), -7),
+        max_query_len=9, max_seq_len=length, num_actual_tokens=9,
+    )  # fmt: skip
+    inputs = DecodeInputs(computed, in_cache, tokens, blocks, block_size, ids, positions, metadata)
+    for _ in range(2):
+        rows = rng.permutation(sequences)[: data.draw(st.integers(1, sequences))]
+        inputs.fill(rows)
+        n, at = len(rows), computed[rows]
+        slots = blocks[rows, at // block_size].astype(np.int64) * block_size + at % block_size
+        assert ids[:n].tolist() == tokens[rows, at].tolist() and positions[:n].tolist() == at.tolist()
+        assert metadata.slot_mapping[:n].tolist() == np.where(at < in_cache[rows], -1, slots).tolist()
+        assert metadata.query_start_loc[: n + 1].tolist() == list(range(n + 1))
+        assert metadata.seq_lens[:n].tolist() == (at + 1).tolist()
+        for i, row in enumerate(rows):
+            used = at[i] // block_size + 1
+            assert metadata.block_table[i, :used].tolist() == blocks[row, :used].tolist()
+        computed[rows] = rng.integers(0, length, n)
+    assert ids[sequences:].tolist() == [-7] * 3, "rows beyond those asked for are left alone"
