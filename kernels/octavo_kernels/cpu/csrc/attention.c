@@ -89,46 +89,71 @@ INLINE uint64_t bits_between(int64_t from, int64_t to) {
     return (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
 }
 
+// Which positions of the tile start .. start + TILE the rows r .. r + mr of an item see: of all rows together [from, to), of each
+// a bit for every position.
+struct sight {
+    int64_t from, to;
+    uint64_t visible[MR];
+};
+INLINE struct sight look(const struct item *it, int64_t start, int64_t r, const int mr) {
+    struct sight sight;
+    int64_t window = it->a->window ? it->a->window : INT64_MAX / 2;
+    int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
+    sight.from = MAX(0, first - window + 1), sight.to = MIN(TILE, last + 1);
+    for (int i = 0; i < mr; i++) {
+        int64_t position = it->first_position + (r + i) / it->group - start;
+        sight.visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
+    }
+    return sight;
+}
+INLINE int sees_some(const struct sight *sight) { return sight->from < TILE && sight->to > 0; }
+
+// `tiles` times mr rows from row r on against a tile of an int8 cache, phase by phase: with two tiles of rows, what one of them
+// needs of the phase before has long been there.
+INLINE void int8_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
+                      const void *const *values, const int few, const int tiles, const int mr) {
+    float s[2][MR * TILE] __attribute__((aligned(64))), shrink[2][ROUND_UP(MR)];
+    uint8_t p[2][MR * TILE * 2] __attribute__((aligned(64)));
+    struct sight sight[2];
+    int64_t depth = it->depth;
+    for (int t = 0; t < tiles; t++) sight[t] = look(it, start, r + t * mr, mr);
+    for (int t = 0; t < tiles; t++) int8_scores(w->q + (r + t * mr) * depth, depth, keys, s[t], &w->ahead, few, mr);
+    for (int t = 0; t < tiles; t++)
+        int8_soften((float)it->a->scale, (float)it->a->softcap, s[t], values, depth, p[t], sight[t].visible, w->m + r + t * mr,
+                    w->lanes + (r + t * mr) * VW, shrink[t], mr);
+    for (int t = 0; t < tiles; t++)
+        int8_weigh_all(w->acc + (r + t * mr) * depth, depth, shrink[t], p[t], values, MAX(0, sight[t].from), MAX(0, sight[t].to),
+                       &w->ahead, few, mr);
+}
+
 // Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
 INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
                       const void *const *values, int kind, const int mr) {
-    float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64)));
-    int64_t window = it->a->window ? it->a->window : INT64_MAX / 2, depth = it->depth;
-    int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
-    int64_t from = MAX(0, first - window + 1), to = MIN(TILE, last + 1);
-    if (from >= TILE || to <= 0) return;
+    float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64))), shrink[ROUND_UP(MR)];
+    const struct sight sight = look(it, start, r, mr);
+    if (!sees_some(&sight)) return;
+    const int64_t depth = it->depth, from = sight.from, to = sight.to;
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
     const int few = w->ahead.each > 0;
-    float shrink[ROUND_UP(MR)];
-    uint64_t visible[MR];
-    if (kind == PAIRS || kind == INT8)
-        for (int i = 0; i < mr; i++) {
-            int64_t position = it->first_position + (r + i) / it->group - start;
-            visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
-        }
     if (kind == INT8) {
-        uint8_t *contributions = (uint8_t *)p;
-        if (few) int8_scores(w->q + r * depth, depth, keys, s, &w->ahead, 1, mr);
-        else int8_scores(w->q + r * depth, depth, keys, s, &w->ahead, 0, mr);
-        int8_soften(scaling, softcap, s, values, depth, contributions, visible, w->m + r, w->lanes + r * VW, shrink, mr);
-        if (few) int8_weigh_all(w->acc + r * depth, depth, shrink, contributions, values, from, to, &w->ahead, 1, mr);
-        else int8_weigh_all(w->acc + r * depth, depth, shrink, contributions, values, from, to, &w->ahead, 0, mr);
+        if (few) int8_rows(it, w, start, r, keys, values, 1, 1, mr);
+        else int8_rows(it, w, start, r, keys, values, 0, 1, mr);
         return;
     }
 #if HAS_PAIRS
     if (kind == PAIRS) {
         if (few) pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 1, mr);
         else pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 0, mr);
-        pair_soften(scaling, softcap, s, p, visible, w->m + r, w->lanes + r * VW, shrink, mr);
+        pair_soften(scaling, softcap, s, p, sight.visible, w->m + r, w->lanes + r * VW, shrink, mr);
         if (few) pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 1, mr);
         else pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 0, mr);
         return;
     }
 #endif
-    (void)p, (void)keys;
+    (void)p, (void)keys, (void)shrink, (void)few;
     scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
-        int64_t position = it->first_position + (r + i) / it->group - start;
+        int64_t position = it->first_position + (r + i) / it->group - start, window = it->a->window ? it->a->window : position + 1;
         soften(scaling, softcap, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i,
                w->l + r + i, w->acc + (r + i) * depth, depth);
     }
@@ -155,6 +180,16 @@ static void __attribute__((noinline)) tile_some(const struct item *it, struct wo
 #endif
     }
 #undef CASE
+}
+
+// Two tiles of rows at once, if there are two and both see some of these positions.
+static int __attribute__((noinline)) two_tiles(const struct item *it, struct work *w, int64_t start, int64_t r,
+                                               const void *const *keys, const void *const *values) {
+    if (it->rows - r < 2 * MR) return 0;
+    const struct sight one = look(it, start, r, MR), other = look(it, start, r + MR, MR);
+    if (!sees_some(&one) || !sees_some(&other)) return 0;
+    int8_rows(it, w, start, r, keys, values, 0, 2, MR);
+    return 1;
 }
 
 // Positions that some row of the item sees, the lower end rounded down to a tile.
@@ -216,6 +251,11 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         }
         for (int64_t r = 0; r < rows; r += MR) {
             if (!few) fetch(&w->ahead, CEIL_DIV(lines, row_tiles));
+            if (kind == INT8 && !few && two_tiles(it, w, start, r, keys, values)) {
+                fetch(&w->ahead, CEIL_DIV(lines, row_tiles));
+                r += MR;
+                continue;
+            }
             tile_some(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
         }
         count = next_count;
