@@ -193,8 +193,10 @@ static tile_fn tile_of(const struct quantized_linear_args *a) {
 static struct block block_of(const struct quantized_linear_args *a, int64_t index) {
     return find_block(a->weight, index, a->groups, a->bits, a->affine);
 }
-// Rows of a tile: even ones, 20 rows are 4 x 5 and not 3 x 6 + 2
-static int64_t tile_rows(int64_t rows) { return CEIL_DIV(rows, CEIL_DIV(rows, QMR)); }
+// Where tile i of the row tiles of rows [begin, end) begins. Even ones: 32 rows are 2 x 6 + 4 x 5 and not 5 x 6 + 2, since a
+// tile of few rows waits for its own results
+static int64_t row_tiles(int64_t begin, int64_t end) { return CEIL_DIV(end - begin, QMR); }
+static int64_t tile_begin(int64_t begin, int64_t end, int64_t i) { return begin + (end - begin) * i / row_tiles(begin, end); }
 // sums[rows][QNV] of vectors v .. v + QNV of a block. While it computes, tile number `index` of `tiles` has the memory bring
 // what comes next: with few tiles what lies AHEAD in the weight, which only the first one waits for, else its share of
 // block `next`. A little with each group: asked for many lines at once the core would stall.
@@ -215,9 +217,9 @@ INLINE void run_tile(const struct quantized_linear_args *a, tile_fn run, struct 
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end) {
     struct block b = block_of(a, index), next = block_of(a, index + 1);
-    int64_t step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV), n = 0;
-    for (int64_t row = begin; row < end; row += step) {
-        int64_t rows = MIN(step, end - row);
+    int64_t high = row_tiles(begin, end), tiles = high * (BLOCK / VW / QNV), n = 0;
+    for (int64_t i = 0; i < high; i++) {
+        int64_t row = tile_begin(begin, end, i), rows = tile_begin(begin, end, i + 1) - row;
         for (int v = 0; v < BLOCK / VW; v += QNV, n++) {
             vf sums[QMR * QNV];
             run_tile(a, tile_of(a), &b, v, row, rows, n, tiles, &next, sums);
@@ -229,13 +231,12 @@ static void run_block(const struct quantized_linear_args *a, int64_t index, int6
 // Rows [begin, end): one block of gates and the same one of ups, which together are a group of the result.
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
                             int64_t begin, int64_t end) {
-    int64_t blocks = g->inner / BLOCK, step = tile_rows(end - begin), tiles = CEIL_DIV(end - begin, step) * (BLOCK / VW / QNV);
+    int64_t blocks = g->inner / BLOCK, high = row_tiles(begin, end), tiles = high * (BLOCK / VW / QNV);
     struct block both[2] = {block_of(a, index), block_of(a, blocks + index)};
     struct block next[2] = {block_of(a, index + 1), block_of(a, blocks + index + 1)};
     int dtype = (int)g->dtype;
-    int64_t t = 0;
-    for (int64_t row = begin; row < end; row += step, t += BLOCK / VW / QNV) {
-        int64_t rows = MIN(step, end - row);
+    for (int64_t tile = 0, t = 0; tile < high; tile++, t += BLOCK / VW / QNV) {
+        int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
         vf x[2][QMR][BLOCK / VW];
         for (int part = 0; part < 2; part++) {
             for (int v = 0; v < BLOCK / VW; v += QNV) {
