@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import get_library
 
-AHEAD_BYTES = 256 << 20
+AHEAD_BYTES = 128 << 20  # more would still be under way when the first requests come, and in theirs
 
 
 class Prefault:
