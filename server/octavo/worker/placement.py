@@ -10,6 +10,7 @@ import octavo_kernels
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
+from octavo_kernels import reference
 
 _FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
 
@@ -33,18 +34,19 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(f"{_FLAG}: {error}; leave it at auto, or choose another device") from error
     dtype = config.model.dtype
     kv_dtype = config.cache.kv_cache_dtype
-    problem = octavo_kernels.attention_problem(
-        device,
+    wanted = (
         config.cache.block_size,
         getattr(torch, dtype),
         getattr(torch, dtype if kv_dtype == "auto" else kv_dtype),
         config.model.head_size,
     )
+    problem = octavo_kernels.attention_problem(device, *wanted)
     if problem:
         name = octavo_kernels.backend_name(device)
-        raise ConfigError(
-            f"{problem}: the kernel backend {name!r} does not do this; attention_backend='reference' does (slow)"
-        )
+        way_out = "leave kv_cache_dtype at auto"
+        if not reference.attention_problem(*wanted):
+            way_out = "attention_backend='reference' does (slow)"
+        raise ConfigError(f"{problem}: the kernel backend {name!r} does not do this; {way_out}")
 
 
 def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
