@@ -157,7 +157,6 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     """Median milliseconds a decode step of ``rows`` sequences in the engine's loop, part by part."""
     core = llm.engine
     assert isinstance(core, EngineCore)
-    runner = core.executor.worker.runner  # type: ignore[attr-defined]
     steps = 48
     params = SamplingParams(max_tokens=steps + 8, ignore_eos=True, temperature=0)
     generator = torch.Generator().manual_seed(rows)
@@ -168,7 +167,6 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     timers.watch(core.scheduler, "schedule", "schedule")
     timers.watch(core.scheduler, "update_from_output", "update")
     timers.watch(core.executor, "execute_model", "execute")
-    timers.watch(runner, "sampler", "sampler")
     timers.watch(RecordedSteps, "_whole", "program")
     take = core.step
     core.step = lambda: outputs.append(take()) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
@@ -180,8 +178,7 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     messages = _messages(outputs[-steps // 2])
     return [
         {"part": "layers, head, best tokens: one program", "ms": ms["program"]},
-        {"part": "sampler", "ms": ms["sampler"]},
-        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["program"] - ms["sampler"]},
+        {"part": "runner: inputs, results", "ms": ms["execute"] - ms["program"]},
         {"part": "scheduler", "ms": ms["schedule"] + ms["update"]},
         {"part": "statistics, loop", "ms": ms["step"] - ms["execute"] - ms["schedule"] - ms["update"]},
         {"part": "message to the API, packed", "ms": messages[0]},

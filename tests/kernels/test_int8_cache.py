@@ -10,11 +10,11 @@ from torch import Tensor
 
 from octavo_kernels import cpu, reference
 from octavo_kernels.cpu import compiler
-from octavo_kernels.cpu.attention import dequantize, kv_scale_bytes
+from octavo_kernels.cpu.attention import kv_scale_bytes
 
 pytestmark = pytest.mark.parametrize("isa", compiler.supported_isas(), indirect=True)
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
-GROUP = 32
+CHUNK, GROUP = 16, 32
 
 
 def empty(blocks: int, kv_heads: int, block_size: int, head_size: int) -> Tensor:
@@ -42,6 +42,20 @@ def hadamard(x: Tensor) -> Tensor:
     while matrix.shape[0] < GROUP:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
     return (x.unflatten(-1, (-1, GROUP)) @ matrix / GROUP**0.5).flatten(-2)
+
+
+def dequantize(cache: Tensor, head_size: int) -> Tensor:
+    """What a cache holds, float32 [2, blocks, kv heads, block size, head size], by the layout of csrc/ops.h."""
+    shape, codes_size = (*cache.shape[1:4], head_size), head_size * CHUNK
+    keys, values = cache.unflatten(3, (-1, CHUNK)).flatten(-2)  # [blocks, heads, chunks, bytes]
+    codes = keys[..., :codes_size].view(torch.uint8).float() - 128
+    codes = codes.unflatten(-1, (-1, CHUNK, 4)).movedim(-2, -3).flatten(-2)
+    scales = keys[..., codes_size : codes_size + 2 * CHUNK * (head_size // GROUP)].contiguous().view(torch.bfloat16)
+    groups = codes.unflatten(-1, (-1, GROUP)) * scales.float().unflatten(-1, (-1, CHUNK)).mT[..., None]
+    plain_keys = hadamard(groups.flatten(-2)).reshape(shape) * GROUP**0.5
+    codes = values[..., :codes_size].float().unflatten(-1, (-1, head_size, 4)).mT.flatten(-3, -2)
+    scales = values[..., codes_size : codes_size + 4 * CHUNK].contiguous().view(torch.float32)
+    return torch.stack([plain_keys, (codes * scales[..., None]).reshape(shape)])
 
 
 def as_int8(x: Tensor, group: int) -> Tensor:
@@ -213,10 +227,17 @@ def test_one_long_sequence_is_split_over_threads_without_a_trace(isa, threads, S
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_scales_of_its_own_are_refused(isa):
-    cache = empty(2, 1, 16, 64)
-    qkv = torch.randn(1, 3 * 64)
-    with pytest.raises(ValueError, match="int8 KV cache"):
-        cpu.rope_and_cache(
-            qkv, torch.zeros(1).long(), None, cache, torch.tensor([1]), 1, 1, 64, None, None, 1e-6, 2.0, 1.0
-        )
+def test_what_no_kernel_can_read_is_refused(isa):
+    def write_to(cache: Tensor, head_size: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
+        qkv, zero = torch.randn(1, 3 * head_size).to(dtype), torch.zeros(1, dtype=torch.int64)
+        cpu.rope_and_cache(qkv, zero, None, cache, zero, 1, 1, head_size, None, None, 1e-6, scale, 1.0)
+
+    for message, cache, options in [
+        ("int8 KV cache", empty(2, 1, 16, 64), {"head_size": 64, "scale": 2.0}),
+        ("head_size=48", empty(2, 1, 16, 48), {"head_size": 48}),
+        ("block_size=8", empty(2, 1, 8, 64), {"head_size": 64}),
+        ("float16", empty(2, 1, 16, 64), {"head_size": 64, "dtype": torch.float16}),
+        ("68 bytes", empty(2, 1, 16, 64), {"head_size": 128}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            write_to(cache, **options)

@@ -14,6 +14,7 @@ from octavo.config import EngineArgs, ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
+from octavo.worker.placement import spec_with
 from octavo_kernels import AttentionMetadata
 
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
@@ -32,7 +33,12 @@ def load(model: Path | str | None, dtype: str = "float32", tp: TensorParallel | 
 
 @torch.inference_mode()
 def logits_of(
-    model: nn.Module, sequences: list[list[int]], chunk: int = 1 << 30, block_size: int = 16, seed: int = 0
+    model: nn.Module,
+    sequences: list[list[int]],
+    chunk: int = 1 << 30,
+    block_size: int = 16,
+    seed: int = 0,
+    kv_dtype: str = "float32",
 ) -> list[Tensor]:
     """Logits float32 [length, vocab_size] of each sequence.
 
@@ -40,9 +46,10 @@ def logits_of(
     through block tables in random order.
     """
     tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
-    caches = [
-        torch.full((2, num_blocks, spec.num_kv_heads, block_size, spec.head_size), torch.nan)
-        for spec in model.kv_cache_specs()
+    dtype = getattr(torch, kv_dtype)
+    caches = [  # of slots that nobody has written everything is NaN, an int8 cache's scales
+        torch.full(spec.shape(num_blocks, block_size), -1 if kv_dtype == "int8" else torch.nan, dtype=dtype)
+        for spec in (spec_with(spec, kv_dtype, torch.device("cpu")) for spec in model.kv_cache_specs())
     ]
     computed = [0] * len(sequences)
     parts: list[list[Tensor]] = [[] for _ in sequences]

@@ -33,27 +33,6 @@ def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
     return max(4, head_size // 16) if kv_dtype == torch.int8 else 0
 
 
-def dequantize(kv_cache: Tensor, head_size: int) -> Tensor:
-    """What an int8 cache holds: float32 [2, blocks, heads, block size, head size]."""
-    shape, codes_size = (*kv_cache.shape[1:4], head_size), head_size * _CHUNK
-    keys, values = kv_cache.unflatten(3, (-1, _CHUNK)).flatten(-2)  # [blocks, heads, chunks, bytes]
-    codes = keys[..., :codes_size].view(torch.uint8).float() - 128
-    codes = codes.unflatten(-1, (-1, _CHUNK, 4)).movedim(-2, -3).flatten(-2)
-    scales = keys[..., codes_size : codes_size + 2 * _CHUNK * (head_size // _GROUP)].contiguous().view(torch.bfloat16)
-    groups = codes.unflatten(-1, (-1, _GROUP)) * scales.float().unflatten(-1, (-1, _CHUNK)).mT[..., None]
-    plain_keys = (groups @ _hadamard()).reshape(shape)
-    codes = values[..., :codes_size].float().unflatten(-1, (-1, head_size, 4)).mT.flatten(-3, -2)
-    scales = values[..., codes_size : codes_size + 4 * _CHUNK].contiguous().view(torch.float32)
-    return torch.stack([plain_keys, (codes * scales[..., None]).reshape(shape)])
-
-
-def _hadamard() -> Tensor:
-    matrix = torch.ones(1, 1)
-    while matrix.shape[0] < _GROUP:
-        matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
-    return matrix
-
-
 def is_paired(kv_cache: Tensor) -> bool:
     """Whether a cache holds its bfloat16 as the library in use multiplies them: not as `reference` has them."""
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
@@ -79,11 +58,17 @@ def unpair(paired: Tensor) -> Tensor:
     return torch.stack([keys, values])
 
 
-def _kv_dtype(kv_cache: Tensor) -> int | None:
-    """As csrc/ops.h has it; None for what the library does not know."""
-    if kv_cache.dtype == torch.int8:
-        return _INT8
-    return _PAIRS if is_paired(kv_cache) else DTYPES.get(kv_cache.dtype)
+def _kv_dtype(kv_cache: Tensor, dtype: torch.dtype, head_size: int) -> int | None:
+    """As csrc/ops.h has it; None for what the library does not know. Raises ValueError for an int8 cache that the
+    library cannot read: plain torch cannot either."""
+    if kv_cache.dtype != torch.int8:
+        return _PAIRS if is_paired(kv_cache) else DTYPES.get(kv_cache.dtype)
+    problem = attention_problem(kv_cache.shape[3], dtype, torch.int8, head_size)
+    if problem or kv_cache.shape[4] != head_size + kv_scale_bytes(torch.int8, head_size):
+        raise ValueError(
+            problem or f"heads of {head_size} do not go with an int8 cache of {kv_cache.shape[4]} bytes each"
+        )
+    return _INT8
 
 
 def _refuse_int8(kv_cache: Tensor) -> None:
@@ -106,7 +91,7 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype(kv_cache)
+    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype(kv_cache, qkv.dtype, head_size)
     usual = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
     usual = usual and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
     usual = usual and k_scale == v_scale == 1.0
@@ -161,8 +146,8 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype(kv_cache)
     rows, num_heads, head_size = q.shape
+    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype(kv_cache, q.dtype, head_size)
     if (
         library is None
         or dtype is None

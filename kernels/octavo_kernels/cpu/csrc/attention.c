@@ -153,8 +153,8 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     (void)p, (void)keys, (void)shrink, (void)few;
     scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
-        int64_t position = it->first_position + (r + i) / it->group - start, window = it->a->window ? it->a->window : position + 1;
-        soften(scaling, softcap, s + i * TILE, MAX(0, position - window + 1), MIN(TILE, position + 1), w->m + r + i,
+        const struct sight mine = look(it, start, r + i, 1);
+        soften(scaling, softcap, s + i * TILE, mine.from, mine.to, w->m + r + i,
                w->l + r + i, w->acc + (r + i) * depth, depth);
     }
     weigh_all(w->acc + r * depth, depth, s, values, from, to, kind, &w->ahead, mr);
