@@ -135,3 +135,10 @@ def test_where_steps_cannot_be_recorded_they_run_one_operation_at_a_time(options
     outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (tried, called)]
     ours, theirs = ([(output.error, output.outputs[0].text) for output in one] for one in outputs)
     assert ours == theirs and all(text for _, text in ours)
+
+
+def test_damaged_weights_end_in_an_error_and_not_in_tokens() -> None:
+    llm = LLM(max_model_len=128, num_gpu_blocks_override=16)
+    llm.engine.executor.worker.model.model.norm.weight.data.fill_(torch.nan)  # type: ignore[attr-defined]
+    output = llm.generate(["Bread is"], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)[0]
+    assert output.error is not None and "no token could be sampled" in output.error
