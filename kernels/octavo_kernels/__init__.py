@@ -212,7 +212,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
 
     Each row's result is bit-equal whatever T is. Raises ValueError when widths or terms do not match.
     """
-    return backend_for(x.values if isinstance(x, QuantizedRows) else x).quantized_linear(x, packed, bias)
+    return backend_for(x.pairs if isinstance(x, QuantizedRows) else x).quantized_linear(x, packed, bias)
 
 
 def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
@@ -220,7 +220,7 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
 
     Returns rows of I values. Raises ValueError when widths or terms do not match.
     """
-    return backend_for(x.values).gated_linear_quantize(x, packed, terms)
+    return backend_for(x.pairs).gated_linear_quantize(x, packed, terms)
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:

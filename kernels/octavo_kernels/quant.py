@@ -2,8 +2,8 @@
 
 A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
 file (W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact
-integers, groups are added in float32 in their order, so a row's result never depends on the other rows. The layout of
-the packed bytes is described in cpu/csrc/quant.h.
+integers, groups are added in their order, so a row's result never depends on the other rows. The layout of the packed
+bytes, and what becomes of a file's scales, is described in cpu/csrc/quant.h.
 
 One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a
 second int8 for what the first leaves over) for twice the arithmetic. Of a head's logits only the best need them: with a
@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # columns with one scale
-BLOCK = 32  # channels that lie together
+STRIP = 16  # channels that lie together
+BLOCK = 32  # what their number is padded to
+ZERO = {4: 8, 8: 128}  # the code that stands for 0, by bits
+SCALE_BITS, LEAST_BITS, SHARE_BITS = 15, 9, 11  # of integers beside their channel's unit or their row's largest scale
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class PackedPart:
     data: Tensor
     channels: int
     bits: int  # 4 or 8
-    affine: bool  # scale * q + minimum instead of scale * (q - zero)
+    affine: bool  # has minima: scale * (q - zero) + least instead of scale * (q - zero)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class PackedLinear:
 
     @property
     def groups(self) -> int:
-        return -(-self.width // GROUP)
+        return num_groups(self.width)
 
     @property
     def nbytes(self) -> int:
@@ -62,17 +65,32 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Activations ``[T, width]``: ``values`` int8 [T, terms, groups * 32]; ``meta`` float32 [T, groups, 4] holds each
-    group's scale, the sum of its integers (int32 bits), their product, whether it has a second term (int32 bits)."""
+    """Activations ``[T, width]`` as the kernels take them (cpu/csrc/quant.h: row_pair, row_meta), with an even number
+    G of groups: ``pairs`` uint8 [T, terms, G / 2, 80], the integers of two groups and what comes of their sums;
+    ``meta`` float32 [T, 4 G + 16], the groups' scales, the sums of both terms, whether they have a second one (the bits
+    of int32), the largest scale, and room.
+    """
 
-    values: Tensor
+    pairs: Tensor
     meta: Tensor
     width: int
     dtype: torch.dtype  # of the rows that were quantised, and of products with them
 
     @property
     def terms(self) -> int:
-        return self.values.shape[1]
+        return self.pairs.shape[1]
+
+
+def num_groups(width: int) -> int:
+    """The groups of a row: always even, as the kernels take two at a time."""
+    return -(-width // (2 * GROUP)) * 2
+
+
+def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> QuantizedRows:
+    """What a kernel fills."""
+    groups = num_groups(width)
+    pairs = torch.empty((rows, terms, groups // 2, 16 + 2 * GROUP), dtype=torch.uint8)
+    return QuantizedRows(pairs, torch.empty((rows, 4 * groups + 16), dtype=torch.float32), width, dtype)
 
 
 # ---------------------------------------------------------------- packing
@@ -83,22 +101,45 @@ def pack_codes(
 ) -> PackedLinear:
     """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
     channels, groups, _ = codes.shape
-    pad = -channels % BLOCK
-    if pad:
-        codes = torch.cat([codes, codes.new_zeros(pad, groups, GROUP)])
-        scales = torch.cat([scales, scales.new_zeros(pad, groups)])
-        minima = torch.cat([minima, minima.new_zeros(pad, groups)]) if minima is not None else None
-    # [block, half, channel, group, step, column] -> [block, group, half, step, channel, column]
-    blocks = codes.view(-1, 2, 16, groups, 8, 4).permute(0, 3, 1, 4, 2, 5)
+    fill = (0, groups % 2, 0, -channels % BLOCK)
+    codes = torch.nn.functional.pad(codes, (0, 0, *fill))
+    scales = torch.nn.functional.pad(scales.to(torch.float16), fill)
+    # [strip, four of channels, n, channel, pair, group, step, column]; n: in which of two vectors the channel is
+    strips = codes.view(-1, 4, 2, 2, codes.shape[1] // 2, 2, 8, 4).permute(0, 4, 6, 2, 1, 3, 5, 7)
     if bits == 4:
-        blocks = blocks[:, :, :, :4] | (blocks[:, :, :, 4:] << 4)
-    stream = [blocks.reshape(blocks.shape[0], groups, -1)]
-    for values in (scales, minima):
+        strips = strips[:, :, :4] | (strips[:, :, 4:] << 4)
+    count, pairs = strips.shape[:2]
+    stream = [strips.reshape(count, pairs, -1)]
+    if bits == 8:
+        by_vector = scales.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
+        return _packed(None, [*stream, _bytes(by_vector, 2)], channels, groups, 8, False, terms)
+    wide = scales.float()
+    least = None
+    if minima is not None:
+        least = torch.nn.functional.pad(minima.to(torch.float16), fill).float() + ZERO[4] * wide
+    top = wide.abs() if least is None else torch.maximum(wide.abs(), least.abs() * 2.0 ** (LEAST_BITS - SHARE_BITS))
+    exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
+    unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
+    unit[channels:] = 0.0
+    for values, fraction, highest in ((wide, SCALE_BITS, 32767), (least, LEAST_BITS, (1 << SHARE_BITS) - 1)):
         if values is not None:
-            by_block = values.to(torch.float16).view(-1, BLOCK, groups).transpose(1, 2).contiguous()
-            stream.append(by_block.view(torch.uint8).view(-1, groups, BLOCK * 2))
-    part = PackedPart(torch.cat(stream, dim=2).flatten(), channels, bits, minima is not None)
-    return PackedLinear((part,), channels, groups * GROUP, terms)
+            integers = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
+            stream.append(_bytes(integers.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
+    return _packed(unit, stream, channels, groups, 4, least is not None, terms)
+
+
+def _bytes(values: Tensor, dims: int) -> Tensor:
+    """uint8 [*shape[:dims], the rest's bytes]"""
+    return values.contiguous().view(torch.uint8).flatten(dims)
+
+
+def _packed(
+    unit: Tensor | None, stream: list[Tensor], channels: int, groups: int, bits: int, affine: bool, terms: int
+) -> PackedLinear:
+    data = torch.cat(stream, dim=2).flatten(1)
+    if unit is not None:
+        data = torch.cat([_bytes(unit.view(-1, STRIP), 1), data], dim=1)
+    return PackedLinear((PackedPart(data.flatten(), channels, bits, affine),), channels, groups * GROUP, terms)
 
 
 def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
@@ -128,7 +169,8 @@ def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
 def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1) -> PackedLinear:
     """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
-    The codes are the file's own; so are the scales, but for Q4_K, whose products of scales are rounded to float16.
+    The codes are the file's own; so are the scales, but for what 16-bit integers leave out (cpu/csrc/quant.h) and for
+    Q4_K, whose products of scales are rounded to float16 first.
     Raises ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) or bytes that do not fit.
     """
     channels, width = shape
@@ -222,29 +264,58 @@ GGUF_TYPES = tuple(_READERS)
 # ---------------------------------------------------------------- unpacking
 
 
-def unpack_part(part: PackedPart, groups: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Signed codes int8 [N, G, 32] with scales and minima float32 [N, G]: what the bytes mean."""
-    code_bytes = BLOCK * GROUP * part.bits // 8
-    stream = part.data.view(-1, groups, code_bytes + BLOCK * 2 * (1 + part.affine))
-    codes = stream[:, :, :code_bytes].reshape(-1, groups, 2, part.bits, 16, 4)
+@dataclass(frozen=True)
+class Unpacked:
+    """What a part's bytes mean: ``codes`` int8 [N, G, 32] about zero; ``scales`` and, if affine, ``leasts`` [N, G],
+    float32 for 8 bits, for 4 bits int16 beside ``units`` float32 [N] (None for 8).
+    """
+
+    codes: Tensor
+    scales: Tensor
+    leasts: Tensor | None
+    units: Tensor | None
+
+    def values(self) -> Tensor:
+        """The weight, float32 [N, G * 32]."""
+        codes = self.codes.float()
+        if self.units is None:
+            return (codes * self.scales[:, :, None]).flatten(1)
+        out = codes * (self.units[:, None] * 2.0**-SCALE_BITS * self.scales.float())[:, :, None]
+        if self.leasts is not None:
+            out = out + (self.units[:, None] * 2.0**-LEAST_BITS * self.leasts.float())[:, :, None]
+        return out.flatten(1)
+
+
+def unpack_part(part: PackedPart, groups: int) -> Unpacked:
+    pairs, code_bytes, scale_bytes = groups // 2, STRIP * GROUP * 2 * part.bits // 8, STRIP * 2 * 2
+    stream = part.data.view(-(-part.channels // BLOCK) * (BLOCK // STRIP), -1)
+    units = None
     if part.bits == 4:
-        codes = torch.cat([codes & 15, codes >> 4], dim=3)
-    zero = 0 if part.affine else 1 << (part.bits - 1)
-    codes = (codes.to(torch.int16) - zero).to(torch.int8).permute(0, 2, 4, 1, 3, 5).reshape(-1, groups, GROUP)
+        units = stream[:, : STRIP * 4].contiguous().view(torch.float32).flatten()[: part.channels]
+        stream = stream[:, STRIP * 4 :]
+    stream = stream.unflatten(1, (pairs, code_bytes + scale_bytes * (1 + part.affine)))
+    codes = stream[:, :, :code_bytes].unflatten(2, (part.bits, 2, 4, 2, 2, 4))
+    if part.bits == 4:
+        codes = torch.cat([codes & 15, codes >> 4], dim=2)
+    # [strip, pair, step, n, four of channels, channel, group, column], see pack_codes
+    signed = (codes.to(torch.int16) - ZERO[part.bits]).to(torch.int8)
+    codes = signed.permute(0, 4, 3, 5, 1, 6, 2, 7).reshape(-1, groups, GROUP)[: part.channels]
 
-    def numbers(at: int) -> Tensor:
-        values = stream[:, :, at : at + BLOCK * 2].contiguous().view(torch.float16)
-        return values.transpose(1, 2).reshape(-1, groups)[: part.channels].float()
+    def numbers(at: int, dtype: torch.dtype) -> Tensor:
+        return stream[:, :, at : at + scale_bytes].contiguous().view(dtype)
 
-    minima = numbers(code_bytes + BLOCK * 2) if part.affine else None
-    return codes[: part.channels], numbers(code_bytes), minima
+    if part.bits == 8:
+        halves = numbers(code_bytes, torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
+        return Unpacked(codes, halves.reshape(-1, groups)[: part.channels].float(), None, None)
+
+    def integers(at: int) -> Tensor:
+        by_pair = numbers(at, torch.int16).unflatten(2, (STRIP, 2))
+        return by_pair.transpose(1, 2).reshape(-1, groups)[: part.channels]
+
+    leasts = integers(code_bytes + scale_bytes) if part.affine else None
+    return Unpacked(codes, integers(code_bytes), leasts, units)
 
 
 def dequantize(packed: PackedLinear) -> Tensor:
     """The weight that the packed bytes stand for, float32 ``[channels, width]``."""
-    rows = []
-    for part in packed.parts:
-        codes, scales, minima = unpack_part(part, packed.groups)
-        values = codes.float() * scales[:, :, None]
-        rows.append((values if minima is None else values + minima[:, :, None]).flatten(1))
-    return torch.cat(rows)[:, : packed.width]
+    return torch.cat([unpack_part(part, packed.groups).values() for part in packed.parts])[:, : packed.width]

@@ -41,15 +41,27 @@ def make(kind: str, channels: int, width: int, terms: int = 1, seed: int = 0):
     return quant.pack_gguf(raw, kind, (channels, width), terms), stored
 
 
+def fields(rows: quant.QuantizedRows) -> torch.Tensor:
+    """The bits of what `QuantizedRows.meta` holds, but for the room and for sums of second terms that are not there."""
+    bits, groups = rows.meta.view(torch.int32)[:, :-15].clone(), quant.num_groups(rows.width)
+    if rows.terms == 1:
+        bits[:, 2 * groups : 3 * groups] = 0
+    return bits
+
+
 @pytest.mark.parametrize("kind", quant.GGUF_TYPES)
 @pytest.mark.parametrize("channels", [1, 31, 32, 96])
 def test_packing_keeps_the_values_of_the_file(kind, channels):
-    """What is packed dequantises to exactly what the gguf package says the file holds (Q4_K: scales rounded to
-    float16).
+    """What is packed dequantises to exactly what the gguf package says the file holds, but for the minima of 4-bit
+    types, which are within 2^-10 of the power of two above a channel's largest scale (Q4_K: scales rounded to float16).
     """
     packed, stored = make(kind, channels, 512)
-    tolerance = {"rtol": 0, "atol": 9.5 * 2**-11} if kind == "Q4_K" else {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(quant.dequantize(packed), stored, **tolerance)
+    tolerance = torch.tensor(9.5 * 2**-11 if kind == "Q4_K" else 0.0)
+    if kind in ("Q4_1", "Q4_K"):
+        units = quant.unpack_part(packed.parts[0], packed.groups).units
+        assert units is not None and (units.frexp().mantissa == 0.5).all()
+        tolerance = tolerance + 1.01 * 2**-10 * units[:, None]
+    assert ((quant.dequantize(packed) - stored).abs() <= tolerance).all()
 
 
 def test_eight_bits_are_within_half_a_step():
@@ -89,8 +101,8 @@ def test_agrees_with_plain_torch(isa, kind, terms, dtype):
     x[5] = 0
     x, bias = x.to(dtype), torch.randn(70)
     rows, expected = cpu.quantize_rows(x, terms), reference.quantize_rows(x, terms)
-    assert torch.equal(rows.values, expected.values)
-    assert torch.equal(rows.meta.view(torch.int32), expected.meta.view(torch.int32))
+    assert torch.equal(rows.pairs, expected.pairs)
+    assert torch.equal(fields(rows), fields(expected))
     out, plain = cpu.quantized_linear(x, packed, bias), reference.quantized_linear(x, packed, bias)
     assert out.dtype == dtype
     size = x.double().abs() @ stored.double().abs().T + 1  # of the terms that are added up
@@ -98,7 +110,8 @@ def test_agrees_with_plain_torch(isa, kind, terms, dtype):
     assert ((out.double() - plain.double()).abs() <= 2e-6 * size + rounding * plain.double().abs()).all()
     # The whole error, against float64 on the stored weight: half a step of the group's largest in each value.
     error = (cpu.quantized_linear(x.float(), packed, bias).double() - (x.double() @ stored.double().T + bias)).abs()
-    assert (error / size).max() < (0.02 if terms == 1 else 2e-4 if kind != "Q4_K" else 2e-3)
+    # Products of 4-bit weights pass through 16 bits: a second term leaves a seventh of the error, not nothing.
+    assert (error / size).max() < (0.02 if terms == 1 else 2e-4 if packed.parts[0].bits == 8 else 4e-3)
 
 
 @pytest.mark.parametrize("channels", [1, 70, 320])
@@ -147,16 +160,27 @@ def test_rows_are_bit_equal_whatever_their_number(isa, threads, kind, shape, ter
 
 
 def test_every_instruction_set_gives_the_same_integers(isa):
-    """With powers of two as scales nothing is rounded: results are equal to the bit on every machine."""
+    """With powers of two as scales and even codes nothing is rounded: results have the same bits on every machine."""
     torch.manual_seed(1)
     for bits in (4, 8):
-        codes = torch.randint(0 if bits == 4 else 1, 1 << bits, (33, 4, 32), dtype=torch.uint8)
-        minima = torch.full((33, 4), 0.25).half() if bits == 4 else None
+        codes = torch.randint(0 if bits == 4 else 1, 1 << bits, (33, 4, 32), dtype=torch.uint8) & 0xFE
+        minima = torch.full((33, 4), -3.75).half() if bits == 4 else None
         for least in (None, minima):
             packed = quant.pack_codes(codes, torch.full((33, 4), 0.5).half(), least, bits=bits)
             x = torch.randint(-127, 128, (9, 128)).float()
             x[:, ::32] = 127  # every group's scale is 1
             assert torch.equal(cpu.quantized_linear(x, packed), x @ quant.dequantize(packed).T)
+
+
+def test_the_largest_sums_there_can_be_do_not_overflow(isa):
+    """Every product at its largest, all of one sign, over more groups than an int32 could add up."""
+    for code, minimum, sign in ((0, 0.0, 1), (0, -8.0, -1), (15, 7.99, 1), (15, 7.99, -1)):
+        codes = torch.full((32, 48, 32), code, dtype=torch.uint8)
+        least = torch.full((32, 48), minimum).half()
+        packed = quant.pack_codes(codes, torch.full((32, 48), 0.999).half(), least, bits=4)
+        x = torch.full((7, 1536), sign * 3.0)
+        expected = x @ quant.dequantize(packed).T
+        torch.testing.assert_close(cpu.quantized_linear(x, packed), expected, rtol=1e-3, atol=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -168,11 +192,11 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
 
     def check(rows, plain, rest_where_large=True):
         expected = reference.quantize_rows(plain, terms, rest_where_large=rest_where_large)
-        assert torch.equal(rows.values, expected.values)
-        assert torch.equal(rows.meta.view(torch.int32), expected.meta.view(torch.int32))
+        assert torch.equal(rows.pairs, expected.pairs)
+        assert torch.equal(fields(rows), fields(expected))
         products = cpu.quantized_linear(rows, packed)
         assert torch.equal(products, cpu.quantized_linear(expected, packed))
-        rows.meta.view(torch.int32)[..., 3] = 1  # second terms that are not there are zeros
+        rows.meta.view(torch.int32)[:, 54:72] = 1  # second terms that are not there are zeros
         assert torch.equal(products, cpu.quantized_linear(rows, packed))
 
     x[:, 3] *= 30  # so that one group is above the others
@@ -202,8 +226,8 @@ def test_a_gated_linear_has_the_bits_of_separate_steps(isa, threads, inner, kind
             threads(number)
             out = cpu.gated_linear_quantize(rows, packed, out_terms)
             assert (out.width, out.dtype) == (inner, dtype)
-            assert torch.equal(out.values, expected.values)
-            assert torch.equal(out.meta.view(torch.int32), expected.meta.view(torch.int32))
+            assert torch.equal(out.pairs, expected.pairs)
+            assert torch.equal(fields(out), fields(expected))
 
 
 def test_merged_layers_may_mix_kinds(isa):

@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-from octavo_kernels.quant import BLOCK, GROUP, PackedLinear, QuantizedRows
+from octavo_kernels.quant import BLOCK, GROUP, STRIP, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
 _PACKED = {"Q4_0": (0, 4, 1), "Q4_1": (1, 4, 2), "Q8_0": (2, 8, 1)}  # csrc/ops.h: kind; bits, float16 a group
@@ -22,8 +22,9 @@ def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor
         return None
     kind, bits, halves = _PACKED[qtype]
     raw = np.ascontiguousarray(raw)
-    size = -(-channels // BLOCK) * groups * (BLOCK * GROUP * bits // 8 + BLOCK * 2 * halves)
-    data = torch.empty(size, dtype=torch.uint8)
+    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * halves
+    strip = (STRIP * 4 if bits == 4 else 0) + num_groups(groups * GROUP) // 2 * pair
+    data = torch.empty(-(-channels // BLOCK) * (BLOCK // STRIP) * strip, dtype=torch.uint8)
     library.run(library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, kind), threads=1)
     return data
 
@@ -69,7 +70,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     else:
         rows, program, _keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
     _check(rows, packed)
-    count = rows.values.shape[0]
+    count = rows.pairs.shape[0]
     out = torch.empty((count, packed.channels), dtype=rows.dtype)
     if bias is not None:
         bias = dense(bias, torch.float32)
@@ -77,7 +78,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     for part in packed.parts:
         program += library.pack(
             "quantized_linear",
-            rows.values.data_ptr(),
+            rows.pairs.data_ptr(),
             rows.meta.data_ptr(),
             part.data.data_ptr(),
             0 if bias is None else bias.data_ptr() + 4 * offset,
@@ -103,16 +104,11 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     if library is None or x.dtype not in DTYPES or len(packed.parts) != 1 or inner % GROUP:
         return silu_and_mul_quantize(quantized_linear(x, packed), terms)
     _check(x, packed)
-    part, count = packed.parts[0], x.values.shape[0]
-    rows = QuantizedRows(
-        torch.empty((count, terms, inner), dtype=torch.int8),
-        torch.empty((count, inner // GROUP, 4), dtype=torch.float32),
-        inner,
-        x.dtype,
-    )
+    part, count = packed.parts[0], x.pairs.shape[0]
+    rows = empty_rows(count, terms, inner, x.dtype)
     op = library.pack(
         "gated_linear",
-        x.values.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.values.data_ptr(), rows.meta.data_ptr(),
+        x.pairs.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.pairs.data_ptr(), rows.meta.data_ptr(),
         count, inner, packed.groups, packed.terms, part.bits, part.affine, terms, DTYPES[x.dtype],
     )  # fmt: skip
     library.run(op)
@@ -161,17 +157,16 @@ def _quantize(
     x = dense(x)
     residual = None if residual is None else dense(residual, x.dtype)
     weight = None if weight is None else dense(weight)
-    count, groups = x.numel() // x.shape[-1], -(-width // GROUP)
-    values = torch.empty((count, terms, groups * GROUP), dtype=torch.int8)
-    meta = torch.empty((count, groups, 4), dtype=torch.float32)
+    count, groups = x.numel() // x.shape[-1], num_groups(width)
+    rows = empty_rows(count, terms, width, x.dtype)
     op = library.pack(
         "quantize",
         x.data_ptr(),
         0 if residual is None else residual.data_ptr(),
         0 if weight is None else weight.data_ptr(),
         0 if total is None or residual is None else total.data_ptr(),
-        values.data_ptr(),
-        meta.data_ptr(),
+        rows.pairs.data_ptr(),
+        rows.meta.data_ptr(),
         kind,
         count,
         width,
@@ -180,4 +175,4 @@ def _quantize(
         DTYPES[x.dtype],
         eps,
     )
-    return QuantizedRows(values, meta, width, x.dtype), op, (x, residual, weight, total)
+    return rows, op, (x, residual, weight, total)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.quant import BLOCK, GROUP, PackedLinear, QuantizedRows, dequantize, unpack_part
+from octavo_kernels.quant import (
+    BLOCK,
+    GROUP,
+    LEAST_BITS,
+    SCALE_BITS,
+    SHARE_BITS,
+    ZERO,
+    PackedLinear,
+    QuantizedRows,
+    Unpacked,
+    dequantize,
+    unpack_part,
+)
 from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_and_mul
 
 
 def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) -> QuantizedRows:
     """``rest_where_large``: second terms only in groups with a value of a third of the row's largest and more."""
     width = x.shape[-1]
-    wide = torch.nn.functional.pad(x.float(), (0, -width % GROUP)).unflatten(-1, (-1, GROUP))
+    wide = torch.nn.functional.pad(x.float(), (0, -width % (2 * GROUP))).unflatten(-1, (-1, GROUP))
     highest = wide.abs().amax(dim=-1)
     inverse = torch.where(highest > 0, torch.full_like(highest, 127.0) / highest, torch.zeros_like(highest))
     usable = inverse.isfinite() & wide.isfinite().all(dim=-1)
@@ -20,17 +32,42 @@ def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) 
     scaled = torch.where(usable[..., None], wide, torch.zeros_like(wide)) * inverse[..., None]
     values = scaled.round()
     scale = torch.where(wide.isfinite().all(dim=-1), highest / 127.0, torch.full_like(highest, float("nan")))
-    stored, sums, has_rest = [values], values, torch.full_like(highest, terms == 2, dtype=torch.bool)
+    stored, has_rest = [values], torch.full_like(highest, terms == 2, dtype=torch.bool)
     if terms == 2:
         rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
         if rest_where_large:
             has_rest = 3.0 * highest >= highest.amax(dim=-1, keepdim=True)
             rest = torch.where(has_rest[..., None], rest, torch.zeros_like(rest))
-        stored, sums, scale = [values, rest], values * 256.0 + rest, scale * (1.0 / 256.0)
-    total = sums.sum(dim=-1)
-    integers = [value.to(torch.int32).view(torch.float32) for value in (total, has_rest)]
-    meta = torch.stack([scale, integers[0], scale * total, integers[1]], dim=-1)
-    return QuantizedRows(torch.stack([v.flatten(-2) for v in stored], dim=1).to(torch.int8), meta, width, x.dtype)
+        stored.append(rest)
+    unit = scale.amax(dim=-1, keepdim=True)  # NaN if one is
+    inverse = torch.where((unit > 2.0**-100) & unit.isfinite(), 2.0**SHARE_BITS / unit, torch.zeros_like(unit))
+    share = (scale * inverse).nan_to_num(0.0)
+    pairs = torch.stack([_pairs(integers, share) for integers in stored], dim=1)
+    rests = stored[-1].sum(dim=-1) if terms == 2 else torch.zeros_like(scale)
+    integers = [field.to(torch.int32).view(torch.float32) for field in (values.sum(dim=-1), rests, has_rest)]
+    meta = torch.nn.functional.pad(torch.cat([scale, *integers, unit], dim=-1), (0, 15))
+    return QuantizedRows(pairs, meta, width, x.dtype)
+
+
+def _pairs(values: Tensor, share: Tensor) -> Tensor:
+    """uint8 [T, G / 2, 80] (cpu/csrc/quant.h: row_pair) of integers [T, G, 32] and float32 [T, G]."""
+    sums = values.sum(dim=-1)
+    fields = [
+        (-ZERO[4] * sums).to(torch.int32),
+        share.round().to(torch.int16),
+        (sums * share * 2.0**-LEAST_BITS).round().to(torch.int16),
+        values.to(torch.int8).unflatten(-2, (-1, 2)).unflatten(-1, (8, 4)).transpose(-3, -2),
+    ]
+    split = [*(field.unflatten(-1, (-1, 2)) for field in fields[:3]), fields[3]]
+    return torch.cat([field.contiguous().view(torch.uint8).flatten(2) for field in split], dim=-1)
+
+
+def integers_of(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """int8 [T, terms, G, 32]; the groups' shares and shared sums, int16 [T, terms, G]."""
+    pairs = rows.pairs
+    values = pairs[..., 16:].contiguous().view(torch.int8).unflatten(-1, (8, 2, 4)).transpose(-3, -2)
+    fields = [pairs[..., at : at + 4].contiguous().view(torch.int16).flatten(-2) for at in (8, 12)]
+    return values.flatten(-2).flatten(-3, -2), fields[0], fields[1]
 
 
 def rms_norm_quantize(
@@ -48,17 +85,9 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.terms)
-    values = rows.values.float().unflatten(-1, (-1, GROUP))
-    scale = rows.meta[..., 0]
-    if rows.terms == 1:
-        result = _product(values[:, 0], scale, packed)
-    else:
-        result = _product(values[:, 0] * 256.0 + values[:, 1], scale, packed)
-    if bias is not None:
-        result = result + bias.float()
+    result = _product(rows, packed, bias, rows.terms)
     if packed.margin and rows.dtype == torch.float32:
-        first = _product(values[:, 0], scale * 256.0, packed)
-        first = first if bias is None else first + bias.float()
+        first = _product(rows, packed, bias, 1)
         pad = torch.nn.functional.pad(first, (0, -packed.channels % BLOCK), value=float("-inf"))
         highest = pad.unflatten(1, (-1, BLOCK)).amax(dim=2)
         near = highest >= highest.amax(dim=1, keepdim=True) - packed.margin
@@ -70,21 +99,40 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     return silu_and_mul_quantize(quantized_linear(x, packed), terms)
 
 
-def _product(values: Tensor, scale: Tensor, packed: PackedLinear) -> Tensor:
-    """float32 [T, channels]: integers ``values`` [T, G, 32] that stand for ``scale`` [T, G] each, times the weight."""
-    scale_sum = scale * values.sum(dim=-1)
+def _product(rows: QuantizedRows, packed: PackedLinear, bias: Tensor | None, terms: int) -> Tensor:
+    """float32 [T, channels], by so many of the rows' terms."""
     out = []
     for part in packed.parts:
-        codes, scales, minima = unpack_part(part, packed.groups)
-        total = torch.zeros(len(values), part.channels)
-        for g in range(packed.groups):
-            # Sums of 32 products are below 2^24 (one term), so exact in float32; float64 holds those of two terms.
-            exact = values[:, g].double() @ codes[:, g].double().T
-            total += exact.float() * (scale[:, g, None] * scales[:, g])
-            if minima is not None:
-                total += scale_sum[:, g, None] * minima[:, g]
-        out.append(total)
-    return torch.cat(out, dim=1)
+        weight = unpack_part(part, packed.groups)
+        out.append((_product8 if weight.units is None else _product4)(rows, weight, terms))
+    result = torch.cat(out, dim=1)
+    return result if bias is None else result + bias.float()
+
+
+def _product8(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+    values = integers_of(rows)[0].double()
+    integers = values[:, 0] if terms == 1 else values[:, 0] * 256.0 + values[:, 1]
+    total = torch.zeros(len(values), len(weight.codes))
+    for g in range(weight.codes.shape[1]):
+        exact = integers[:, g] @ weight.codes[:, g].double().T
+        total += exact.float() * (rows.meta[:, g, None] * weight.scales[:, g])
+    return total if terms == 1 else total * (1.0 / 256.0)
+
+
+def _product4(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+    """With the integers of the C kernels (cpu/csrc/quantized_tile.h)."""
+    assert weight.units is not None
+    values, share, shared_sum = (x.double() for x in integers_of(rows))
+    out = torch.zeros(len(values), len(weight.codes), dtype=torch.float64)
+    for term in range(terms):
+        for g in range(weight.codes.shape[1]):
+            exact = values[:, term, g] @ weight.codes[:, g].double().T
+            scaled = (exact * weight.scales[:, g].double() * 2.0**-SCALE_BITS + 0.5).floor()
+            added = scaled * share[:, term, g, None]
+            if weight.leasts is not None:
+                added += shared_sum[:, term, g, None] * weight.leasts[:, g].double()
+            out += added * 2.0 ** (-8 * term)
+    return out.float() * rows.meta[:, -16, None] * (weight.units * 2.0**-SHARE_BITS)
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:

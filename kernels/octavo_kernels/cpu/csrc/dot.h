@@ -70,3 +70,53 @@ INLINE vi splat_four(const int8_t *p) {
     memcpy(&four, p, 4);
     return splat_int(four);
 }
+
+// int16 vectors. Two int32 vectors one after the other, 128 bits of either at a time, saturated
+INLINE vi pack_int16(vi a, vi b) {
+#if defined(__AVX512BW__)
+    return (vi)_mm512_packs_epi32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_packs_epi32((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (vi)_mm_packs_epi32((__m128i)a, (__m128i)b);
+#else
+    return (vi)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
+#endif
+}
+// a * b / 2^15 to the nearest, ties upwards
+INLINE vi multiply_int16(vi a, vi b) {
+#if defined(__AVX512BW__)
+    return (vi)_mm512_mulhrs_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_mulhrs_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return (vi)_mm_mulhrs_epi16((__m128i)a, (__m128i)b);
+#else
+    return (vi)vqrdmulhq_s16((int16x8_t)a, (int16x8_t)b);
+#endif
+}
+// Each lane: acc + the sum of 2 products of int16
+INLINE vi dot2(vi acc, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return acc + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__x86_64__)
+    return acc + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
+    return acc + (vi)vpaddq_s32(low, vmull_high_s16((int16x8_t)a, (int16x8_t)b));
+#endif
+}
+// The same 2 int16, or the same 8 bytes, all over a vector
+INLINE vi splat_two(const int16_t *p) {
+    int32_t two;
+    memcpy(&two, p, 4);
+    return splat_int(two);
+}
+INLINE vi splat_eight(const void *p) {
+    typedef int64_t vl __attribute__((vector_size(VW * 4)));
+    int64_t eight;
+    memcpy(&eight, p, 8);
+    return (vi)(eight - (vl){0});
+}

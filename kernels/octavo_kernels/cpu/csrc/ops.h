@@ -100,8 +100,8 @@ struct argmax_args {
 struct quantize_args {
     const void *x, *residual, *norm_weight;
     void *residual_out;
-    int8_t *values;
-    struct group_meta *meta;
+    struct row_pair *values;
+    void *meta;
     int64_t kind, rows, width, groups, terms, dtype;
     double eps;
 };
@@ -109,8 +109,8 @@ struct quantize_args {
 // out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL).
 // margin > 0, for float32: blocks with nothing within it of the row's best make do with the first of two terms
 struct quantized_linear_args {
-    const int8_t *values;
-    const struct group_meta *meta;
+    const struct row_pair *values;
+    const void *meta;
     const uint8_t *weight;
     const float *bias;
     void *out;
@@ -121,11 +121,11 @@ struct quantized_linear_args {
 // Quantised rows . packed weight^T, whose first `inner` channels are gates, then silu(gate) * up, quantised to `out_terms`;
 // what is in between is rounded to `dtype`. inner: a multiple of BLOCK
 struct gated_linear_args {
-    const int8_t *values;
-    const struct group_meta *meta;
+    const struct row_pair *values;
+    const void *meta;
     const uint8_t *weight;
-    int8_t *out_values;
-    struct group_meta *out_meta;
+    struct row_pair *out_values;
+    void *out_meta;
     int64_t rows, inner, groups, terms, bits, affine, out_terms, dtype;
 };
 

@@ -40,15 +40,24 @@ void op_quantize(const struct quantize_args *a, struct member *m) {
         for (; r < end; r++) {
             if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16);
             else load_float_row(a, r, row, FLOAT32);
-            int8_t *q1 = a->values + r * a->terms * padded, *q2 = a->terms == 2 ? q1 + padded : NULL;
-            struct group_meta *meta = a->meta + r * a->groups;
+            struct row_pair *first = a->values + r * a->terms * a->groups / 2;
+            struct row_pair *second = a->terms == 2 ? first + a->groups / 2 : NULL;
+            struct row_meta meta = meta_of(a->meta, r, a->groups);
             float row_highest = 0.0f;
-            if (q2 && a->kind == 1) {
+            if (second && a->kind == 1) {
                 int32_t bits = highest_bits(row, padded);
                 memcpy(&row_highest, &bits, 4);
             }
-            for (int64_t g = 0; g < a->groups; g++)
-                quantize_group(row + g * GROUP, q1 + g * GROUP, q2 ? q2 + g * GROUP : NULL, row_highest, meta + g);
+            for (int64_t p = 0; p < a->groups / 2; p++) {
+                int8_t q1[PAIR], q2[PAIR];
+                for (int64_t n = 0; n < 2; n++) {
+                    const int64_t g = 2 * p + n;
+                    quantize_group(row + g * GROUP, g, q1 + n * GROUP, second ? q2 + n * GROUP : NULL, row_highest, meta);
+                }
+                place_pair(first + p, q1, q1 + GROUP);
+                if (second) place_pair(second + p, q2, q2 + GROUP);
+            }
+            share_scale(first, a->terms, a->groups, meta);
         }
     }
     team_wait(m, team_row_items(m, a->rows));

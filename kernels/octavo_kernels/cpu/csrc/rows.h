@@ -41,7 +41,6 @@ INLINE void store_int8(int8_t *p, vi x) {
     typedef int8_t vb __attribute__((vector_size(VW), aligned(1), may_alias));
     *(vb *)p = __builtin_convertvector(x, vb);
 }
-
 // The bits of the largest magnitude, which are ordered as the magnitudes are
 INLINE int32_t highest_bits(const float *x, int64_t count) {
     vi top = {0};
@@ -49,33 +48,76 @@ INLINE int32_t highest_bits(const float *x, int64_t count) {
     return vmax_all_int(top);
 }
 
-// One group of a row: q1 [GROUP], and with two terms q2 [GROUP], zeros where the group's largest is not a third of `row_highest`
-INLINE void quantize_group(const float *x, int8_t *q1, int8_t *q2, float row_highest, struct group_meta *meta) {
-    vi sum = {0};
+// One group of a row: q1 [GROUP], and with two terms q2 [GROUP], zeros where the group's largest is not a third of
+// `row_highest`. place_pair() or place_group(), and share_scale() follow.
+INLINE void quantize_group(const float *x, int64_t g, int8_t *q1, int8_t *q2, float row_highest, struct row_meta meta) {
+    vi sum = {0}, rest_sum = {0};
     const int32_t bits = highest_bits(x, GROUP);
     float highest;
     memcpy(&highest, &bits, 4);
-    float scale = highest / 127.0f, inverse = 127.0f / highest;
-    if (bits >= 0x7f800000) scale = NAN;  // an infinity or NaN spoils the row, visibly
+    const float inverse = 127.0f / highest;
     const int is_zero = !(inverse < INFINITY) || bits >= 0x7f800000;  // denormal input too
     const int has_rest = q2 && 3.0f * highest >= row_highest;
     for (int i = 0; i < GROUP; i += VW) {
         vf scaled = is_zero ? splat(0.0f) : vload(x + i) * splat(inverse);
         vi q = vround(scaled);
         store_int8(q1 + i, q);
+        sum += q;
         if (q2) {
             vf rest = (scaled - __builtin_convertvector(q, vf)) * splat(256.0f);
             rest = vselect_less(splat(127.0f), rest, splat(127.0f), rest);
             rest = vselect_less(rest, splat(-127.0f), splat(-127.0f), rest);  // -128 has no negative
             vi second = has_rest ? vround(rest) : (vi){0};
             store_int8(q2 + i, second);
-            q = (q << 8) + second;
+            rest_sum += second;
         }
-        sum += q;
     }
-    if (q2) scale *= 1.0f / 256.0f;
-    meta->sum = vsum_int(sum);
-    meta->scale = scale;
-    meta->scale_sum = scale * (float)meta->sum;
-    meta->has_rest = has_rest;
+    meta.scale[g] = bits >= 0x7f800000 ? NAN : highest / 127.0f;  // an infinity or NaN spoils the row, visibly
+    meta.sum[0][g] = vsum_int(sum);
+    if (q2) meta.sum[1][g] = vsum_int(rest_sum);
+    meta.has_rest[g] = has_rest;
+}
+
+// Two groups, or one of them, to where the kernels take them.
+INLINE void place_pair(struct row_pair *to, const int8_t *first, const int8_t *second) {
+    typedef int32_t fours __attribute__((vector_size(16), aligned(1), may_alias));
+    for (int i = 0; i < GROUP; i += 16) {
+        fours a = *(const fours *)(first + i), b = *(const fours *)(second + i);
+        *(fours *)to->values[i / 4] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+        *(fours *)to->values[i / 4 + 2] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    }
+}
+INLINE void place_group(struct row_pair *to, int64_t group, const int8_t *q) {
+    for (int step = 0; step < GROUP / 4; step++) memcpy(to->values[step][group], q + 4 * step, 4);
+}
+
+// What follows from a row's scales and sums, when they are all there: its unit, and its pairs but for their values.
+INLINE void share_scale(struct row_pair *pairs, int64_t terms, int64_t groups, struct row_meta meta) {
+    vi top = {0};  // the bits of scales are ordered as they are, and those of a NaN above all
+    for (int64_t g = 0; g < groups; g += VW) {
+        vi bits = {0};
+        if (groups - g >= VW) bits = (vi)vload(meta.scale + g);
+        else memcpy(&bits, meta.scale + g, (size_t)(groups - g) * 4);
+        top = vmax_int(top, bits);
+    }
+    const int32_t bits = vmax_all_int(top);
+    memcpy(meta.unit, &bits, 4);
+    const float unit = *meta.unit, inverse = unit > 0x1p-100f ? (float)(1 << SHARE_BITS) / unit : 0.0f;
+    for (int64_t g = 0; g < groups; g += VW) {
+        const int64_t n = MIN(VW, groups - g);
+        // past the row's end lie other fields of meta: what is made of them is left
+        const vf share = bits < 0x7f800000 ? vload(meta.scale + g) * splat(inverse) : splat(0.0f);
+        for (int64_t term = 0; term < terms; term++) {
+            typedef int16_t vs __attribute__((vector_size(VW * 2)));
+            const vi sum = (vi)vload((const float *)meta.sum[term] + g), start = -ZERO4 * sum;
+            const vf shared = __builtin_convertvector(sum, vf) * share * splat(1.0f / (1 << LEAST_BITS));
+            const vs shares = __builtin_convertvector(vround(share), vs), sums = __builtin_convertvector(vround(shared), vs);
+            struct row_pair *to = pairs + term * (groups / 2) + g / 2;
+            for (int64_t i = 0; i < n; i += 2) {
+                memcpy(to[i / 2].start, (const int32_t *)&start + i, 8);
+                memcpy(to[i / 2].share, (const int16_t *)&shares + i, 4);
+                memcpy(to[i / 2].shared_sum, (const int16_t *)&sums + i, 4);
+            }
+        }
+    }
 }

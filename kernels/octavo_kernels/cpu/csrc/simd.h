@@ -157,6 +157,33 @@ INLINE int32_t vmax_all_int(vi x) {
     return x[0];
 }
 
+// ---- float16 as float32. VW of them, which are finite
+INLINE vf load_half(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#else
+    vu h = __builtin_convertvector(*(const vh_unaligned *)p, vu);
+    vf magnitude = (vf)((h & 0x7fff) << 13) * splat(0x1p112f);
+    return (vf)((vu)magnitude | ((h & 0x8000) << 16));
+#endif
+}
+// One; NaN also for infinities
+INLINE float half_to_float(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, 2);
+    if ((h & 0x7c00) == 0x7c00) return NAN;
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    x *= 0x1p112f;
+    memcpy(&bits, &x, 4);
+    bits |= sign;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 // ---- bfloat16: the upper half of a float32; rounding to nearest, ties to even, as torch does (the instruction, where there
 // is one, makes zeros of what is below float32's normal range)
 INLINE vf widen(vh h) {
