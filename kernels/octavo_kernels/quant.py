@@ -6,8 +6,8 @@ integers, groups are added in their order, so a row's result never depends on th
 bytes, and what becomes of a file's scales, is described in cpu/csrc/quant.h.
 
 One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a
-second int8 for what the first leaves over) for twice the arithmetic. Of a head's logits only the best need them: with a
-``margin`` the others make do with one term.
+second int8 for what the first leaves over) for twice the arithmetic; of the 15, products of 4-bit weights keep some 11.
+Of a head's logits only the best need them: with a ``margin`` the others make do with one term.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
 def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1) -> PackedLinear:
     """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
-    The codes are the file's own; so are the scales, but for what 16-bit integers leave out (cpu/csrc/quant.h) and for
-    Q4_K, whose products of scales are rounded to float16 first.
+    The codes are the file's own, and so are scales of 8 bits. Those of 4 bits and minima become 16-bit integers beside
+    their channel's largest (cpu/csrc/quant.h), Q4_K's after their products were rounded to float16.
     Raises ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) or bytes that do not fit.
     """
     channels, width = shape

@@ -53,7 +53,7 @@ def fields(rows: quant.QuantizedRows) -> torch.Tensor:
 @pytest.mark.parametrize("channels", [1, 31, 32, 96])
 def test_packing_keeps_the_values_of_the_file(kind, channels):
     """What is packed dequantises to exactly what the gguf package says the file holds, but for the minima of 4-bit
-    types, which are within 2^-10 of the power of two above a channel's largest scale (Q4_K: scales rounded to float16).
+    types, which are within 2^-10 of their channel's unit (Q4_K: scales rounded to float16).
     """
     packed, stored = make(kind, channels, 512)
     tolerance = torch.tensor(9.5 * 2**-11 if kind == "Q4_K" else 0.0)
@@ -174,21 +174,23 @@ def test_every_instruction_set_gives_the_same_integers(isa):
 
 def test_the_largest_sums_there_can_be_do_not_overflow(isa):
     """Every product at its largest, all of one sign, over more groups than an int32 could add up."""
-    for code, minimum, sign in ((0, 0.0, 1), (0, -8.0, -1), (15, 7.99, 1), (15, 7.99, -1)):
+    # With code 0 and -11.98 both the scale and the least, -11.98 + 8 * 0.9995, are next to the largest of one sign.
+    for code, minimum, sign in ((0, -11.98, 1), (0, -11.98, -1), (0, 0.0, 1), (15, 7.99, 1), (15, 7.99, -1)):
         codes = torch.full((32, 48, 32), code, dtype=torch.uint8)
         least = torch.full((32, 48), minimum).half()
-        packed = quant.pack_codes(codes, torch.full((32, 48), 0.999).half(), least, bits=4)
+        packed = quant.pack_codes(codes, torch.full((32, 48), 0.9995).half(), least, bits=4)
         x = torch.full((7, 1536), sign * 3.0)
         expected = x @ quant.dequantize(packed).T
         torch.testing.assert_close(cpu.quantized_linear(x, packed), expected, rtol=1e-3, atol=1.0)
 
 
+@pytest.mark.parametrize("kind", ["Q4_1", "w8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("terms", [1, 2])
-def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
+def test_fused_steps_have_the_bits_of_separate_ones(isa, kind, dtype, terms):
     torch.manual_seed(0)
     x, residual, weight = (torch.randn(9, 576).to(dtype) for _ in range(3))
-    packed, _ = make("Q4_1", 64, 576, terms)
+    packed, _ = make(kind, 64, 576, terms)
 
     def check(rows, plain, rest_where_large=True):
         expected = reference.quantize_rows(plain, terms, rest_where_large=rest_where_large)
@@ -199,7 +201,8 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype, terms):
         rows.meta.view(torch.int32)[:, 54:72] = 1  # second terms that are not there are zeros
         assert torch.equal(products, cpu.quantized_linear(rows, packed))
 
-    x[:, 3] *= 30  # so that one group is above the others
+    x[:4, 3] *= 30  # so that one group is above the others, in some rows one that is the second of its pair
+    x[4:, 35] *= 30
     rows, same = cpu.rms_norm_quantize(x, weight[0], 1e-5, terms=terms)
     check(rows, cpu.rms_norm(x, weight[0], 1e-5))
     assert torch.equal(same, x)
@@ -230,6 +233,20 @@ def test_a_gated_linear_has_the_bits_of_separate_steps(isa, threads, inner, kind
             assert torch.equal(fields(out), fields(expected))
 
 
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+def test_what_follows_a_gated_linear_waits_for_its_rows(isa, threads):
+    """In one program, whose operations meet at nothing but their own ends."""
+    gate_up, down = make("Q4_1", 2 * 480, 64)[0], make("Q4_1", 32, 480)[0]
+    rows = cpu.quantize_rows(torch.randn(40, 64))
+    expected = cpu.quantized_linear(cpu.gated_linear_quantize(rows, gate_up), down)
+    program = cpu.record(lambda: cpu.quantized_linear(cpu.gated_linear_quantize(rows, gate_up), down))
+    threads(2)
+    for _ in range(50):
+        program.outputs.zero_()
+        program.replay()
+        assert torch.equal(program.outputs, expected)
+
+
 def test_merged_layers_may_mix_kinds(isa):
     """q, k and v of one product may be stored differently, as Q4_K_M files do."""
     parts = [
@@ -249,6 +266,63 @@ def test_embedding_rows_are_the_stored_ones(isa, kind):
     ids = torch.tensor([[0, 69, 31], [32, 32, 5]])
     out = octavo_kernels.quantized_embedding(ids, packed, torch.float32)
     torch.testing.assert_close(out, quant.dequantize(packed)[ids], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [32, 96, 160])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "w8"])
+def test_an_odd_number_of_groups(isa, kind, width):
+    packed, _ = make(kind, 40, width)
+    x = torch.randn(9, width)
+    torch.testing.assert_close(
+        cpu.quantized_linear(x, packed), reference.quantized_linear(x, packed), rtol=1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("size", [1e-33, 1e-29, 1e-20, 1e20, 1e34])
+def test_rows_of_any_size(isa, size):
+    """Results neither overflow before they have to, nor are they anything but zeros where rows are too small."""
+    packed, _ = make("Q4_1", 32, 128)
+    x = torch.randn(5, 128) * size
+    assert torch.equal(cpu.quantize_rows(x).pairs, reference.quantize_rows(x).pairs)
+    out = cpu.quantized_linear(x, packed)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out, reference.quantized_linear(x, packed), rtol=1e-5, atol=1e-5 * size)
+    assert size < 1e-27 or out.abs().max() > size
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_scale_that_is_not_finite_spoils_its_channel_alone(isa, bits):
+    codes = torch.randint(1, 1 << bits, (40, 4, 32), dtype=torch.uint8)
+    scales = torch.full((40, 4), 0.5).half()
+    x = torch.randn(9, 128)
+    clean = cpu.quantized_linear(x, quant.pack_codes(codes, scales, bits=bits))
+    scales[3, 1], scales[20, 0] = float("nan"), float("inf")
+    out = cpu.quantized_linear(x, quant.pack_codes(codes, scales, bits=bits))
+    others = [i for i in range(40) if i not in (3, 20)]
+    assert not out[:, [3, 20]].isfinite().any() and torch.equal(out[:, others], clean[:, others])
+
+
+@pytest.mark.parametrize("kind", ["w8", "Q4_1"])
+@pytest.mark.parametrize("channels", [7, 70, 320])
+def test_the_best_of_a_head_without_its_logits(isa, kind, channels):
+    """The best is that of the logits, which need not be written; ties go to the lowest index, NaN before all."""
+    full, _ = make(kind, channels, 96, terms=2)
+    head = replace(full, margin=1.0)
+    x = torch.randn(11, 96)
+    x[2], x[3, 5], x[4] = 0, float("nan"), x[1]
+    wants = torch.ones(1, dtype=torch.int64)
+    found = cpu.quantized_head(x, head, wants)
+    if found is None:  # plain torch
+        return
+    logits, index, best = found
+    assert torch.equal(logits.nan_to_num(9e9), cpu.quantized_linear(x, head).nan_to_num(9e9))
+    expected = cpu.argmax(logits)
+    assert torch.equal(index, expected[0]) and torch.equal(best.nan_to_num(9e9), expected[1].nan_to_num(9e9))
+    assert index[2] == 0 and best[3].isnan() and index[4] == index[1]
+    wants[0] = 0
+    again = cpu.quantized_head(x, head, wants)
+    assert again is not None
+    assert torch.equal(again[1], index) and torch.equal(again[2].nan_to_num(9e9), best.nan_to_num(9e9))
 
 
 def test_what_is_not_finite_stays_visible_and_in_its_row(isa):

@@ -31,7 +31,7 @@ _OPS = {
     "paged_attention": (3, "PPPPPPRRS" + "q" * 9 + "dd"),
     "copy_blocks": (4, "PPqqqq"),
     "quantize": (5, "PPPPPPqR" + "q" * 4 + "d"),
-    "quantized_linear": (6, "PPPPPR" + "q" * 8 + "d"),
+    "quantized_linear": (6, "PPPPPR" + "q" * 8),
     "quantized_embedding": (7, "PPPR" + "q" * 6),
     "embedding": (8, "PPPRqq"),
     "read_memory": (9, "PPq"),
@@ -41,6 +41,7 @@ _OPS = {
     "touch_blocks": (13, "Pqqqqq"),
     "argmax": (14, "PPPRq"),
     "decode_inputs": (15, "P" * 11 + "qqqqq"),
+    "quantized_head": (16, "P" * 8 + "R" + "q" * 4 + "d"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

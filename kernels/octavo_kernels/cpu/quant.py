@@ -12,7 +12,7 @@ from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
 from octavo_kernels.quant import BLOCK, GROUP, STRIP, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-_PACKED = {"Q4_0": (0, 4, 1), "Q4_1": (1, 4, 2), "Q8_0": (2, 8, 1)}  # csrc/ops.h: kind; bits, float16 a group
+_PACKED = {"Q4_0": (0, 4, 1), "Q4_1": (1, 4, 2), "Q8_0": (2, 8, 1)}  # csrc/ops.h: kind; bits, 16-bit numbers a group
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor | None:
@@ -64,12 +64,9 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     library = get_library()
     if library is None or x.dtype not in DTYPES:
         return reference.quantized_linear(x, packed, bias)
-    program = b""
-    if isinstance(x, QuantizedRows):
-        rows = x
-    else:
-        rows, program, _keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
-    _check(rows, packed)
+    if packed.margin and x.dtype == torch.float32:
+        return _head(library, x, packed, bias, None)[0]
+    rows, program, _keep = _rows(library, x, packed)
     count = rows.pairs.shape[0]
     out = torch.empty((count, packed.channels), dtype=rows.dtype)
     if bias is not None:
@@ -92,11 +89,52 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
             packed.channels,
             offset,
             DTYPES[rows.dtype],
-            packed.margin if rows.dtype == torch.float32 else 0.0,
         )
         offset += part.channels
     library.run(program)
     return out
+
+
+def quantized_head(x: Tensor, packed: PackedLinear, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Logits float32 [T, N] of ``x`` float32 [T, K], and their `argmax`. None: there is no kernel for that.
+
+    ``packed`` has a margin. The logits are undefined where ``wants_logits`` int64 [1] is 0 when the operation runs:
+    writing them takes a fifth of its time.
+    """
+    library = get_library()
+    if library is None or x.dtype != torch.float32:
+        return None
+    return _head(library, x, packed, None, wants_logits)
+
+
+def _head(
+    library: Library, x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None, wants_logits: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, program, _keep = _rows(library, x, packed)
+    (part,), count = packed.parts, len(rows.pairs)
+    out = torch.empty((count, part.channels))
+    index, best = torch.empty(count, dtype=torch.int64), torch.empty(count)
+    if bias is not None:
+        bias = dense(bias, torch.float32)
+    program += library.pack(
+        "quantized_head",
+        rows.pairs.data_ptr(), rows.meta.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        out.data_ptr(), 0 if wants_logits is None else wants_logits.data_ptr(), index.data_ptr(), best.data_ptr(),
+        count, part.channels, packed.groups, part.bits, part.affine, packed.margin,
+    )  # fmt: skip
+    library.run(program)
+    return out, index, best
+
+
+def _rows(library: Library, x: Tensor | QuantizedRows, packed: PackedLinear) -> tuple[QuantizedRows, bytes, object]:
+    """``x`` quantised, by the packed operations if there are any; and what must live until they have run."""
+    program, keep = b"", list[object]()
+    if isinstance(x, QuantizedRows):
+        rows = x
+    else:
+        rows, program, *keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
+    _check(rows, packed)
+    return rows, program, keep
 
 
 def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:

@@ -132,7 +132,7 @@ def _product4(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
             if weight.leasts is not None:
                 added += shared_sum[:, term, g, None] * weight.leasts[:, g].double()
             out += added * 2.0 ** (-8 * term)
-    return out.float() * rows.meta[:, -16, None] * (weight.units * 2.0**-SHARE_BITS)
+    return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-SHARE_BITS))
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:

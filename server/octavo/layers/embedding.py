@@ -13,6 +13,7 @@ from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo_kernels.cpu import argmax
 
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import WeightSource
@@ -93,6 +94,14 @@ class ParallelLMHead(LinearBase):
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         return iter(()) if self.shares_weight else super().weight_slots()
+
+    def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
+        found = self.method.find_best(hidden, wants_logits) if self.tp.size == 1 else None
+        if found is None:
+            logits = self(hidden)
+            found = (logits, *argmax(logits))
+        return found
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = self.tp.all_gather(self.method.apply(self, hidden, None))

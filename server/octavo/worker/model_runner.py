@@ -79,7 +79,8 @@ class ModelRunner:
         sampled = set(step.sampled_req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
         if self._recorded_steps and len(indices) and not self._prompt_logprobs and not len(self.pooler):
-            found = self._recorded_steps.run(inputs, inputs.starts[indices + 1] - 1)
+            wants = self._wants_logits(rows[indices], (self.batch.num_computed[rows] + num_scheduled)[indices])
+            found = self._recorded_steps.run(inputs, inputs.starts[indices + 1] - 1, wants)
             if found is not None:
                 self.batch.num_computed[rows] += num_scheduled
                 ids = [req_ids[i] for i in indices]
@@ -111,7 +112,10 @@ class ModelRunner:
         bitmask: Callable[[], torch.Tensor | None],
     ) -> PendingOutput | None:
         """A step in which every sequence computes one token and gets one. None: there is no short way to do it."""
-        found = self._recorded_steps.decode(rows) if self._recorded_steps else None
+        if self._recorded_steps is None:
+            return None
+        wants = self._wants_logits(rows, self.batch.num_computed[rows] + 1)
+        found = self._recorded_steps.decode(rows, wants)
         if found is None:
             return None
         self.batch.num_computed[rows] += 1
@@ -211,6 +215,12 @@ class ModelRunner:
         if logprobs is not None:
             add_logprobs(output, ids, self._wanted_logprobs(ids), logprobs)
         return lambda: output
+
+    def _wants_logits(self, rows: np.ndarray, positions: np.ndarray) -> bool:
+        """Whether more than the best token of the sequences ``rows`` will be wanted at these positions."""
+        if len(self.grammars):
+            return True
+        return not self.states.make_metadata(rows.tolist(), positions.tolist()).takes_the_best
 
     def _sampling_metadata(
         self, rows: np.ndarray, positions: np.ndarray, bitmask: Callable[[], torch.Tensor | None]

@@ -21,7 +21,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
-from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, argmax, record, unavailable_reason
+from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, record, unavailable_reason
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ States = tuple[Tensor, ...]
 
 
 class Logits(NamedTuple):
-    values: Tensor  # float32 [R, vocabulary]
+    values: Tensor  # float32 [R, vocabulary], undefined if they were not wanted
     best: tuple[Tensor, Tensor]  # of each row, see `cpu.argmax`
 
 
@@ -44,6 +44,7 @@ class RecordedSteps:
         # More rows than there are logits, by which a program tells apart what depends on which.
         self._inputs = _Inputs(max(max_rows, self._max_logits + 1), self._max_logits, max_blocks, batch.block_size)
         self._wanted = torch.empty(self._max_logits, dtype=torch.int64)
+        self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
         self._step: Program[list[Tensor]] | None = None
         self._layers: Program[list[Tensor]] | None = None
@@ -53,7 +54,7 @@ class RecordedSteps:
         self._possible = model.row_multiple == 1 and unavailable_reason() is None
         self._decode_inputs: DecodeInputs | None = None
 
-    def decode(self, rows: np.ndarray) -> Logits | None:
+    def decode(self, rows: np.ndarray, wants_logits: bool) -> Logits | None:
         """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
         if not self._possible:
             return None
@@ -64,15 +65,15 @@ class RecordedSteps:
                 inputs.input_ids, inputs.positions, inputs.metadata,
             )  # fmt: skip
         self._decode_inputs.fill(rows)
-        return self._whole(len(rows), len(rows), np.arange(len(rows)))
+        return self._whole(len(rows), len(rows), np.arange(len(rows)), wants_logits)
 
-    def run(self, step: StepInputs, wanted: np.ndarray) -> Logits | None:
-        """Any step, and logits of its rows ``wanted`` int64 [R], one at least."""
+    def run(self, step: StepInputs, wanted: np.ndarray, wants_logits: bool) -> Logits | None:
+        """Any step, and logits or the best tokens alone of its rows ``wanted`` int64 [R], one at least."""
         total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
         if total > len(self._inputs.positions) or len(wanted) > self._max_logits:
             return None
         self._inputs.fill(step)
-        return self._whole(total, sequences, wanted)
+        return self._whole(total, sequences, wanted, wants_logits)
 
     def begin(self, step: StepInputs) -> States | None:
         """`CausalLM.begin` of any step."""
@@ -102,20 +103,20 @@ class RecordedSteps:
         self._head.replay(rows)
         return self._head.outputs[:rows]
 
-    def _whole(self, rows: int, sequences: int, wanted: np.ndarray) -> Logits | None:
+    def _whole(self, rows: int, sequences: int, wanted: np.ndarray, wants_logits: bool) -> Logits | None:
         if self._step is None:
             self._step = self._record(self._whole_step)
             if self._step is None:
                 return None
         self._wanted.numpy()[: len(wanted)] = wanted
+        self._wants_logits.numpy()[0] = wants_logits
         self._step.replay(rows, len(wanted), sequences=sequences)
         logits, *best = (output[: len(wanted)] for output in self._step.outputs)
         return Logits(logits, (best[0], best[1]))
 
     def _whole_step(self) -> list[Tensor]:
         states = (octavo_kernels.embedding(self._wanted, state) for state in self._begin())
-        logits = self._model.compute_logits(self._model.finish(*states))
-        return [logits, *argmax(logits)]
+        return [*self._model.lm_head.find_best(self._model.finish(*states), self._wants_logits)]
 
     def _begin(self) -> States:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)

@@ -7,7 +7,7 @@ typedef vbytes vbytes_unaligned __attribute__((aligned(1), may_alias));
 INLINE vbytes load_bytes(const uint8_t *p) { return *(const vbytes_unaligned *)p; }
 
 // Each lane: acc + the sum of 4 products (w - zero) * a, where `a` holds 4 int8 in every lane. Where the instruction takes
-// unsigned codes, what the zero point adds is subtracted beforehand (start_sum).
+// unsigned codes, what the zero point adds is subtracted beforehand (row_pair.start).
 #if defined(__AVX512VNNI__)
 #define UNSIGNED_CODES8 1
 INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {

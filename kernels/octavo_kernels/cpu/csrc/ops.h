@@ -107,7 +107,6 @@ struct quantize_args {
 };
 
 // out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL).
-// margin > 0, for float32: blocks with nothing within it of the row's best make do with the first of two terms
 struct quantized_linear_args {
     const struct row_pair *values;
     const void *meta;
@@ -115,6 +114,21 @@ struct quantized_linear_args {
     const float *bias;
     void *out;
     int64_t rows, channels, groups, terms, bits, affine, out_stride, offset, dtype;
+};
+
+// The same for a head, float32 [rows, channels] of rows with two terms: blocks with nothing within `margin` of the row's best
+// make do with the first one. index, best: of each row the lowest index of a largest element, or of the first NaN, and that
+// element; NULL: not asked for. wants_out: whether `out` is; NULL: it is
+struct quantized_head_args {
+    const struct row_pair *values;
+    const void *meta;
+    const uint8_t *weight;
+    const float *bias;
+    float *out;
+    const int64_t *wants_out;
+    int64_t *index;
+    float *best;
+    int64_t rows, channels, groups, bits, affine;
     double margin;
 };
 
@@ -172,6 +186,7 @@ void op_argmax(const struct argmax_args *a, struct member *m);
 void op_touch_blocks(const struct touch_blocks_args *a, struct member *m);
 void op_quantize(const struct quantize_args *a, struct member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct member *m);
+void op_quantized_head(const struct quantized_head_args *a, struct member *m);
 void op_gated_linear(const struct gated_linear_args *a, struct member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m);
 void op_embedding(const struct embedding_args *a, struct member *m);

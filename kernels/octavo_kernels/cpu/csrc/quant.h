@@ -2,9 +2,12 @@
 //
 // A weight [N, K] has a scale for each GROUP columns of a channel (a row), and for affine types a minimum:
 //     8 bit: w = scale * (q - 128), scales float16, as files have them;
-//     4 bit: w = unit * (scale / 2^15 * (q - 8) + least / 2^9), scale and least int16, unit a power of two for each channel,
-// which holds a file's float16 scale exactly unless it is below a 16th of the channel's largest, and puts a minimum (beside
-// -8 scale) within 2^-10 of the unit. With integers the scales cost a multiplication for 32 products and not for 16.
+//     4 bit: w = unit * (scale / 2^15 * (q - 8) + least / 2^9), scale and least int16, of affine types alone the latter; a
+//     file's minimum m is (m + 8 scale) there. A channel's unit is a power of two above its scales and a quarter of its leasts,
+//     so that a file's float16 scale is exact from a 32nd of the unit on, and a least within 2^-10 of it.
+// With integers, bringing a group's sums to scale costs 16 channels 1.5 multiplications (8 are the products), and 3 with
+// float32. A sum times its scale is rounded to whole units: a group whose scale is a hundredth of another one's of its channel
+// keeps little of its value, but adds as little to the result. Rows of which no scale is above 2^-100 count as zeros.
 // K is padded with zeros to pairs of groups, N to blocks of BLOCK. A block is two strips of STRIP channels, a strip one
 // contiguous stream, for 4 bits after its channels' units, float32 [STRIP]: pair by pair codes, scales, for affine types
 // leasts. A 64-byte vector holds 4 consecutive columns of either group for 8 channels, what one vpdpbusd takes; there are two

@@ -20,16 +20,23 @@ static tile_fn tile_of(const struct quantized_linear_args *a, int64_t terms) {
     return a->bits == 8 ? terms == 2 ? tile_8bit_two_terms : tile_8bit : a->affine ? tile_4bit_affine : tile_4bit;
 }
 
+static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t block, vf (*sums)[QMR]) {
+    for (int v = 0; bias && v < BLOCK / VW; v++) {
+        const int64_t channel = block * BLOCK + v * VW, count = MIN(VW, channels - channel);
+        if (count <= 0) return;
+        const vf added = count == VW ? vload(bias + channel) : load_part(bias, channel, count, FLOAT32);
+        for (int64_t i = 0; i < rows; i++) sums[v][i] += added;
+    }
+}
+
 static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t block, vf (*sums)[QMR]) {
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t channel = block * BLOCK + v * VW, count = MIN(VW, a->channels - channel);
         if (count <= 0) return;
-        vf bias = {0};
-        if (a->bias) bias = count == VW ? load_as(a->bias, channel, FLOAT32) : load_part(a->bias, channel, count, FLOAT32);
         for (int64_t i = 0; i < rows; i++) {
             int64_t at = (row + i) * a->out_stride + a->offset + channel;
-            if (count == VW) store_as(a->out, at, sums[v][i] + bias, (int)a->dtype);
-            else store_part(a->out, at, count, sums[v][i] + bias, (int)a->dtype);
+            if (count == VW) store_as(a->out, at, sums[v][i], (int)a->dtype);
+            else store_part(a->out, at, count, sums[v][i], (int)a->dtype);
         }
     }
 }
@@ -64,6 +71,7 @@ static void run_block(const struct quantized_linear_args *a, const struct activa
         vf sums[BLOCK / VW][QMR];
         fetch_ahead(&b, &next, tile, high);
         tile_of(a, x->terms)(&b, x, row, sums, rows);
+        add_bias(a->bias, a->channels, rows, index, sums);
         store_tile(a, row, rows, index, sums);
     }
 }
@@ -112,8 +120,8 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
 struct shares {
     int64_t blocks, items, rows;  // an item: so many rows, one block
 };
-static struct shares share_out(const struct quantized_linear_args *a, int64_t blocks, const struct member *m) {
-    int64_t chunks = a->margin > 0 ? 1 : MIN(m->size, a->rows / (4 * QMR)), many = 4 * m->size;
+static struct shares share_out(const struct quantized_linear_args *a, int64_t blocks, int is_head, const struct member *m) {
+    int64_t chunks = is_head ? 1 : MIN(m->size, a->rows / (4 * QMR)), many = 4 * m->size;
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * a->terms / (4 * QMR)) : 1;
     int64_t rows = MAX(1, CEIL_DIV(a->rows, MAX(1, chunks)));
     return (struct shares){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
@@ -129,7 +137,7 @@ void op_gated_linear(const struct gated_linear_args *g, struct member *m) {
     struct quantized_linear_args a = {.values = g->values, .meta = g->meta, .weight = g->weight, .rows = g->rows,
                                       .channels = 2 * g->inner, .groups = g->groups, .terms = g->terms, .bits = g->bits,
                                       .affine = g->affine};
-    const struct shares s = share_out(&a, g->inner / BLOCK, m);
+    const struct shares s = share_out(&a, g->inner / BLOCK, 0, m);
     for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_done(m))
         run_gated_block(g, &a, block, begin, end);
     team_wait(m, s.items);
@@ -143,39 +151,81 @@ void op_gated_linear(const struct gated_linear_args *g, struct member *m) {
     team_wait(m, team_row_items(m, g->rows));
 }
 
-static void run_blocks(const struct quantized_linear_args *a, int64_t terms, struct member *m) {
-    const struct shares s = share_out(a, CEIL_DIV(a->channels, BLOCK), m);
-    const struct activations x = rows_of(a, terms);
+void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
+    const struct shares s = share_out(a, CEIL_DIV(a->channels, BLOCK), 0, m);
+    const struct activations x = rows_of(a, a->terms);
     for (int64_t block, begin, end; take_item(&s, a->rows, m, &block, &begin, &end); team_done(m))
         run_block(a, &x, block, begin, end);
     team_wait(m, s.items);
 }
 
-// One row once more with both terms, where it matters: blocks of channels with one within the margin of the best.
-static void refine_row(const struct quantized_linear_args *a, int64_t row) {
-    int64_t blocks = CEIL_DIV(a->channels, BLOCK);
-    const float *out = (const float *)a->out + row * a->out_stride + a->offset;
-    float *top = scratch((size_t)blocks * sizeof(float)), best = -INFINITY;
-    const struct activations x = rows_of(a, 2);
-    for (int64_t n = 0; n < blocks; n++) {
-        int64_t first = n * BLOCK, count = MIN(BLOCK, a->channels - first);
-        vf highest = splat(-INFINITY);
-        int64_t c = 0;
-        for (; c + VW <= count; c += VW) highest = vmax(vload(out + first + c), highest);
-        top[n] = vmax_all(highest);
-        for (; c < count; c++) top[n] = MAX(out[first + c], top[n]);
-        best = MAX(top[n], best);
+// The largest of a row's products with a block; infinity if there is a NaN, which has to be looked for then
+static float top_of(const struct quantized_linear_args *a, int64_t block, int64_t i, vf (*sums)[QMR]) {
+    vf highest = splat(-INFINITY);
+    vi strange = {0};
+    for (int v = 0; v < BLOCK / VW; v++) {
+        const int64_t count = a->channels - block * BLOCK - v * VW;
+        const vf x = vselect(lane_index() < splat_int((int32_t)MAX(0, MIN(VW, count))), sums[v][i], splat(-INFINITY));
+        highest = vmax(x, highest);
+        strange |= x != x;
     }
-    for (int64_t n = 0; n < blocks; n++)
-        if (top[n] >= best - (float)a->margin) run_block(a, &x, n, row, row + 1);
+    return vmax_all_int(strange & 1) ? INFINITY : vmax_all(highest);
 }
 
-void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
-    const int refines = a->margin > 0 && a->terms == 2;
-    run_blocks(a, refines ? 1 : a->terms, m);
-    if (!refines) return;
-    for (int64_t r; (r = team_take(m, a->rows)) >= 0; team_done(m)) refine_row(a, r);
-    team_wait(m, a->rows);
+// Rows [begin, end) times one block by the first term.
+static void look_at_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, int writes,
+                          float *tops) {
+    const int64_t high = row_tiles(begin, end), blocks = CEIL_DIV(a->channels, BLOCK);
+    const struct activations x = rows_of(a, 1);
+    struct block b = block_of(a, index), next = block_of(a, index + 1);
+    for (int64_t tile = 0; tile < high; tile++) {
+        int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
+        vf sums[BLOCK / VW][QMR];
+        fetch_ahead(&b, &next, tile, high);
+        tile_of(a, 1)(&b, &x, row, sums, rows);
+        add_bias(a->bias, a->channels, rows, index, sums);
+        if (writes) store_tile(a, row, rows, index, sums);
+        for (int64_t i = 0; i < rows; i++) tops[(row + i) * blocks + index] = top_of(a, index, i, sums);
+    }
+}
+
+// One row once more with both terms, where it matters: blocks of channels with one within the margin of the best.
+static void refine_row(const struct quantized_head_args *h, const struct quantized_linear_args *a, int64_t row, int writes,
+                       const float *tops) {
+    const int64_t blocks = CEIL_DIV(a->channels, BLOCK);
+    const struct activations x = rows_of(a, 2);
+    float top = -INFINITY, highest = -INFINITY;
+    int64_t at = 0;
+    for (int64_t n = 0; n < blocks; n++) top = MAX(top, tops[n]);
+    for (int64_t n = 0; n < blocks; n++) {
+        if (!(tops[n] >= top - (float)h->margin)) continue;
+        vf sums[BLOCK / VW][QMR];
+        float values[BLOCK];
+        const struct block b = block_of(a, n);
+        tile_of(a, 2)(&b, &x, row, sums, 1);
+        add_bias(a->bias, a->channels, 1, n, sums);
+        if (writes) store_tile(a, row, 1, n, sums);
+        for (int v = 0; v < BLOCK / VW; v++) vstore(values + v * VW, sums[v][0]);
+        for (int64_t c = n * BLOCK; c < MIN(a->channels, (n + 1) * BLOCK) && !isnan(highest); c++)
+            if (!(values[c % BLOCK] <= highest)) highest = values[c % BLOCK], at = c;
+    }
+    if (h->index) h->index[row] = at, h->best[row] = highest;
+}
+
+void op_quantized_head(const struct quantized_head_args *h, struct member *m) {
+    const struct quantized_linear_args a = {.values = h->values, .meta = h->meta, .weight = h->weight, .bias = h->bias,
+                                            .out = h->out, .rows = h->rows, .channels = h->channels, .groups = h->groups,
+                                            .terms = 2, .bits = h->bits, .affine = h->affine, .out_stride = h->channels,
+                                            .dtype = FLOAT32};
+    const int64_t blocks = CEIL_DIV(a.channels, BLOCK);
+    const int writes = !h->wants_out || *h->wants_out;
+    const struct shares s = share_out(&a, blocks, 1, m);
+    float *tops = team_workspace(m, (size_t)(a.rows * blocks) * sizeof(float));
+    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_done(m))
+        look_at_block(&a, block, begin, end, writes, tops);
+    team_wait(m, s.items);
+    for (int64_t r; (r = team_take(m, a.rows)) >= 0; team_done(m)) refine_row(h, &a, r, writes, tops + r * blocks);
+    team_wait(m, a.rows);
 }
 
 // GROUP values of one channel, from group g on

@@ -1,6 +1,6 @@
 // Register tiles of products of quantised rows and packed weights (quant.h): a few rows times VW channels of a strip.
-// Integers are summed exactly within a group, groups are added in their order, so a row's result is the same whatever the
-// number of rows, the tiling or the threads.
+// Integers are summed exactly within a group, and what is rounded after that is rounded in one order: a row's result is the
+// same whatever the number of rows, the tiling or the threads.
 #pragma once
 #include "dot.h"
 #include "ops.h"
@@ -12,7 +12,9 @@
 #else
 #define QMR 2
 #endif
-#define EXACT 10  // pairs of groups whose products an int32 holds: 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) at most
+// Pairs of groups that are added up in an int32: 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31, the largest
+// scaled sums and leasts times the largest shares
+#define EXACT 10
 
 // How VW channels are brought together from the lanes of two code vectors (quant.h)
 #if VW == 16
@@ -44,8 +46,8 @@ struct activations {
 };
 
 // sums[BLOCK / VW][QMR] = mr rows times a block's channels, 4 bits. A group's sum fits 16 bits: it is multiplied by the
-// channel's scale to 16 again, then by the row's in a dot product of pairs of groups, to which leasts and the row's sums are
-// another one.
+// channel's scale to 16 again, which rounds it to whole units of the channel and the row, then by the row's share in a dot
+// product of two groups, to which leasts and the row's sums are another one.
 INLINE void tile4(const struct block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int affine,
                   const int mr) {
     const int64_t pairs = b->count, stride = x->stored_terms * pairs;
@@ -106,7 +108,7 @@ INLINE void tile4(const struct block *b, const struct activations *x, int64_t ro
         }
         const vf unit = vload((const float *)(b->units + skip + lane)) * splat(1.0f / (1 << SHARE_BITS));
 #pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) sums[v][i] = total[i] * splat(meta.unit[i * row_words(x->groups)]) * unit;
+        for (int i = 0; i < mr; i++) sums[v][i] = total[i] * (splat(meta.unit[i * row_words(x->groups)]) * unit);
     }
 }
 

@@ -105,7 +105,7 @@ INLINE void share_scale(struct row_pair *pairs, int64_t terms, int64_t groups, s
     const float unit = *meta.unit, inverse = unit > 0x1p-100f ? (float)(1 << SHARE_BITS) / unit : 0.0f;
     for (int64_t g = 0; g < groups; g += VW) {
         const int64_t n = MIN(VW, groups - g);
-        // past the row's end lie other fields of meta: what is made of them is left
+        // past the row's end lie other fields of meta: what is made of them is not stored
         const vf share = bits < 0x7f800000 ? vload(meta.scale + g) * splat(inverse) : splat(0.0f);
         for (int64_t term = 0; term < terms; term++) {
             typedef int16_t vs __attribute__((vector_size(VW * 2)));

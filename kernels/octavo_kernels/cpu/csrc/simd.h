@@ -157,7 +157,7 @@ INLINE int32_t vmax_all_int(vi x) {
     return x[0];
 }
 
-// ---- float16 as float32. VW of them, which are finite
+// ---- float16 as float32: VW of them, or one. What is not finite is not finite then
 INLINE vf load_half(const uint8_t *p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -166,10 +166,9 @@ INLINE vf load_half(const uint8_t *p) {
 #else
     vu h = __builtin_convertvector(*(const vh_unaligned *)p, vu);
     vf magnitude = (vf)((h & 0x7fff) << 13) * splat(0x1p112f);
-    return (vf)((vu)magnitude | ((h & 0x8000) << 16));
+    return vselect((vi)((h & 0x7c00) == 0x7c00), splat(NAN), (vf)((vu)magnitude | ((h & 0x8000) << 16)));
 #endif
 }
-// One; NaN also for infinities
 INLINE float half_to_float(const uint8_t *p) {
     uint16_t h;
     memcpy(&h, p, 2);

@@ -43,6 +43,7 @@ static const struct {
     {(op_fn)op_touch_blocks, sizeof(struct touch_blocks_args)},
     {(op_fn)op_argmax, sizeof(struct argmax_args)},
     {(op_fn)op_decode_inputs, sizeof(struct decode_inputs_args)},
+    {(op_fn)op_quantized_head, sizeof(struct quantized_head_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

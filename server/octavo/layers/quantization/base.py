@@ -59,6 +59,12 @@ class LinearMethod(ABC):
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x [T, input_size]`` times the layer's weight: ``[T, output_size]`` in x.dtype."""
 
+    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Of a head: `apply`, undefined if ``wants_logits`` int64 [1] is 0 when it is computed, and of each row the
+        lowest index of a largest element, int64 [R], with that element. None: the method has no way of its own.
+        """
+        return None
+
     def apply_gated(self, layer: LinearBase, x: Tensor, terms: int) -> QuantizedRows:
         """`apply` of a layer of gates and ups, then ``silu(gate) * up`` in rows of ``terms`` int8."""
         return octavo_kernels.silu_and_mul_quantize(self.apply(layer, x, layer.bias), terms)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo_kernels.cpu import quantized_head
 from octavo_kernels.quant import GGUF_TYPES, PackedLinear, QuantizedRows, concat, pack_gguf, pack_w8
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Int8LinearMethod(LinearMethod):
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         assert self.packed is not None
         return octavo_kernels.quantized_linear(x, self.packed, bias)
+
+    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        assert self.packed is not None
+        return quantized_head(x, self.packed, wants_logits) if self.packed.margin else None
 
     def apply_gated(self, layer: LinearBase, x: Tensor | QuantizedRows, terms: int) -> QuantizedRows:
         assert self.packed is not None
