@@ -14,17 +14,20 @@
 
 #define SPLIT 256
 #define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
+#define LEAST_ROWS (2 * MR)  // in the items of a step that has few of them
 #define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
 
 static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of pairs
 
-// One item: q rows of consecutive tokens, `group` rows a token.
+// One item: q rows of consecutive tokens, `group` rows a token, against the positions begin .. end that some row sees, or
+// that part of these which lies in one split.
 struct item {
     const struct paged_attention_args *a;
     const int32_t *table;
     const char *keys;  // of this head in block 0
     int64_t block_stride, row_stride, value_offset;  // bytes
     int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
+    int64_t begin, end;
     const char *q;
     char *out;
 };
@@ -34,12 +37,13 @@ struct work {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
     float *lanes;                      // [rows, VW]: l of pairs, lane by lane
+    int32_t *position;                 // [rows]
     const void *rows[2][2][2 * TILE];  // where this tile's and the next one's keys and values lie, row by row or in chunks
     struct ahead ahead;
 };
 
 static struct work get_work(int64_t rows, int64_t depth) {
-    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (4 + VW) * rows + 64) * sizeof(float));
+    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (5 + VW) * rows + 64) * sizeof(float));
     struct work w;
     w.kt = p, p += TILE * depth;
     w.vt = p, p += TILE * depth;
@@ -50,7 +54,8 @@ static struct work get_work(int64_t rows, int64_t depth) {
     w.m = p, p += rows;
     w.l = p, p += rows;
     w.total_m = p, p += rows;
-    w.total_l = p;
+    w.total_l = p, p += rows;
+    w.position = (int32_t *)p;
     return w;
 }
 
@@ -95,13 +100,13 @@ struct sight {
     int64_t from, to;
     uint64_t visible[MR];
 };
-INLINE struct sight look(const struct item *it, int64_t start, int64_t r, const int mr) {
+INLINE struct sight look(const struct item *it, const struct work *w, int64_t start, int64_t r, const int mr) {
     struct sight sight;
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2;
-    int64_t first = it->first_position + r / it->group - start, last = it->first_position + (r + mr - 1) / it->group - start;
+    int64_t first = w->position[r] - start, last = w->position[r + mr - 1] - start;
     sight.from = MAX(0, first - window + 1), sight.to = MIN(TILE, last + 1);
     for (int i = 0; i < mr; i++) {
-        int64_t position = it->first_position + (r + i) / it->group - start;
+        int64_t position = w->position[r + i] - start;
         sight.visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
     }
     return sight;
@@ -116,7 +121,7 @@ INLINE void int8_rows(const struct item *it, struct work *w, int64_t start, int6
     uint8_t p[2][MR * TILE * 2] __attribute__((aligned(64)));
     struct sight sight[2];
     int64_t depth = it->depth;
-    for (int t = 0; t < tiles; t++) sight[t] = look(it, start, r + t * mr, mr);
+    for (int t = 0; t < tiles; t++) sight[t] = look(it, w, start, r + t * mr, mr);
     for (int t = 0; t < tiles; t++) int8_scores(w->q + (r + t * mr) * depth, depth, keys, s[t], &w->ahead, few, mr);
     for (int t = 0; t < tiles; t++)
         int8_soften((float)it->a->scale, (float)it->a->softcap, s[t], values, depth, p[t], sight[t].visible, w->m + r + t * mr,
@@ -130,11 +135,11 @@ INLINE void int8_rows(const struct item *it, struct work *w, int64_t start, int6
 INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
                       const void *const *values, int kind, const int mr) {
     float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64))), shrink[ROUND_UP(MR)];
-    const struct sight sight = look(it, start, r, mr);
+    const struct sight sight = look(it, w, start, r, mr);
     if (!sees_some(&sight)) return;
     const int64_t depth = it->depth, from = sight.from, to = sight.to;
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
-    const int few = w->ahead.each > 0;
+    const int few = w->ahead.with_scores > 0;
     if (kind == INT8) {
         if (few) int8_rows(it, w, start, r, keys, values, 1, 1, mr);
         else int8_rows(it, w, start, r, keys, values, 0, 1, mr);
@@ -153,7 +158,7 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     (void)p, (void)keys, (void)shrink, (void)few;
     scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
     for (int i = 0; i < mr; i++) {
-        const struct sight mine = look(it, start, r + i, 1);
+        const struct sight mine = look(it, w, start, r + i, 1);
         soften(scaling, softcap, s + i * TILE, mine.from, mine.to, w->m + r + i,
                w->l + r + i, w->acc + (r + i) * depth, depth);
     }
@@ -186,29 +191,23 @@ static void __attribute__((noinline)) tile_some(const struct item *it, struct wo
 static int __attribute__((noinline)) two_tiles(const struct item *it, struct work *w, int64_t start, int64_t r,
                                                const void *const *keys, const void *const *values) {
     if (it->rows - r < 2 * MR) return 0;
-    const struct sight one = look(it, start, r, MR), other = look(it, start, r + MR, MR);
+    const struct sight one = look(it, w, start, r, MR), other = look(it, w, start, r + MR, MR);
     if (!sees_some(&one) || !sees_some(&other)) return 0;
     int8_rows(it, w, start, r, keys, values, 0, 2, MR);
     return 1;
 }
 
-// Positions that some row of the item sees, the lower end rounded down to a tile.
-static void visible(const struct item *it, int64_t *begin, int64_t *end) {
-    *begin = it->a->window ? MAX(0, it->first_position - it->a->window + 1) / TILE * TILE : 0;
-    *end = it->first_position + (it->rows - 1) / it->group + 1;
-}
-
 // All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread turns to
-// afterwards, from position next_start on, if that is known.
-INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next,
-                   int64_t next_start, int kind) {
+// afterwards, if that is known; `it` itself when that is its next split.
+INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next, int kind) {
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
     const int by_lanes = kind == PAIRS || kind == INT8;  // sums for each lane, maxima in powers of 2
     if (by_lanes) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
     const int pack = !by_lanes && (depth != head_size || (kind == BFLOAT16 && rows > MR));
-    int now = 0, few = rows <= 4 * MR;  // with few rows the memory is what takes time
+    // With few rows the memory is what takes time, and the next tile is fetched piecemeal.
+    int now = 0, few = rows <= 4 * MR && (in_chunks(it->a) || !by_lanes);
     const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
@@ -216,7 +215,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         int64_t next_count = 0;
         const void **next_keys = w->rows[!now][0], **next_values = w->rows[!now][1];
         if (start + TILE < end) next_count = find_rows(it, start + TILE, next_keys, next_values);
-        else if (next) find_rows(next, next_start, next_keys, next_values);
+        else if (next) find_rows(next, next == it ? end : next->begin, next_keys, next_values);
         memcpy(next_keys + pieces, next_values, (size_t)pieces * sizeof(void *));  // one list for `ahead`
         w->ahead = (struct ahead){.rows = next_keys, .row_bytes = piece_bytes};
         if (start + TILE < end || next) w->ahead.end = 2 * pieces;
@@ -224,7 +223,6 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
 #if HAS_PAIRS
         const void *chunks[2][CHUNKS];
         if (kind == PAIRS) {
-            if (few) w->ahead.each = CEIL_DIV(lines, row_tiles * (head_size / 2 + TILE / 2));
             if (!in_chunks(it->a)) {
                 pair_rows(keys, values, w->kt, w->vt, head_size);
                 for (int64_t c = 0; c < CHUNKS; c++) {
@@ -238,7 +236,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             }
         }
 #endif
-        if (kind == INT8 && few) w->ahead.each = CEIL_DIV(lines, row_tiles * (head_size / 4 + TILE / 4));
+        if (few && by_lanes && w->ahead.end) w->ahead.with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
         if (!by_lanes) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
         const void *packed[TILE];
         if (pack) {
@@ -257,6 +255,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
                 continue;
             }
             tile_some(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
+            w->ahead.with_scores = 0;
         }
         count = next_count;
     }
@@ -293,6 +292,7 @@ static void load_queries(const struct item *it, struct work *w) {
     int pairs = kind_of(it->a) == PAIRS, int8 = it->a->kv_dtype == INT8;
     float row[MAX_HEAD_SIZE] __attribute__((aligned(64)));
     for (int64_t r = 0; r < it->rows; r++) {
+        w->position[r] = (int32_t)(it->first_position + r / it->group);
         for (int64_t d = 0; d < it->a->head_size; d += VW) {
             vf x = load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype);
             if (int8) vstore(row + d, x);
@@ -315,26 +315,23 @@ static void finish_row(const struct item *it, int64_t r, const float *total, flo
 }
 
 static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end,
-                                                      const struct item *next, int64_t next_start) {
+                                                      const struct item *next) {
     switch (kind_of(it->a)) {
-        case INT8: attend(it, w, begin, end, next, next_start, INT8); break;
+        case INT8: attend(it, w, begin, end, next, INT8); break;
 #if HAS_PAIRS
-        case PAIRS: attend(it, w, begin, end, next, next_start, PAIRS); break;
+        case PAIRS: attend(it, w, begin, end, next, PAIRS); break;
 #endif
-        case BFLOAT16: attend(it, w, begin, end, next, next_start, BFLOAT16); break;
-        default: attend(it, w, begin, end, next, next_start, FLOAT32);
+        case BFLOAT16: attend(it, w, begin, end, next, BFLOAT16); break;
+        default: attend(it, w, begin, end, next, FLOAT32);
     }
 }
 
 static void run_whole(const struct item *it, struct work *w, const struct item *next) {
-    int64_t begin, end, next_start = 0, next_end;
-    visible(it, &begin, &end);
-    if (next) visible(next, &next_start, &next_end);
     for (int64_t r = 0; r < it->rows; r++) w->total_m[r] = -INFINITY, w->total_l[r] = 0.0f;
     load_queries(it, w);
-    for (int64_t split = begin / SPLIT * SPLIT; split < end; split += SPLIT) {
-        int last = split + SPLIT >= end;
-        attend_dispatch(it, w, MAX(begin, split), MIN(end, split + SPLIT), last ? next : it, last ? next_start : split + SPLIT);
+    for (int64_t split = it->begin / SPLIT * SPLIT; split < it->end; split += SPLIT) {
+        int64_t end = MIN(it->end, split + SPLIT);
+        attend_dispatch(it, w, MAX(it->begin, split), end, end == it->end ? next : it);
         for (int64_t r = 0; r < it->rows; r++)
             merge(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
                   it->depth);
@@ -342,20 +339,18 @@ static void run_whole(const struct item *it, struct work *w, const struct item *
     for (int64_t r = 0; r < it->rows; r++) finish_row(it, r, w->total + r * it->depth, w->total_l[r]);
 }
 
-// One split of an item into parts[rows][depth + 2]: m, l, acc
-static void run_part(const struct item *it, struct work *w, int64_t split, float *parts) {
-    int64_t begin, end, stride = it->depth + 2;
-    visible(it, &begin, &end);
-    begin = MAX(begin, split * SPLIT), end = MIN(end, (split + 1) * SPLIT);
-    if (begin < end) {
+// An item of one split into parts[rows][depth + 2]: m, l, acc
+static void run_part(const struct item *it, struct work *w, const struct item *next, float *parts) {
+    int some = it->begin < it->end;
+    if (some) {
         load_queries(it, w);
-        attend_dispatch(it, w, begin, end, NULL, 0);
+        attend_dispatch(it, w, it->begin, it->end, next);
     }
     for (int64_t r = 0; r < it->rows; r++) {
-        float *part = parts + r * stride;
-        part[0] = begin < end ? w->m[r] : -INFINITY;
-        part[1] = begin < end ? w->l[r] : 0.0f;
-        if (begin < end) memcpy(part + 2, w->acc + r * it->depth, (size_t)it->depth * sizeof(float));
+        float *part = parts + r * (it->depth + 2);
+        part[0] = some ? w->m[r] : -INFINITY;
+        part[1] = some ? w->l[r] : 0.0f;
+        if (some) memcpy(part + 2, w->acc + r * it->depth, (size_t)it->depth * sizeof(float));
     }
 }
 
@@ -416,6 +411,8 @@ static struct item make_item(const struct walk *k, int64_t index) {
     it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
     it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
     it.length = a->seq_lens[r];
+    it.begin = a->window ? MAX(0, it.first_position - a->window + 1) / TILE * TILE : 0;
+    it.end = it.first_position + (it.rows - 1) / it.group + 1;
     it.depth = CEIL_DIV(a->head_size, VW) * VW;
     it.table = a->block_table + r * a->table_stride;
     it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
@@ -425,6 +422,18 @@ static struct item make_item(const struct walk *k, int64_t index) {
     int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
     it.q = (const char *)a->q + skip;
     it.out = (char *)a->out + skip;
+    return it;
+}
+
+// Unit `n`, wherever the walk has been; with `split` the part of an item.
+static struct item find_item(struct walk *k, int64_t n, int split) {
+    find_unit(k, n, split);
+    int64_t here = request_items(k, k->request), unit = n - k->before;
+    struct item it = make_item(k, unit % here);
+    if (split) {  // the last splits of all items, which are short, come last
+        it.begin = MAX(it.begin, unit / here * SPLIT);
+        it.end = MIN(it.end, (unit / here + 1) * SPLIT);
+    }
     return it;
 }
 
@@ -440,8 +449,12 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
     // The number of rows in use is read here, not only when the call was packed: a recorded call is replayed with others.
     struct paged_attention_args mine = *given, *a = &mine;
     mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);
-    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), rows = tokens_per_item * group;
-    int64_t depth = CEIL_DIV(a->head_size, VW) * VW, items = 0;
+    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), tokens = 0;
+    for (int64_t r = 0; r < a->requests; r++) tokens += request_tokens(a, r);
+    // Smaller items rather than parts of items, which have to be merged, as long as a key is still read for enough rows.
+    const int64_t fair = tokens * a->num_kv_heads / (4 * m->size);
+    if (fair * group >= LEAST_ROWS) tokens_per_item = MIN(tokens_per_item, fair);
+    int64_t depth = CEIL_DIV(a->head_size, VW) * VW, rows = tokens_per_item * group, items = 0;
     struct work w = get_work(rows, depth);
     struct walk k = start_walk(a, tokens_per_item);
     for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
@@ -452,15 +465,10 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
                 clear_padding(a);
                 continue;
             }
-            find_unit(&k, n, 0);
-            struct item it = make_item(&k, n - k.before), next;
+            struct item it = find_item(&k, n, 0), next;
             struct walk after = k;
-            int more = n + 1 < items;
-            if (more) {
-                find_unit(&after, n + 1, 0);
-                next = make_item(&after, n + 1 - after.before);
-            }
-            run_whole(&it, &w, more ? &next : NULL);
+            if (n + 1 < items) next = find_item(&after, n + 1, 0);
+            run_whole(&it, &w, n + 1 < items ? &next : NULL);
         }
         team_wait(m, items + 1);
         return;
@@ -470,10 +478,10 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
     for (int64_t r = 0; r < a->requests; r++) parts += request_items(&k, r) * request_splits(a, r);
     float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
     for (int64_t n; (n = team_take(m, parts)) >= 0; team_done(m)) {
-        find_unit(&k, n, 1);
-        int64_t here = request_items(&k, k.request), unit = n - k.before;
-        struct item it = make_item(&k, unit % here);
-        run_part(&it, &w, unit / here, all + n * part_size);  // all items' last splits, which are short, come last
+        struct item it = find_item(&k, n, 1), next;
+        struct walk after = k;
+        if (n + 1 < parts) next = find_item(&after, n + 1, 1);
+        run_part(&it, &w, n + 1 < parts ? &next : NULL, all + n * part_size);
     }
     team_wait(m, parts);
     k = start_walk(a, tokens_per_item);

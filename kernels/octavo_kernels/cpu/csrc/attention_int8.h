@@ -29,8 +29,9 @@ INLINE void int8_query(float *x, int64_t head_size, float *q) {
 }
 
 // s[mr][TILE] = q . keys
-INLINE void int8_scores(const float *q, int64_t head_size, const void *const *keys, float *s, struct ahead *ahead, const int few,
-                        const int mr) {
+INLINE void int8_scores(const float *q, int64_t head_size, const void *const *keys, float *s, const struct ahead *ahead,
+                        const int few, const int mr) {
+    if (few) fetch_rest(ahead, head_size / 4);
     for (int c = 0; c < TILE; c += NV * VW) {
         const uint8_t *codes[NV];
 #pragma GCC unroll 4
@@ -44,7 +45,7 @@ INLINE void int8_scores(const float *q, int64_t head_size, const void *const *ke
                 for (int n = 0; n < NV; n++) sum[i][n] = splat_int(query_starts(q + i * head_size, head_size)[g]);
 #pragma GCC unroll 8
             for (int d = 0; d < GROUP_K / 4; d++) {
-                if (few) fetch(ahead, ahead->each);
+                if (few && c == 0) fetch_with_scores(ahead, g * GROUP_K / 4 + d);
                 vbytes k[NV];
 #pragma GCC unroll 4
                 for (int n = 0; n < NV; n++) k[n] = load_bytes(codes[n] + (g * GROUP_K / 4 + d) * CHUNK * 4);
@@ -113,14 +114,31 @@ INLINE int64_t packed_at(int64_t j) {
     return j / VW * (4 * VW) + (j % VW % lanes * 4 + j % VW / lanes) * 4;
 }
 
+// The maxima of rows v[count], which are overwritten: that of row j in lane j; count: 4 or VW / 2
+INLINE vf vmax_rows(vf *v, const int count) {
+#pragma GCC unroll 4
+    for (int half = count / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++) v[i] = vmax(INTERLEAVE(v[i], v[i + half], LOW), INTERLEAVE(v[i], v[i + half], HIGH));
+#if VW == 16
+    v[0] = vmax(v[0], __builtin_shufflevector(v[0], v[0], 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    if (count == 4) v[0] = vmax(v[0], __builtin_shufflevector(v[0], v[0], 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3));
+#elif VW == 8
+    v[0] = vmax(v[0], __builtin_shufflevector(v[0], v[0], 4, 5, 6, 7, 0, 1, 2, 3));
+#endif
+    return v[0];
+}
+
 #define ROUND_UP(n) (CEIL_DIV(n, VW) * VW)
 // Online softmax of mr rows: scores to contributions p[mr][2 terms][TILE], with maxima in powers of 2 and a sum for each
-// lane, l[mr][VW]; `shrink`: what a row's acc is to be multiplied with. Row i sees the positions of visible[i].
-INLINE void int8_soften(float scaling, float softcap, const float *s, const void *const *values, int64_t head_size, uint8_t *p,
+// lane, l[mr][VW]; `shrink`: what a row's acc is to be multiplied with. Row i sees the positions of visible[i]. All maxima
+// come before all weights, and are found together: one row after the other, each would wait for its own.
+INLINE void int8_soften(float scaling, float softcap, float *s, const void *const *values, int64_t head_size, uint8_t *p,
                         const uint64_t *visible, float *m, float *l, float *shrink, const int mr) {
-    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
-    float before[ROUND_UP(MR)] = {0}, after[ROUND_UP(MR)] = {0};
-    vf sum[MR], size[TILE / VW], exponent[TILE / VW];
+    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? log2e : splat(scaling) * log2e;
+    vf size[TILE / VW], exponent[TILE / VW], top[ROUND_UP(MR)];
+    const int lanes = mr > 4 && VW == 16 ? 8 : 4;
+    float highest[ROUND_UP(MR)] __attribute__((aligned(64)));
 #pragma GCC unroll 4
     for (int n = 0; n < TILE / VW; n++) {
         size[n] = vload((const float *)((const char *)values[n * VW / CHUNK] + head_size * CHUNK) + n * VW % CHUNK);
@@ -129,46 +147,59 @@ INLINE void int8_soften(float scaling, float softcap, const float *s, const void
     }
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
-        vf x[TILE / VW], top = splat(m[i]);
+        top[i] = splat(-INFINITY);
+#pragma GCC unroll 4
+        for (int n = 0; n < TILE / VW; n++) {
+            vf x = vload(s + i * TILE + n * VW);
+            if (softcap > 0) {
+                x = splat(softcap) * vtanh(x * splat(scaling) / splat(softcap));
+                vstore(s + i * TILE + n * VW, x);
+            }
+            x = vfma(x, scale, exponent[n]);
+            if (~visible[i]) x = select_by_bits(visible[i], n * VW, x, splat(-INFINITY));
+            top[i] = vmax(top[i], x);
+        }
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < mr; i += lanes) {
+#pragma GCC unroll 8
+        for (int r = MAX(i, mr); r < i + lanes; r++) top[r] = top[i];
+        vf before = vload(m + i), after = vmax(vmax_rows(top + i, lanes), before), base = vmax(after, splat(-FLT_MAX));
+        vstore(highest + i, base);  // nothing visible yet: weights become 2^-inf = 0
+        vstore(shrink + i, vexp2(before - base));
+        store_part(m, i, MIN(mr - i, lanes), after, FLOAT32);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < mr; i++) {
+        const vf base = splat(highest[i]);
+        vf sum = {0};
         vi steps[TILE / VW];
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
-            x[n] = vload(s + i * TILE + n * VW) * scale;
-            if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
-            if (~visible[i]) x[n] = select_by_bits(visible[i], n * VW, x[n], splat(-INFINITY));
-            top = vmax(top, x[n] + exponent[n]);
-        }
-        float highest = vmax_all(top);
-        before[i] = m[i], after[i] = m[i] = highest;
-        top = splat(MAX(highest, -FLT_MAX));  // nothing visible yet: weights become 2^-inf = 0
-        sum[i] = (vf){0};
-#pragma GCC unroll 4
-        for (int n = 0; n < TILE / VW; n++) {
-            vf weight = vexp2(x[n] - top), contribution = weight * size[n];
-            sum[i] += weight;
+            vf weight = vexp2(vfma(vload(s + i * TILE + n * VW), scale, -base));
+            if (~visible[i]) weight = select_by_bits(visible[i], n * VW, weight, splat(0.0f));
+            vf contribution = weight * size[n];
+            sum += weight;
             if (~visible[i]) contribution = select_by_bits(visible[i], n * VW, contribution, splat(0.0f));  // sizes may be NaN
             steps[n] = vround(contribution);
         }
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n += 4) pack_steps(steps + n, p + i * 2 * TILE + n * VW, p + (i * 2 + 1) * TILE + n * VW);
+        vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum));
     }
-#pragma GCC unroll 2
-    for (int i = 0; i < ROUND_UP(mr); i += VW)
-        vstore(shrink + i, vexp2(vload(before + i) - vmax(vload(after + i), splat(-FLT_MAX))));
-#pragma GCC unroll 6
-    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum[i]));
 }
 
 // acc[mr][nv vectors] = acc * shrink[mr] + contributions . values of chunks [first, last)
 INLINE void int8_weigh(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values, int64_t d,
-                       int64_t first, int64_t last, struct ahead *ahead, const int few, const int mr, const int nv) {
+                       int64_t first, int64_t last, const struct ahead *ahead, const int few, const int mr, const int nv) {
+    const int fetching = few && d % TILE == 0;  // one step for each of 4 positions is one for each line of TILE elements
     vi high[MR][NV] = {0}, low[MR][NV] = {0};
     for (int64_t c = first; c < last; c++) {
         const uint8_t *chunk = (const uint8_t *)values[c] + d * 4;
 #pragma GCC unroll 4
         for (int64_t j = 0; j < CHUNK / 4; j++) {
             const int64_t at = packed_at(c * CHUNK / 4 + j);
-            if (few) fetch(ahead, ahead->each);
+            if (fetching) fetch_with_values(ahead, d / 4 + c * CHUNK / 4 + j);
             vbytes v[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < nv; n++) v[n] = load_bytes(chunk + j * head_size * 4 + n * VW * 4);
@@ -193,7 +224,7 @@ INLINE void int8_weigh(float *acc, int64_t head_size, const float *shrink, const
 }
 
 INLINE void int8_weigh_all(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values,
-                           int64_t from, int64_t to, struct ahead *ahead, const int few, const int mr) {
+                           int64_t from, int64_t to, const struct ahead *ahead, const int few, const int mr) {
     int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
     if (VW == 16 && mr <= 3)  // two sums each: as many as there are registers for
         for (; d + 4 * VW <= head_size; d += 4 * VW) int8_weigh(acc, head_size, shrink, p, values, d, first, last, ahead, few, mr, 4);

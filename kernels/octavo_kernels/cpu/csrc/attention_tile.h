@@ -15,9 +15,9 @@
 // The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
 // where they are, and asked for all at once they would stall the core for as long as the memory takes.
 struct ahead {
-    const void *const *rows;  // keys, then values: rows, or chunks of pairs
+    const void *const *rows;  // keys, then values: rows, or chunks
     int64_t row, line, end, row_bytes;
-    int64_t each;  // lines to fetch with each step of the products of pairs when there are few rows
+    int with_scores;  // of chunks, when there are few rows: how many are fetched with the scores (0: none, nor any later)
 };
 INLINE void fetch(struct ahead *a, int64_t lines) {
     while (lines-- > 0 && a->row < a->end) {
@@ -25,6 +25,25 @@ INLINE void fetch(struct ahead *a, int64_t lines) {
         a->line += 64;
         if (a->line >= a->row_bytes) a->line = 0, a->row++;
     }
+}
+
+// The same for chunks and few rows, when a tile is computed in hardly more time than the next one needs to come. Products take as
+// many steps as a chunk has lines of elements: each step fetches one line of every chunk, and `fetch_rest` the scales. Keys come
+// with the scores and values with the weighing; before a change of sequence or head, after which there are no products
+// for a while, all come with the scores.
+INLINE void fetch_lines(const struct ahead *a, const int first, int64_t line) {
+#pragma GCC unroll 4
+    for (int c = first; c < first + CHUNKS; c++) __builtin_prefetch((const char *)a->rows[c] + line * 64, 0, 3);
+}
+INLINE void fetch_with_scores(const struct ahead *a, int64_t line) {
+    if (a->with_scores) fetch_lines(a, 0, line);
+    if (a->with_scores > CHUNKS) fetch_lines(a, CHUNKS, line);
+}
+INLINE void fetch_with_values(const struct ahead *a, int64_t line) {
+    if (a->with_scores == CHUNKS) fetch_lines(a, CHUNKS, line);
+}
+INLINE void fetch_rest(const struct ahead *a, int64_t lines) {
+    for (; a->with_scores && lines * 64 < a->row_bytes; lines++) fetch_lines(a, 0, lines), fetch_lines(a, CHUNKS, lines);
 }
 
 INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
@@ -145,10 +164,10 @@ INLINE vf pair_dot(vf sum, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)sum
 
 // s[mr][TILE] = q[mr][head_size / 2 pairs] . keys, chunks [head_size / 2][CHUNK] of pairs
 INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const void *const *keys, float *s,
-                        struct ahead *ahead, const int few, const int mr) {
+                        const struct ahead *ahead, const int few, const int mr) {
     vf sum[MR][CHUNKS] = {0};
     for (int64_t d = 0; d < head_size / 2; d++) {
-        if (few) fetch(ahead, ahead->each);
+        if (few) fetch_with_scores(ahead, d);
         vf k[CHUNKS];
 #pragma GCC unroll 4
         for (int n = 0; n < CHUNKS; n++) k[n] = vload((const float *)keys[n] + d * CHUNK);
@@ -188,7 +207,7 @@ INLINE void pad_values(const float *chunk, float *out, int64_t count, int64_t de
 
 // acc[mr][nv vectors] = acc * shrink[mr] + p[mr][first .. last chunk] . values, with p as pairs too: [mr][TILE / 2]
 INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values, int64_t d,
-                       int64_t first, int64_t last, struct ahead *ahead, const int few, const int mr, const int nv) {
+                       int64_t first, int64_t last, const struct ahead *ahead, const int few, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
@@ -197,7 +216,7 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const flo
     for (int64_t c = first; c < last; c++) {
         const float *chunk = (const float *)values[c] + d, *weights = p + c * CHUNK / 2;
         for (int64_t j = 0; j < CHUNK / 2; j++) {
-            if (few) fetch(ahead, ahead->each);
+            if (few) fetch_with_values(ahead, d / 2 + c * CHUNK / 2 + j);
             vf v[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < nv; n++) v[n] = vload(chunk + j * depth + n * VW);
@@ -217,7 +236,7 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const flo
 
 // p [mr][TILE / 2] pairs of weights, those of positions [from, to) -> what they add to acc
 INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values,
-                           int64_t from, int64_t to, struct ahead *ahead, const int few, const int mr) {
+                           int64_t from, int64_t to, const struct ahead *ahead, const int few, const int mr) {
     int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
     for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 4);
     for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 2);
