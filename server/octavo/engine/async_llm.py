@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONG_PROMPT = 4_000  # characters or ids from which preparing a prompt is worth a thread of its own
+_LONG_PROMPT = 4_000  # characters or ids to look at from which preparing a prompt is worth a thread of its own
 
 
 class OutputStream:
@@ -131,9 +131,16 @@ class AsyncLLM:
     ) -> EngineCoreRequest:
         """Check and tokenise as InputProcessor.process does, off the event loop when it may take long."""
         process = self.input_processor.process
-        if len(prompt) < _LONG_PROMPT and not isinstance(prompt, dict):
+        if not isinstance(prompt, dict) and self._work(prompt) < _LONG_PROMPT:
             return process(request_id, prompt, params, **options)
         return await self.run_in_thread(process, request_id, prompt, params, **options)
+
+    def _work(self, prompt: str | Sequence[int]) -> int:
+        """Characters to tokenise, or ids to check; those whose tokens are known cost a little too."""
+        known = self.input_processor.prefix_tokens
+        if len(prompt) < _LONG_PROMPT or known is None or not isinstance(prompt, str):
+            return len(prompt)
+        return known.num_new_chars(prompt) + len(prompt) // 16
 
     async def run_in_thread(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Work that would hold up the event loop."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine.messages import EngineCoreRequest
+from octavo.prefix_tokens import PrefixTokens
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import to_grammar
 
@@ -25,12 +26,14 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 
 class InputProcessor:
-    """Makes `EngineCoreRequest`s. Holds no per-request state and may be used from several threads."""
+    """Makes `EngineCoreRequest`s. Keeps nothing of a request that could change another one (what `PrefixTokens` keeps
+    saves time and nothing else), and may be used from several threads."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, max_logprobs: int = -1) -> None:
         """``max_logprobs``: most alternatives that a request may ask for, -1: as many as the vocabulary has."""
         self.max_logprobs = max_logprobs
         self.tokenizer = tokenizer
+        self.prefix_tokens = None if tokenizer is None else PrefixTokens(tokenizer)
         self.vocab_size = config.model.vocab_size
         self.max_model_len = config.scheduler.max_model_len
         self.generation_config = config.model.generation_config
@@ -60,8 +63,9 @@ class InputProcessor:
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
         text, ids, salt = _split_prompt(prompt)
+        salt = cache_salt if cache_salt is not None else salt
         if ids is None:
-            ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens)
+            ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens, salt)
         else:
             ids = self._check_ids(ids)
         ids = self._truncate(ids, truncate_prompt_tokens)
@@ -72,7 +76,7 @@ class InputProcessor:
             eos_token_ids=[] if params.ignore_eos else self.eos_token_ids,
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
-            cache_salt=cache_salt if cache_salt is not None else salt,
+            cache_salt=salt,
             lora_name=lora_name,
             grammar=self._grammar(params),
         )
@@ -89,10 +93,17 @@ class InputProcessor:
     # The prompt.
 
     def tokenize(
-        self, text: str, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str | None = None,
     ) -> list[int]:
-        """Token ids of a prompt; a text that cannot fit is refused before any work is spent on it."""
-        if self.tokenizer is None:
+        """Token ids of a prompt; a text that cannot fit is refused before any work is spent on it.
+
+        With a ``cache_salt`` nothing is kept and nothing kept is used: how long it takes tells nobody who else asked.
+        """
+        if self.tokenizer is None or self.prefix_tokens is None:
             raise ValueError(
                 "prompt must be token ids, because the engine runs without a tokenizer (skip_tokenizer_init)"
             )
@@ -104,7 +115,8 @@ class InputProcessor:
                     f"{self.max_model_len} tokens (max_model_len); shorten it"
                 )
         try:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            encode = self.prefix_tokens.encode if cache_salt is None else self.tokenizer.encode
+            return encode(text, add_special_tokens)
         except TypeError:  # what the tokenizer says to text that UTF-8 cannot hold
             raise _not_unicode(text) from None
 

@@ -11,18 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.loader.split_patterns import GPT4O, LLAMA3, QWEN2, TEKKEN
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-_QWEN2 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
-_SYMBOLS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
-_TEKKEN = rf"{_CASED.replace('{0}', '')}|\p{{N}}|{_SYMBOLS}|{_REST}"
-_GPT4O = rf"{_CASED.replace('{0}', _ENDINGS + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS}|{_REST}"
 
 
 def _split(regex: str) -> list[dict[str, Any]]:
@@ -39,11 +30,11 @@ _DIGITS = [{"type": "Digits", "individual_digits": True}, *_GPT2]
 _PRE: dict[str, tuple[list[dict[str, Any]], bool, bool, str | None]] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat"), (_GPT2, False, False, None)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (_DIGITS, False, False, None)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), (_split(_LLAMA3), True, True, None)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), (_split(_LLAMA3), False, False, None)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_split(_QWEN2), False, False, "NFC")),
-    "tekken": (_split(_TEKKEN), True, True, None),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_split(_GPT4O), False, False, None)),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), (_split(LLAMA3), True, True, None)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), (_split(LLAMA3), False, False, None)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_split(QWEN2), False, False, "NFC")),
+    "tekken": (_split(TEKKEN), True, True, None),
+    **dict.fromkeys(("gpt-4o", "llama4"), (_split(GPT4O), False, False, None)),
 }
 
 

@@ -278,9 +278,15 @@ INLINE void merge(float *total, float *total_m, float *total_l, const float *par
 }
 
 INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
-// Row r of an item in q and out: token r / group, head r % group of the group.
-INLINE int64_t row_offset(const struct item *it, int64_t r) {
-    return ((r / it->group) * it->a->num_heads + r % it->group) * row_bytes(it->a);
+// Rows of an item one by one: for row r, token r / group, head r % group of the group, where it lies in q and out.
+struct cursor {
+    int64_t token, head, offset;  // offset: bytes
+};
+INLINE void next_row(struct cursor *at, const struct item *it) {
+    const int64_t bytes = row_bytes(it->a);
+    at->head++, at->offset += bytes;
+    if (at->head < it->group) return;
+    at->head = 0, at->token++, at->offset += (it->a->num_heads - it->group) * bytes;
 }
 
 INLINE int kind_of(const struct paged_attention_args *a) {
@@ -289,28 +295,32 @@ INLINE int kind_of(const struct paged_attention_args *a) {
 }
 
 static void load_queries(const struct item *it, struct work *w) {
-    int pairs = kind_of(it->a) == PAIRS, int8 = it->a->kv_dtype == INT8;
-    float row[MAX_HEAD_SIZE] __attribute__((aligned(64)));
-    for (int64_t r = 0; r < it->rows; r++) {
-        w->position[r] = (int32_t)(it->first_position + r / it->group);
-        for (int64_t d = 0; d < it->a->head_size; d += VW) {
-            vf x = load_row(it->q + row_offset(it, r), d, it->a->head_size, (int)it->a->dtype);
+    const int pairs = kind_of(it->a) == PAIRS, int8 = it->a->kv_dtype == INT8, dtype = (int)it->a->dtype;
+    const int64_t head_size = it->a->head_size;
+    float row[MAX_HEAD_SIZE] __attribute__((aligned(64))), *q = w->q;
+    struct cursor at = {0};
+    for (int64_t r = 0; r < it->rows; r++, next_row(&at, it), q += it->depth) {
+        w->position[r] = (int32_t)(it->first_position + at.token);
+        for (int64_t d = 0; d < head_size; d += VW) {
+            vf x = load_row(it->q + at.offset, d, head_size, dtype);
             if (int8) vstore(row + d, x);
-            else if (pairs) store_as(w->q + r * it->depth, d, x, BFLOAT16);
-            else vstore(w->q + r * it->depth + d, x);
+            else if (pairs) store_as(q, d, x, BFLOAT16);
+            else vstore(q + d, x);
         }
-        if (int8) int8_query(row, it->depth, w->q + r * it->depth);
+        if (int8) int8_query(row, it->depth, q);
     }
 }
 
-static void finish_row(const struct item *it, int64_t r, const float *total, float l) {
-    char *out = it->out + row_offset(it, r);
-    vf sum = splat(l == 0.0f ? 1.0f : l);  // NaN stays
-    for (int64_t d = 0; d < it->a->head_size; d += VW) {
-        int64_t n = MIN(VW, it->a->head_size - d);
-        vf x = vload(total + d) / sum;
-        if (n == VW) store_as(out, d, x, (int)it->a->dtype);
-        else store_part(out, d, n, x, (int)it->a->dtype);
+INLINE void finish_row(const struct item *it, const struct cursor *at, const float *total, float l) {
+    const int64_t head_size = it->a->head_size;
+    const int dtype = (int)it->a->dtype;
+    char *out = it->out + at->offset;
+    const vf share = splat(l == 0.0f ? 1.0f : 1.0f / l);  // NaN stays
+    for (int64_t d = 0; d < head_size; d += VW) {
+        int64_t n = MIN(VW, head_size - d);
+        vf x = vload(total + d) * share;
+        if (n == VW) store_as(out, d, x, dtype);
+        else store_part(out, d, n, x, dtype);
     }
 }
 
@@ -336,7 +346,8 @@ static void run_whole(const struct item *it, struct work *w, const struct item *
             merge(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
                   it->depth);
     }
-    for (int64_t r = 0; r < it->rows; r++) finish_row(it, r, w->total + r * it->depth, w->total_l[r]);
+    struct cursor at = {0};
+    for (int64_t r = 0; r < it->rows; r++, next_row(&at, it)) finish_row(it, &at, w->total + r * it->depth, w->total_l[r]);
 }
 
 // An item of one split into parts[rows][depth + 2]: m, l, acc
@@ -357,13 +368,14 @@ static void run_part(const struct item *it, struct work *w, const struct item *n
 // parts[splits], `step` floats apart
 static void merge_parts(const struct item *it, struct work *w, int64_t splits, int64_t step, const float *parts) {
     int64_t stride = it->depth + 2;
-    for (int64_t r = 0; r < it->rows; r++) {
+    struct cursor at = {0};
+    for (int64_t r = 0; r < it->rows; r++, next_row(&at, it)) {
         float m = -INFINITY, l = 0.0f;
         for (int64_t s = 0; s < splits; s++) {
             const float *part = parts + s * step + r * stride;
             merge(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
         }
-        finish_row(it, r, w->total, l);
+        finish_row(it, &at, w->total, l);
     }
 }
 

@@ -171,7 +171,8 @@ def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[
         **variables,
     )
     # The template writes special tokens itself.
-    return state.engine.input_processor.tokenize(text, bool(body.add_special_tokens), body.truncate_prompt_tokens)
+    special = bool(body.add_special_tokens)
+    return state.engine.input_processor.tokenize(text, special, body.truncate_prompt_tokens, body.cache_salt)
 
 
 def _template(state: ServerState, body: ChatCompletionRequest) -> str:

@@ -1,0 +1,145 @@
+"""Token ids of prompts whose beginning is known already: what several of them share is tokenised once.
+
+A system prompt, a document that is asked about, a conversation that grows: their keys and values are in the prefix
+cache, and then making their tokens again takes longer than all else that the server does before the model runs. Tokens
+may be put together only where every text is cut: `_cuts_at_spaces` says for which tokenizers a space behind a letter is
+such a place.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from octavo.loader import split_patterns
+
+if TYPE_CHECKING:
+    from octavo.tokenizer import Tokenizer
+
+MIN_CHARS = 256  # less is tokenised sooner than looked up
+MAX_PREFIXES, MAX_CHARS = 64, 1 << 20  # that are kept, the characters of all together
+_RECENT = 8  # texts that the next one is compared with
+_UNICODE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})  # a space neither composes with its neighbours nor parts them
+
+
+class PrefixTokens:
+    """Encodes as ``tokenizer.encode`` does, token by token. May be used from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, min_chars: int = MIN_CHARS) -> None:
+        self._tokenizer = tokenizer
+        self._min_chars = min_chars
+        # A beginning and the space behind it -> the beginning's tokens. The one last used is the last.
+        self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
+        self._num_chars = 0
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._lock = threading.Lock()
+        self._around = _around(tokenizer) if _cuts_at_spaces(tokenizer) else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        if self._around is None or len(text) < self._min_chars:
+            return self._tokenizer.encode(text, add_special_tokens)
+        with self._lock:
+            start, ids = self._find(text)
+            shared = max((_common(text, other, self._min_chars) for other in self._recent), default=0)
+            self._recent.append(text)
+        cut = _last_cut(text, start + self._min_chars, shared)
+        if cut:
+            ids = ids + self._tokenizer.encode(text[start:cut], add_special_tokens=False)
+            self._keep(text[: cut + 1], ids)
+            start = cut
+        before, after = self._around if add_special_tokens else ([], [])
+        return before + ids + self._tokenizer.encode(text[start:], add_special_tokens=False) + after
+
+    def num_new_chars(self, text: str) -> int:
+        """How much of a text would have to be tokenised."""
+        with self._lock:
+            return len(text) - self._find(text)[0]
+
+    def _find(self, text: str) -> tuple[int, list[int]]:
+        """How long the longest known beginning of a text is, and its tokens."""
+        longest = max(filter(text.startswith, self._prefixes), key=len, default="")
+        if not longest:
+            return 0, []
+        self._prefixes.move_to_end(longest)
+        return len(longest) - 1, self._prefixes[longest]
+
+    def _keep(self, prefix: str, ids: list[int]) -> None:
+        with self._lock:
+            if prefix not in self._prefixes and len(prefix) <= MAX_CHARS:
+                self._prefixes[prefix] = ids
+                self._num_chars += len(prefix)
+            while self._num_chars > MAX_CHARS or len(self._prefixes) > MAX_PREFIXES:
+                self._num_chars -= len(self._prefixes.popitem(last=False)[0])
+
+
+def _common(a: str, b: str, least: int) -> int:
+    """How many characters two texts have in common at their beginnings; 0 when they are fewer than ``least``."""
+    if a[:least] != b[:least]:
+        return 0
+    low, high = min(least, len(a), len(b)), min(len(a), len(b))  # the first `low` are equal
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _last_cut(text: str, least: int, end: int) -> int:
+    """Where the last space behind a letter in ``text[:end]`` is, if that is at ``least`` or later; else 0."""
+    at = end
+    while (at := text.rfind(" ", least, max(least, at))) > 0:
+        if text[at - 1].isalpha():
+            return at
+    return 0
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """What tokenizer.json says about a part of a tokenizer."""
+    return {} if part is None else json.loads(part.__getstate__())
+
+
+def _parts(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    return state[name] if state.get("type") == "Sequence" else [state] if state else []
+
+
+def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens of ``a + b`` are those of ``a`` and those of ``b`` wherever ``a`` ends with a letter and ``b``
+    begins with a space."""
+    backend = tokenizer.backend
+    if type(backend.model).__name__ != "BPE" or backend.model.dropout:
+        return False
+    if any(part["type"] not in _UNICODE for part in _parts(_state(backend.normalizer), "normalizers")):
+        return False
+    if any(_may_cross(str(token.content), token.rstrip) for token in backend.get_added_tokens_decoder().values()):
+        return False
+    words = False
+    for part in _parts(_state(backend.pre_tokenizer), "pretokenizers"):
+        if part["type"] == "ByteLevel":
+            words |= part["use_regex"]  # GPT-2's pattern, which cuts there too
+        elif part["type"] == "Split":
+            isolated = part["behavior"] == "Isolated" and not part["invert"]
+            if not isolated or part["pattern"].get("Regex") not in split_patterns.KNOWN:
+                return False
+            words = True
+        elif part["type"] != "Digits":
+            return False
+    return words
+
+
+def _may_cross(content: str, rstrip: bool) -> bool:
+    """Whether an added token could begin before a cut and end behind it."""
+    inside = any(content[i] == " " and content[i - 1].isalpha() for i in range(1, len(content)))
+    return inside or (rstrip and content[-1:].isalpha())
+
+
+def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The special tokens before and behind a text; None when that cannot be told."""
+    inner = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a", add_special_tokens=True)
+    places = [i for i in range(len(whole)) if whole[i : i + len(inner)] == inner]
+    return (whole[: places[0]], whole[places[0] + len(inner) :]) if inner and len(places) == 1 else None
