@@ -39,10 +39,10 @@ INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) 
     for (int64_t i = 0; i < width; i += VW) {
         int64_t n = MIN(VW, width - i);
         if (n == VW) {
-            vf g = round_as(vsilu(load_as(gate, i, dtype)), dtype);
+            vf g = round_as(vsilu(load_as(gate, i, dtype), dtype), dtype);
             store_as(out, i, g * load_as(up, i, dtype), dtype);
         } else {
-            vf g = round_as(vsilu(load_part(gate, i, n, dtype)), dtype);
+            vf g = round_as(vsilu(load_part(gate, i, n, dtype), dtype), dtype);
             store_part(out, i, n, g * load_part(up, i, n, dtype), dtype);
         }
     }

@@ -35,7 +35,7 @@ INLINE float square_sum(const void *x, const void *residual, void *total, int64_
 // 1 / root mean square: what a row is multiplied with
 INLINE float inverse_rms(float squares, int64_t width, float eps) { return 1.0f / sqrtf(squares / (float)width + eps); }
 
-INLINE vf silu_times(vf gate, vf up, int dtype) { return round_as(round_as(vsilu(gate), dtype) * up, dtype); }
+INLINE vf silu_times(vf gate, vf up, int dtype) { return round_as(round_as(vsilu(gate, dtype), dtype) * up, dtype); }
 
 INLINE void store_int8(int8_t *p, vi x) {
     typedef int8_t vb __attribute__((vector_size(VW), aligned(1), may_alias));

@@ -290,6 +290,17 @@ INLINE vf vtanh(vf x) {
     vf far = splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f));
     return vselect_less(z, splat(0.390625f), near, far);
 }
-INLINE vf vsilu(vf x) {
-    return vselect_less(x, splat(-87.3f), splat(0.0f), x / (splat(1.0f) + vexp(-x)));
+// x / (1 + exp(-x)), 0 below -87.3; for what is rounded to bfloat16 within 1e-5, which takes half the time
+INLINE vf vsilu(vf x, int dtype) {
+    vf y;
+#if defined(__AVX512F__)
+    if (dtype == BFLOAT16) {
+        const vf sum = splat(1.0f) + vexp2(x * splat(-1.44269504088896341f));
+        y = (vf)_mm512_rcp14_ps((__m512)sum);
+        y = x * vfma(y, vfma(-sum, y, splat(1.0f)), y);  // a step of Newton's makes 14 bits 28
+    } else
+#endif
+        y = x / (splat(1.0f) + vexp(-x));
+    (void)dtype;
+    return vselect_less(x, splat(-87.3f), splat(0.0f), y);
 }
