@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 from octavo.loader import split_patterns
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
+
     from octavo.tokenizer import Tokenizer
 
 MIN_CHARS = 256  # less is tokenised sooner than looked up
-MAX_PREFIXES, MAX_CHARS = 64, 1 << 20  # that are kept, the characters of all together
-_RECENT = 8  # texts that the next one is compared with
+MAX_PREFIXES, MAX_SIZE = 64, 1 << 20  # that are kept, the characters and tokens of all together
+_RECENT, _RECENT_CHARS = 8, 1 << 17  # texts that the next one is compared with, what is looked at of each
+_LOOK_BACK = 4096  # characters in which a cut is looked for
 _UNICODE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})  # a space neither composes with its neighbours nor parts them
 
 
@@ -33,7 +36,7 @@ class PrefixTokens:
         self._min_chars = min_chars
         # A beginning and the space behind it -> the beginning's tokens. The one last used is the last.
         self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
-        self._num_chars = 0
+        self._size = 0
         self._recent: deque[str] = deque(maxlen=_RECENT)
         self._lock = threading.Lock()
         self._around = _around(tokenizer) if _cuts_at_spaces(tokenizer) else None
@@ -42,9 +45,14 @@ class PrefixTokens:
         if self._around is None or len(text) < self._min_chars:
             return self._tokenizer.encode(text, add_special_tokens)
         with self._lock:
-            start, ids = self._find(text)
-            shared = max((_common(text, other, self._min_chars) for other in self._recent), default=0)
-            self._recent.append(text)
+            known = self._find(text)
+            ids = self._prefixes[known] if known else []
+            if known:
+                self._prefixes.move_to_end(known)
+            recent = list(self._recent)
+            self._recent.append(text[:_RECENT_CHARS])
+        start = max(0, len(known) - 1)
+        shared = max((_common(text, other, self._min_chars) for other in recent), default=0)
         cut = _last_cut(text, start + self._min_chars, shared)
         if cut:
             ids = ids + self._tokenizer.encode(text[start:cut], add_special_tokens=False)
@@ -56,23 +64,20 @@ class PrefixTokens:
     def num_new_chars(self, text: str) -> int:
         """How much of a text would have to be tokenised."""
         with self._lock:
-            return len(text) - self._find(text)[0]
+            return len(text) - max(0, len(self._find(text)) - 1)
 
-    def _find(self, text: str) -> tuple[int, list[int]]:
-        """How long the longest known beginning of a text is, and its tokens."""
-        longest = max(filter(text.startswith, self._prefixes), key=len, default="")
-        if not longest:
-            return 0, []
-        self._prefixes.move_to_end(longest)
-        return len(longest) - 1, self._prefixes[longest]
+    def _find(self, text: str) -> str:
+        """The longest known beginning of a text."""
+        return max(filter(text.startswith, self._prefixes), key=len, default="")
 
     def _keep(self, prefix: str, ids: list[int]) -> None:
         with self._lock:
-            if prefix not in self._prefixes and len(prefix) <= MAX_CHARS:
+            if prefix not in self._prefixes:
                 self._prefixes[prefix] = ids
-                self._num_chars += len(prefix)
-            while self._num_chars > MAX_CHARS or len(self._prefixes) > MAX_PREFIXES:
-                self._num_chars -= len(self._prefixes.popitem(last=False)[0])
+                self._size += len(prefix) + len(ids)
+            while self._size > MAX_SIZE or len(self._prefixes) > MAX_PREFIXES:
+                oldest, its_ids = self._prefixes.popitem(last=False)
+                self._size -= len(oldest) + len(its_ids)
 
 
 def _common(a: str, b: str, least: int) -> int:
@@ -90,8 +95,8 @@ def _common(a: str, b: str, least: int) -> int:
 
 
 def _last_cut(text: str, least: int, end: int) -> int:
-    """Where the last space behind a letter in ``text[:end]`` is, if that is at ``least`` or later; else 0."""
-    at = end
+    """Where the last space behind a letter in ``text[:end]`` is, if it is not before ``least`` and not far; else 0."""
+    at, least = end, max(least, end - _LOOK_BACK)
     while (at := text.rfind(" ", least, max(least, at))) > 0:
         if text[at - 1].isalpha():
             return at
@@ -115,12 +120,15 @@ def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
         return False
     if any(part["type"] not in _UNICODE for part in _parts(_state(backend.normalizer), "normalizers")):
         return False
-    if any(_may_cross(str(token.content), token.rstrip) for token in backend.get_added_tokens_decoder().values()):
+    if any(map(_may_cross, backend.get_added_tokens_decoder().values())):
         return False
-    words = False
+    words = as_bytes = False
     for part in _parts(_state(backend.pre_tokenizer), "pretokenizers"):
+        if as_bytes:  # spaces are no spaces any more
+            return False
         if part["type"] == "ByteLevel":
             words |= part["use_regex"]  # GPT-2's pattern, which cuts there too
+            as_bytes = True
         elif part["type"] == "Split":
             isolated = part["behavior"] == "Isolated" and not part["invert"]
             if not isolated or part["pattern"].get("Regex") not in split_patterns.KNOWN:
@@ -128,13 +136,15 @@ def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
             words = True
         elif part["type"] != "Digits":
             return False
-    return words
+    return words and as_bytes
 
 
-def _may_cross(content: str, rstrip: bool) -> bool:
-    """Whether an added token could begin before a cut and end behind it."""
-    inside = any(content[i] == " " and content[i - 1].isalpha() for i in range(1, len(content)))
-    return inside or (rstrip and content[-1:].isalpha())
+def _may_cross(token: AddedToken) -> bool:
+    """Whether an added token could reach over a cut, or be found on one side of it and not in the whole text."""
+    content = str(token.content)
+    spaced = not content.isspace() and any(map(str.isspace, content))
+    changed = token.normalized and not content.isascii()  # into what, another part decides
+    return spaced or changed or (token.rstrip and content[-1].isalpha()) or (token.single_word and content[0].isspace())
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:

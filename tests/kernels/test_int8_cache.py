@@ -173,6 +173,19 @@ def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(is
     assert spoilt[70:, 2:].all() and not spoilt[:70].any() and not spoilt[:, :2].any()
 
 
+@pytest.mark.parametrize("computed, new", [(4, 1), (63, 1), (299, 1), (900, 1), (0, 70), (768, 32), (768, 3)])
+def test_a_query_with_a_nan_spoils_its_own_result(isa, Sequence, lay_out, computed, new):
+    """Alone and in company: also where there is nothing before it whose maximum would stay."""
+    sequences = [Sequence.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    sequences[1].q[computed, 2, 5] = float("nan")
+    for parts in ([sequences[1]], sequences):
+        spoilt = cpu.paged_attention(*lay_out_int8(lay_out, [(s, computed, new) for s in parts], 16), 0.125).isnan()
+        at = (len(parts) - 1) // 2 * new
+        assert spoilt[at, 2].all()
+        spoilt[at, 2] = False
+        assert not spoilt.any()
+
+
 @st.composite
 def steps(draw):
     heads, kv_heads = draw(st.sampled_from([(9, 3), (4, 4), (6, 1), (2, 1)]))

@@ -98,6 +98,21 @@ def test_rows_without_work(isa, Sequence, lay_out):
     assert torch.equal(cpu.paged_attention(q, kv_cache, metadata, 0.25), alone)
 
 
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("computed, new", [(4, 1), (63, 1), (299, 1), (900, 1), (0, 70), (768, 32), (768, 3)])
+def test_a_query_with_a_nan_spoils_its_own_result(isa, Sequence, lay_out, kv_dtype, computed, new):
+    """Alone and in company: also where there is nothing before it whose maximum would stay."""
+    sequences = [Sequence.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    sequences[1].q[computed, 2, 5] = float("nan")
+    for parts in ([sequences[1]], sequences):
+        spoilt = attend([(s, computed, new) for s in parts], lay_out, 0.125, block_size=16, kv_dtype=kv_dtype).isnan()
+        at = (len(parts) - 1) // 2 * new
+        assert spoilt[at, 2].all()
+        spoilt[at, 2] = False
+        assert not spoilt.any()
+
+
 # ---------------------------------------------------------------- bit-equal
 
 

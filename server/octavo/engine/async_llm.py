@@ -131,14 +131,14 @@ class AsyncLLM:
     ) -> EngineCoreRequest:
         """Check and tokenise as InputProcessor.process does, off the event loop when it may take long."""
         process = self.input_processor.process
-        if not isinstance(prompt, dict) and self._work(prompt) < _LONG_PROMPT:
+        if not isinstance(prompt, dict) and self._work(prompt, options.get("cache_salt")) < _LONG_PROMPT:
             return process(request_id, prompt, params, **options)
         return await self.run_in_thread(process, request_id, prompt, params, **options)
 
-    def _work(self, prompt: str | Sequence[int]) -> int:
+    def _work(self, prompt: str | Sequence[int], cache_salt: str | None) -> int:
         """Characters to tokenise, or ids to check; those whose tokens are known cost a little too."""
         known = self.input_processor.prefix_tokens
-        if len(prompt) < _LONG_PROMPT or known is None or not isinstance(prompt, str):
+        if len(prompt) < _LONG_PROMPT or known is None or cache_salt is not None or not isinstance(prompt, str):
             return len(prompt)
         return known.num_new_chars(prompt) + len(prompt) // 16
 

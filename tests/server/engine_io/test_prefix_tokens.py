@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -118,16 +119,17 @@ def unknown_pattern() -> Tokenizer:
     return trained(*split(r"\S+ \S+|\s+|\S+"))
 
 
-def token_with_a_space() -> Tokenizer:
-    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    tokenizer.backend.add_tokens([AddedToken("capital of")])
-    return tokenizer
+def token(*args: str, normalizer: normalizers.Normalizer | None = None, **options: bool) -> Callable[[], Tokenizer]:
+    def make() -> Tokenizer:
+        tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer=normalizer)
+        tokenizer.backend.add_tokens([AddedToken(*args, **options)])
+        return tokenizer
+
+    return make
 
 
-def strips_what_follows() -> Tokenizer:
-    tokenizer = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
-    tokenizer.backend.add_tokens([AddedToken("capital", rstrip=True)])
-    return tokenizer
+def bytes_first() -> Tokenizer:
+    return trained(*reversed(split(split_patterns.LLAMA3)))
 
 
 def dropout() -> Tokenizer:
@@ -142,14 +144,27 @@ def changes_spaces() -> Tokenizer:
     )
 
 
-@pytest.mark.parametrize(
-    "make", [merged_over_spaces, unknown_pattern, token_with_a_space, strips_what_follows, dropout, changes_spaces]
-)
-def test_where_texts_may_not_be_cut_nothing_is_kept(make: type[Tokenizer]) -> None:
+UNKNOWN = {
+    "merged over spaces": merged_over_spaces,
+    "unknown pattern": unknown_pattern,
+    "bytes first": bytes_first,
+    "dropout": dropout,
+    "changes spaces": changes_spaces,
+    "token with a space": token("capital of"),
+    "token that takes the space behind it": token("capital", rstrip=True),
+    "token in front of which there may be no letter": token(" of", single_word=True),
+    "token of a letter and a mark": token("e\u0301 b", normalized=True, normalizer=normalizers.NFC()),
+    "the same and the space behind it": token("e\u0301", normalized=True, rstrip=True, normalizer=normalizers.NFC()),
+    "token with a space that is none": token("e\u00a0F", normalized=True, normalizer=normalizers.NFKC()),
+}
+
+
+@pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
+def test_where_texts_may_not_be_cut_nothing_is_kept(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     known = PrefixTokens(tokenizer, min_chars=2)
     for n in range(4):
-        text = f"the capital of France the capital of {n}"
+        text = f"the capital of France caf\u00e9  by one Fy the capital of {n}"
         assert known.encode(text) == tokenizer.encode(text)
         assert known.num_new_chars(text) == len(text)
 

@@ -10,27 +10,12 @@
 // thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
 // are computed side by side, never in which order one row's terms are added.
 #include "attention_int8.h"
+#include "attention_items.h"
 #include "attention_tile.h"
 
-#define SPLIT 256
-#define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
-#define LEAST_ROWS (2 * MR)  // in the items of a step that has few of them
 #define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
 
 static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of pairs
-
-// One item: q rows of consecutive tokens, `group` rows a token, against the positions begin .. end that some row sees, or
-// that part of these which lies in one split.
-struct item {
-    const struct paged_attention_args *a;
-    const int32_t *table;
-    const char *keys;  // of this head in block 0
-    int64_t block_stride, row_stride, value_offset;  // bytes
-    int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
-    int64_t begin, end;
-    const char *q;
-    char *out;
-};
 
 // Scratch of one thread.
 struct work {
@@ -143,6 +128,7 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
     if (kind == INT8) {
         if (few) int8_rows(it, w, start, r, keys, values, 1, 1, mr);
         else int8_rows(it, w, start, r, keys, values, 0, 1, mr);
+        w->ahead.with_scores = 0;
         return;
     }
 #if HAS_PAIRS
@@ -152,6 +138,7 @@ INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int6
         pair_soften(scaling, softcap, s, p, sight.visible, w->m + r, w->lanes + r * VW, shrink, mr);
         if (few) pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 1, mr);
         else pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 0, mr);
+        w->ahead.with_scores = 0;
         return;
     }
 #endif
@@ -197,8 +184,8 @@ static int __attribute__((noinline)) two_tiles(const struct item *it, struct wor
     return 1;
 }
 
-// All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread turns to
-// afterwards, if that is known; `it` itself when that is its next split.
+// All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread will
+// probably turn to afterwards; `it` itself when that is its next split.
 INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next, int kind) {
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
@@ -206,8 +193,9 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
     const int by_lanes = kind == PAIRS || kind == INT8;  // sums for each lane, maxima in powers of 2
     if (by_lanes) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
     const int pack = !by_lanes && (depth != head_size || (kind == BFLOAT16 && rows > MR));
-    // With few rows the memory is what takes time, and the next tile is fetched piecemeal.
-    int now = 0, few = rows <= 4 * MR && (in_chunks(it->a) || !by_lanes);
+    // With few rows the memory is what takes time, and the next tile is fetched piecemeal: chunks by lines (fetch_lines).
+    const int by_lines = rows <= 4 * MR && in_chunks(it->a), few = by_lines || (rows <= 4 * MR && !by_lanes);
+    int now = 0;
     const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
     int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
@@ -236,7 +224,7 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             }
         }
 #endif
-        if (few && by_lanes && w->ahead.end) w->ahead.with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
+        if (by_lines && w->ahead.end) w->ahead.with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
         if (!by_lanes) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
         const void *packed[TILE];
         if (pack) {
@@ -255,7 +243,6 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
                 continue;
             }
             tile_some(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
-            w->ahead.with_scores = 0;
         }
         count = next_count;
     }
@@ -263,10 +250,11 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         for (int64_t r = 0; r < rows; r++) w->m[r] *= 0.693147180559945309f, w->l[r] = vsum(vload(w->lanes + r * VW));
 }
 
-// Fold one part (of a split) into a row's total, in order of position.
+// Fold one part (of a split) into a row's total, in order of position. Its sum l says whether there is anything in it: 0 if not,
+// and NaN, which has to stay, if a score was NaN, whatever the maximum.
 INLINE void merge(float *total, float *total_m, float *total_l, const float *part, float m, float l, int64_t depth) {
-    if (m == -INFINITY) return;
-    if (*total_m == -INFINITY) {
+    if (l == 0.0f) return;
+    if (*total_l == 0.0f) {
         memcpy(total, part, (size_t)depth * sizeof(float));
         *total_m = m, *total_l = l;
         return;
@@ -275,18 +263,6 @@ INLINE void merge(float *total, float *total_m, float *total_l, const float *par
     for (int64_t d = 0; d < depth; d += VW) vstore(total + d, vfma(vload(part + d), splat(add), vload(total + d) * splat(keep)));
     *total_l = vfma(splat(l), splat(add), splat(*total_l * keep))[0];
     *total_m = highest;
-}
-
-INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
-// Rows of an item one by one: for row r, token r / group, head r % group of the group, where it lies in q and out.
-struct cursor {
-    int64_t token, head, offset;  // offset: bytes
-};
-INLINE void next_row(struct cursor *at, const struct item *it) {
-    const int64_t bytes = row_bytes(it->a);
-    at->head++, at->offset += bytes;
-    if (at->head < it->group) return;
-    at->head = 0, at->token++, at->offset += (it->a->num_heads - it->group) * bytes;
 }
 
 INLINE int kind_of(const struct paged_attention_args *a) {
@@ -379,76 +355,6 @@ static void merge_parts(const struct item *it, struct work *w, int64_t splits, i
     }
 }
 
-// Walks over the items in one order that all threads know: sequences from the last to the first (new prompts come last in
-// a step and are the longest work), tiles from the end of a sequence (which see most), heads.
-struct walk {
-    const struct paged_attention_args *a;
-    int64_t tokens_per_item, request;
-    int64_t before, here;              // units of the requests already passed, and of this one
-    int64_t parts_before, parts_here;  // the same for parts: an item has one for each split of its sequence
-};
-
-static int64_t request_tokens(const struct paged_attention_args *a, int64_t r) {
-    int64_t first = a->query_start_loc[r], last = MIN(a->query_start_loc[r + 1], a->actual_rows);
-    return a->seq_lens[r] > 0 ? MAX(0, last - first) : 0;
-}
-static int64_t request_items(const struct walk *k, int64_t r) {
-    return CEIL_DIV(request_tokens(k->a, r), k->tokens_per_item) * k->a->num_kv_heads;
-}
-static int64_t request_splits(const struct paged_attention_args *a, int64_t r) { return CEIL_DIV(a->seq_lens[r], SPLIT); }
-
-static struct walk start_walk(const struct paged_attention_args *a, int64_t tokens_per_item) {
-    struct walk k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
-    return k;
-}
-// Go to the request that holds unit `n`: units are items, or with `split` parts.
-static void find_unit(struct walk *k, int64_t n, int split) {
-    if (n < k->before) *k = start_walk(k->a, k->tokens_per_item);
-    while (n >= k->before + k->here) {
-        k->request--;
-        k->before += k->here, k->parts_before += k->parts_here;
-        int64_t items = request_items(k, k->request);
-        k->parts_here = items * request_splits(k->a, k->request);
-        k->here = split ? k->parts_here : items;
-    }
-}
-
-static struct item make_item(const struct walk *k, int64_t index) {
-    const struct paged_attention_args *a = k->a;
-    int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
-    int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
-    int64_t first = tile * k->tokens_per_item;
-    struct item it = {.a = a};
-    it.group = a->num_heads / heads;
-    it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
-    it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
-    it.length = a->seq_lens[r];
-    it.begin = a->window ? MAX(0, it.first_position - a->window + 1) / TILE * TILE : 0;
-    it.end = it.first_position + (it.rows - 1) / it.group + 1;
-    it.depth = CEIL_DIV(a->head_size, VW) * VW;
-    it.table = a->block_table + r * a->table_stride;
-    it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
-    it.block_stride = heads * a->block_size * it.row_stride;
-    it.value_offset = a->num_blocks * it.block_stride;
-    it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
-    int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
-    it.q = (const char *)a->q + skip;
-    it.out = (char *)a->out + skip;
-    return it;
-}
-
-// Unit `n`, wherever the walk has been; with `split` the part of an item.
-static struct item find_item(struct walk *k, int64_t n, int split) {
-    find_unit(k, n, split);
-    int64_t here = request_items(k, k->request), unit = n - k->before;
-    struct item it = make_item(k, unit % here);
-    if (split) {  // the last splits of all items, which are short, come last
-        it.begin = MAX(it.begin, unit / here * SPLIT);
-        it.end = MIN(it.end, (unit / here + 1) * SPLIT);
-    }
-    return it;
-}
-
 static void clear_padding(const struct paged_attention_args *a) {
     int64_t row = a->num_heads * row_bytes(a);
     if (a->rows > a->actual_rows) memset((char *)a->out + a->actual_rows * row, 0, (size_t)((a->rows - a->actual_rows) * row));
@@ -493,7 +399,7 @@ void op_paged_attention(const struct paged_attention_args *given, struct member 
         struct item it = find_item(&k, n, 1), next;
         struct walk after = k;
         if (n + 1 < parts) next = find_item(&after, n + 1, 1);
-        run_part(&it, &w, n + 1 < parts ? &next : NULL, all + n * part_size);
+        run_part(&it, &w, n + 1 < parts && next.begin < next.end ? &next : NULL, all + n * part_size);
     }
     team_wait(m, parts);
     k = start_walk(a, tokens_per_item);

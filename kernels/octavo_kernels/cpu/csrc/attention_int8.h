@@ -114,7 +114,7 @@ INLINE int64_t packed_at(int64_t j) {
     return j / VW * (4 * VW) + (j % VW % lanes * 4 + j % VW / lanes) * 4;
 }
 
-// The maxima of rows v[count], which are overwritten: that of row j in lane j; count: 4 or VW / 2
+// The maxima of rows v[count], which are overwritten: that of row j in lane j; count: 4, or 8 where VW is 16
 INLINE vf vmax_rows(vf *v, const int count) {
 #pragma GCC unroll 4
     for (int half = count / 2; half > 0; half /= 2)

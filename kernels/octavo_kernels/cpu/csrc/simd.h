@@ -297,7 +297,7 @@ INLINE vf vsilu(vf x, int dtype) {
     if (dtype == BFLOAT16) {
         const vf sum = splat(1.0f) + vexp2(x * splat(-1.44269504088896341f));
         y = (vf)_mm512_rcp14_ps((__m512)sum);
-        y = x * vfma(y, vfma(-sum, y, splat(1.0f)), y);  // a step of Newton's makes 14 bits 28
+        y = x * vfma(y, vfma(-sum, y, splat(1.0f)), y);  // a step of Newton's doubles the 14 bits
     } else
 #endif
         y = x / (splat(1.0f) + vexp(-x));

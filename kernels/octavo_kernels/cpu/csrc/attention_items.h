@@ -1,0 +1,104 @@
+// Which items there are, and in which order: a sequence's query tokens in tiles, of each kv head, perhaps split by position.
+#pragma once
+#include "ops.h"
+#include "simd.h"
+
+#define SPLIT 256
+#define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
+#define LEAST_ROWS (2 * MR)  // in the items of a step that has few of them
+
+INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
+
+// One item: q rows of consecutive tokens, `group` rows a token, against the positions begin .. end that some row sees, or
+// that part of these which lies in one split.
+struct item {
+    const struct paged_attention_args *a;
+    const int32_t *table;
+    const char *keys;  // of this head in block 0
+    int64_t block_stride, row_stride, value_offset;  // bytes
+    int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
+    int64_t begin, end;
+    const char *q;
+    char *out;
+};
+
+// Rows of an item one by one: for row r, token r / group, head r % group of the group, where it lies in q and out.
+struct cursor {
+    int64_t token, head, offset;  // offset: bytes
+};
+INLINE void next_row(struct cursor *at, const struct item *it) {
+    const int64_t bytes = row_bytes(it->a);
+    at->head++, at->offset += bytes;
+    if (at->head < it->group) return;
+    at->head = 0, at->token++, at->offset += (it->a->num_heads - it->group) * bytes;
+}
+
+// Walks over the items in one order that all threads know: sequences from the last to the first (new prompts come last in
+// a step and are the longest work), tiles from the end of a sequence (which see most), heads.
+struct walk {
+    const struct paged_attention_args *a;
+    int64_t tokens_per_item, request;
+    int64_t before, here;              // units of the requests already passed, and of this one
+    int64_t parts_before, parts_here;  // the same for parts: an item has one for each split of its sequence
+};
+
+static int64_t request_tokens(const struct paged_attention_args *a, int64_t r) {
+    int64_t first = a->query_start_loc[r], last = MIN(a->query_start_loc[r + 1], a->actual_rows);
+    return a->seq_lens[r] > 0 ? MAX(0, last - first) : 0;
+}
+static int64_t request_items(const struct walk *k, int64_t r) {
+    return CEIL_DIV(request_tokens(k->a, r), k->tokens_per_item) * k->a->num_kv_heads;
+}
+static int64_t request_splits(const struct paged_attention_args *a, int64_t r) { return CEIL_DIV(a->seq_lens[r], SPLIT); }
+
+static struct walk start_walk(const struct paged_attention_args *a, int64_t tokens_per_item) {
+    struct walk k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
+    return k;
+}
+// Go to the request that holds unit `n`: units are items, or with `split` parts.
+static void find_unit(struct walk *k, int64_t n, int split) {
+    if (n < k->before) *k = start_walk(k->a, k->tokens_per_item);
+    while (n >= k->before + k->here) {
+        k->request--;
+        k->before += k->here, k->parts_before += k->parts_here;
+        int64_t items = request_items(k, k->request);
+        k->parts_here = items * request_splits(k->a, k->request);
+        k->here = split ? k->parts_here : items;
+    }
+}
+
+static struct item make_item(const struct walk *k, int64_t index) {
+    const struct paged_attention_args *a = k->a;
+    int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
+    int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
+    int64_t first = tile * k->tokens_per_item;
+    struct item it = {.a = a};
+    it.group = a->num_heads / heads;
+    it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
+    it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
+    it.length = a->seq_lens[r];
+    it.begin = a->window ? MAX(0, it.first_position - a->window + 1) / TILE * TILE : 0;
+    it.end = it.first_position + (it.rows - 1) / it.group + 1;
+    it.depth = CEIL_DIV(a->head_size, VW) * VW;
+    it.table = a->block_table + r * a->table_stride;
+    it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
+    it.block_stride = heads * a->block_size * it.row_stride;
+    it.value_offset = a->num_blocks * it.block_stride;
+    it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
+    int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
+    it.q = (const char *)a->q + skip;
+    it.out = (char *)a->out + skip;
+    return it;
+}
+
+// Unit `n`, wherever the walk has been; with `split` the part of an item.
+static struct item find_item(struct walk *k, int64_t n, int split) {
+    find_unit(k, n, split);
+    int64_t here = request_items(k, k->request), unit = n - k->before;
+    struct item it = make_item(k, unit % here);
+    if (split) {  // the last splits of all items, which are short, come last
+        it.begin = MAX(it.begin, unit / here * SPLIT);
+        it.end = MIN(it.end, (unit / here + 1) * SPLIT);
+    }
+    return it;
+}
