@@ -26,7 +26,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.worker.device_state import DeviceState
 from octavo.worker.graphs import Capture, Captured, capture_sizes, run_again
 from octavo.worker.input_batch import StepInputs
-from octavo.worker.model_runner import ModelRunner, add_logprobs
+from octavo.worker.model_runner import Arriving, ModelRunner, add_logprobs
 from octavo_kernels import SamplingRows
 
 UNKNOWN = -1  # a token that the device has and the host not yet
@@ -150,6 +150,9 @@ class DeviceModelRunner(ModelRunner):
     def _put(self, array: np.ndarray) -> Tensor:
         return self.state.put(array)
 
+    def _bring(self, tensors: list[Tensor]) -> Arriving:
+        return _Copies(tensors).wait
+
     def _update_rows(self, step: SchedulerOutput) -> None:
         super()._update_rows(step)
         if step.scheduled_new_reqs:
@@ -209,10 +212,10 @@ class DeviceModelRunner(ModelRunner):
         logprobs = result.logprobs
         tensors = [result.sampled_token_ids, result.invalid]
         tensors += [logprobs.token_ids, logprobs.logprobs, logprobs.ranks] if logprobs is not None else []
-        copies = _Copies(tensors)
+        copies = self._bring(tensors)
 
         def pending() -> ModelRunnerOutput:
-            tokens, invalid, *rest = copies.wait()
+            tokens, invalid, *rest = copies()
             # A row may have gone to another sequence since: what it holds is that one's.
             same = batch.lives[rows] == lives
             batch.token_ids[rows[same], positions[same]] = tokens.numpy()[same]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
 from octavo.worker.recorded_steps import RecordedSteps, States
 from octavo_kernels.cpu import Prefault
+
+Arriving = Callable[[], list[torch.Tensor]]  # tensors on their way to the host
 
 # Rows of logits made at once for prompt_logprobs: [256, vocabulary] float32 is 50 MB for 49k entries.
 PROMPT_LOGPROBS_ROWS = 256
@@ -72,9 +76,9 @@ class ModelRunner:
         bitmask = self.grammars.start_fill([req_id for req_id in step.sampled_req_ids if req_id not in self.pooler])
         output = ModelRunnerOutput()
         if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(self.pooler):
-            pending = self._decode(output, req_ids, rows, bitmask)
-            if pending is not None:
-                return pending
+            decoded = self._decode(output, req_ids, rows, bitmask)
+            if decoded is not None:
+                return decoded
         inputs = self._make_inputs(rows, num_scheduled)
         sampled = set(step.sampled_req_ids)
         indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
@@ -89,17 +93,19 @@ class ModelRunner:
         if states is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
             states = self.model.begin(inputs.input_ids, inputs.positions, context)
+        late: list[Callable[[], None]] = []  # adds what is still on its way to the host
         if self._prompt_logprobs:
             states = tuple(state.clone() for state in states)  # recorded steps keep theirs for one call only
-            self._add_prompt_logprobs(output, inputs, states, req_ids)
+            late += self._prompt_logprobs_of(output, inputs, states, req_ids)
         self.batch.num_computed[rows] += num_scheduled
         if len(self.pooler):
-            self._pool(output, sampled, inputs, self.model.finish(*states), req_ids)
+            late += self._pool(output, sampled, inputs, self.model.finish(*states), req_ids)
             indices = np.array([i for i, req_id in enumerate(req_ids) if req_id in sampled], dtype=np.int64)
-        if not len(indices):
-            return lambda: output
-        logits = self._logits(states, inputs.starts[indices + 1] - 1)
-        return self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
+        pending: PendingOutput = lambda: output  # noqa: E731
+        if len(indices):
+            logits = self._logits(states, inputs.starts[indices + 1] - 1)
+            pending = self._sample(output, logits, [req_ids[i] for i in indices], rows[indices], bitmask)
+        return _after(late, pending) if late else pending
 
     def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         return StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
@@ -166,14 +172,15 @@ class ModelRunner:
         inputs: StepInputs,
         hidden: torch.Tensor,
         req_ids: list[str],
-    ) -> None:
-        """Embeddings of the ``finished`` prompts, which leave that set: no token is sampled for them."""
+    ) -> Iterator[Callable[[], None]]:
+        """Embeddings of the ``finished`` prompts, which leave that set: no token is sampled for them. Each call adds
+        one to ``output``."""
         for i, req_id in enumerate(req_ids):
             if req_id in self.pooler:
                 part = hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])]
                 vector = self.pooler.take(req_id, part, req_id in finished)
                 if vector is not None:
-                    output.embeddings[req_id] = vector
+                    yield partial(_add_embedding, output, req_id, self._bring([vector]))
                     finished.discard(req_id)
 
     def _put(self, array: np.ndarray) -> torch.Tensor:
@@ -253,14 +260,15 @@ class ModelRunner:
     def _wanted_logprobs(self, ids: list[str]) -> list[int | None]:
         return [self._logprobs.get(req_id) for req_id in ids]
 
-    def _add_prompt_logprobs(
+    def _prompt_logprobs_of(
         self,
         output: ModelRunnerOutput,
         inputs: StepInputs,
         states: States,
         req_ids: list[str],
-    ) -> None:
-        """Position p's hidden state predicts prompt token p + 1: the step's rows before the prompt's last one."""
+    ) -> Iterator[Callable[[], None]]:
+        """Position p's hidden state predicts prompt token p + 1: the step's rows before the prompt's last one. Each
+        call adds one prompt's to ``output``."""
         for i, req_id in enumerate(req_ids):
             k = self._prompt_logprobs.get(req_id)
             if k is None:
@@ -270,16 +278,36 @@ class ModelRunner:
             until = min(until, int(self.batch.num_prompt[row]) - 1)
             if until <= start:
                 continue
-            targets = torch.from_numpy(self.batch.token_ids[row, start + 1 : until + 1].astype(np.int64))
-            lists = LogprobsLists([], [], [])
+            targets = self.batch.token_ids[row, start + 1 : until + 1].astype(np.int64)
+            parts = []
             for at in range(0, until - start, PROMPT_LOGPROBS_ROWS):
                 end = min(at + PROMPT_LOGPROBS_ROWS, until - start)
                 logits = self._logits(states, np.arange(inputs.starts[i] + at, inputs.starts[i] + end))
-                part = compute_prompt_logprobs(logits, targets[at:end].to(self.device), k)
-                lists.token_ids += part.token_ids.tolist()
-                lists.logprobs += part.logprobs.tolist()
-                lists.ranks += part.ranks.tolist()
-            output.prompt_logprobs[req_id] = lists
+                part = compute_prompt_logprobs(logits, self._put(targets[at:end]), k)
+                parts.append(self._bring([part.token_ids, part.logprobs, part.ranks]))
+            yield partial(_add_prompt_logprobs, output, req_id, parts)
+
+    def _bring(self, tensors: list[torch.Tensor]) -> Arriving:
+        """Start copying ``tensors`` to the host; the returned call waits for them."""
+        return lambda: tensors
+
+
+def _after(late: list[Callable[[], None]], pending: PendingOutput) -> PendingOutput:
+    def all_of_it() -> ModelRunnerOutput:
+        for add in late:
+            add()
+        return pending()
+
+    return all_of_it
+
+
+def _add_embedding(output: ModelRunnerOutput, req_id: str, arrived: Arriving) -> None:
+    output.embeddings[req_id] = arrived()[0].tolist()
+
+
+def _add_prompt_logprobs(output: ModelRunnerOutput, req_id: str, parts: list[Arriving]) -> None:
+    columns = zip(*([tensor.tolist() for tensor in arrived()] for arrived in parts), strict=True)
+    output.prompt_logprobs[req_id] = LogprobsLists(*(list(chain.from_iterable(column)) for column in columns))
 
 
 def add_logprobs(

@@ -27,8 +27,9 @@ class Pooler:
         self._kinds.pop(req_id, None)
         self._sums.pop(req_id, None)
 
-    def take(self, req_id: str, hidden: torch.Tensor, finished: bool) -> list[float] | None:
-        """Add a chunk ``hidden [tokens, H]``; with ``finished`` return the pooled vector, of length 1 (L2).
+    def take(self, req_id: str, hidden: torch.Tensor, finished: bool) -> torch.Tensor | None:
+        """Add a chunk ``hidden [tokens, H]``; with ``finished`` return the pooled vector, float32 [H] of length 1
+        (L2).
 
         Sums are float64, so that the vector does not depend on how the prompt was cut.
         """
@@ -39,4 +40,4 @@ class Pooler:
             self._sums[req_id] = hidden[-1].double()
         if not finished:
             return None
-        return torch.nn.functional.normalize(self._sums.pop(req_id), dim=0).float().tolist()
+        return torch.nn.functional.normalize(self._sums.pop(req_id), dim=0).float()

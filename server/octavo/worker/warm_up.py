@@ -15,8 +15,9 @@ from octavo.worker.model_runner import ModelRunner
 # A step's attention differs by its longest sequence up to so many new tokens; more is a prompt's chunk.
 SHORT_STEPS = 8
 PROMPT = 24
-# Attention has lanes for 256 sequences, for twice as many where there are more, and so on.
-MIXED = (1, 256, 512)
+# It has lanes for so many sequences, for twice as many where there are more, and so on; and it sums chunks in another
+# way where many rows keep the device busy than for few.
+LANES = 256
 
 # Every way of sampling that makes a difference to kernels, cuts and constraints with and without one another.
 PARAMS = (
@@ -38,11 +39,16 @@ def warm_up(runner: ModelRunner) -> None:
     runner._update_rows(SchedulerOutput(step_id=0, block_copies=[(0, 0)]))
     for params in PARAMS:
         _alone(runner, params, min(PROMPT, longest))
-    for length in range(1, min(SHORT_STEPS, longest) + 1):
-        _alone(runner, PARAMS[0], length)
-    for decodes in MIXED:
-        if decodes < scheduler.max_num_seqs:
-            _mixed(runner, decodes, min(PROMPT, longest, scheduler.max_num_batched_tokens - decodes))
+    for count in _counts(scheduler.max_num_seqs):
+        for length in range(1, min(SHORT_STEPS, longest) + 1):
+            _together(runner, min(count, scheduler.max_num_batched_tokens // length), length)
+    for count in _counts(scheduler.max_num_seqs - 1):
+        _mixed(runner, count, min(PROMPT, longest, scheduler.max_num_batched_tokens - count))
+
+
+def _counts(most: int) -> list[int]:
+    """Numbers of sequences up to ``most`` that make a difference to attention."""
+    return sorted({min(count, most) for count in (1, *(LANES << i for i in range(most.bit_length())))} - {0})
 
 
 def _alone(runner: ModelRunner, params: SamplingParams, length: int) -> None:
@@ -51,6 +57,14 @@ def _alone(runner: ModelRunner, params: SamplingParams, length: int) -> None:
     _run(runner, [only], {only.req_id: length})
     _run(runner, [], {only.req_id: 1})
     runner._update_rows(SchedulerOutput(step_id=0, finished_req_ids=[only.req_id]))
+
+
+def _together(runner: ModelRunner, count: int, length: int) -> None:
+    """So many prompts of one length."""
+    prompts = [_sequence(runner, f"warm-up-{i}", PARAMS[0], length) for i in range(count)]
+    counts = {data.req_id: length for data in prompts}
+    _run(runner, prompts, counts)
+    runner._update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts]))
 
 
 def _mixed(runner: ModelRunner, decodes: int, length: int) -> None:

@@ -1,0 +1,70 @@
+"""What a step asks of a GPU, seen without one: real engines on a pretended Hopper (`support.pretended_gpu`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one, see test_gpu.py"),
+]
+
+ROOT = Path(__file__).parents[3]
+# Of the model's graph for few rows, in each layer: four linears, two norms, rotation and cache write, attention and the
+# sum of its chunks, the activation.
+OF_A_LAYER = {
+    "small_linear_kernel": 4, "rms_norm_kernel": 2, "rope_and_cache_kernel": 1, "decode_attention": 1,
+    "reduce_chunks": 1, "silu_and_mul_kernel": 1,
+}  # fmt: skip
+
+
+def seen(case: str) -> dict[str, Any]:
+    paths = [str(ROOT / part) for part in ("tests", "server", "kernels")]
+    command = [sys.executable, "-m", "support.on_pretended_gpu", case]
+    result = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_the_checks_see_what_they_are_for() -> None:
+    found = seen("what is noticed")
+    assert found["refused"] == found["wrong"]
+    assert found["refused wrongly"] == []
+
+
+@pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact"])
+def test_no_request_waits(case: str) -> None:
+    """Neither for a kernel to be compiled once the engine is ready, nor the host for the device within a step."""
+    found = seen(case)
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert found["embeddings"] == [1024] * 5
+
+
+def test_a_whole_model() -> None:
+    """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
+    found = seen("whole model")
+    assert found["errors"] == []
+    assert len(found["graphs"]) == 3 * len(found["sizes"])
+    model, sampler, cuts = found["graphs"][-3:]  # those of one sequence
+    for name, count in OF_A_LAYER.items():
+        beside = 1 if name == "rms_norm_kernel" else 0  # the last one
+        assert model.pop(name) == found["layers"] * count + beside, name
+    assert sum(model.values()) <= 3, model
+    assert sum(sampler.values()) <= 4, sampler
+    assert sum(cuts.values()) <= 6, cuts
+    # Steps of 128 sequences: two graphs each, and sometimes new blocks for all of them at once.
+    assert all(step.pop("replay") == 2 for step in found["steady"])
+    assert sum(not step for step in found["steady"]) >= 0.9 * len(found["steady"])
+    assert all(sum(step.values()) <= 3 for step in found["steady"])
+    assert 0.9 * found["limit"] < found["peak"] <= found["limit"]

@@ -1,0 +1,171 @@
+"""Engines on a GPU that is pretended (`support.pretended_gpu`); prints what was seen as JSON.
+
+    python -m support.on_pretended_gpu CASE
+
+A process of its own: Triton decides when it is imported whether kernels are compiled or interpreted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+from support.overlapped import PARAMS, prompts_of
+from support.pretended_gpu import PretendedGpu, WaitsForTheHost
+
+from octavo import LLM, SamplingParams
+from octavo.engine.core import EngineCore
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
+    "num_hidden_layers": 2, "num_attention_heads": 16, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
+    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SAMPLING: list[dict[str, Any]] = [
+    *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
+    {"logprobs": 1, "temperature": 0}, {"allowed_token_ids": [4, 5, 6]}, {"prompt_logprobs": 20}, {"logprobs": 20},
+    {"bad_words_token_ids": [[0, 1], [5]]},
+]  # fmt: skip
+
+
+def engine(config: dict[str, Any], **arguments: Any) -> LLM:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **arguments)
+
+
+def ask(llm: LLM, lengths: list[int], **params: Any) -> list[str]:
+    """Prompts of these lengths; the errors they met with."""
+    params = {"max_tokens": 3, "ignore_eos": True, "temperature": 0.7} | params
+    prompts = [{"prompt_token_ids": [5] * length} for length in lengths]
+    return errors(llm.generate(prompts, SamplingParams(**params), use_tqdm=False))
+
+
+def errors(outputs: list[Any]) -> list[str]:
+    return sorted({output.error for output in outputs if output.error})
+
+
+def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
+    """Llama-3.1-8B as it is served: what its graphs launch, what its steps launch, what memory it takes at most."""
+    llm = engine(LLAMA_8B, max_num_seqs=256)
+    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+    ledger = llm.engine.executor.worker.ledger  # type: ignore[attr-defined]
+    graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
+    gpu.strict = True
+    found = ask(llm, [3000] * 300, max_tokens=2, logprobs=20, top_p=0.9, presence_penalty=1.0)
+    found += ask(llm, [9000] * 3, max_tokens=2, prompt_logprobs=20)
+    peak = gpu.peak
+    steps: list[dict[str, int]] = []
+    plain = EngineCore.step
+
+    def noted(core: EngineCore) -> Any:
+        gpu.take_launches()
+        done = plain(core)
+        steps.append(Counter(launch.name for launch in gpu.take_launches()))
+        return done
+
+    EngineCore.step = noted  # type: ignore[method-assign]
+    found += ask(llm, [32] * 128, max_tokens=100)
+    EngineCore.step = plain  # type: ignore[method-assign]
+    return {
+        "errors": found, "sizes": runner.sizes, "layers": LLAMA_8B["num_hidden_layers"], "graphs": graphs,
+        "steady": steps[10:-10], "limit": ledger.total, "peak": peak,
+    }  # fmt: skip
+
+
+def every_kind(gpu: PretendedGpu, kv_heads: int, **arguments: Any) -> dict[str, Any]:
+    """Requests of every kind, in batches of many shapes; the kernels that were not known when the engine was ready."""
+    llm = engine(QWEN3 | {"num_key_value_heads": kv_heads}, max_model_len=4096, **arguments)
+    known = set(gpu.kernels)
+    gpu.strict = True
+    found: list[str] = []
+    for params in SAMPLING:
+        prompts = prompts_of(str(params), 3)
+        found += errors(llm.generate(prompts * 2, SamplingParams(**params), use_tqdm=False))
+    for length in range(1, 10):
+        for count in (1, 3, 40, 300):
+            found += ask(llm, [length] * count)
+    rng = random.Random(kv_heads)
+    for count in (2, 5, 30, 100, 300, 30, 5):
+        lengths = [rng.choice([1, 2, 5, 8, 9, 33, 100, 700]) for _ in range(count)]
+        found += ask(llm, lengths, max_tokens=rng.choice([1, 3, 9]), **rng.choice(SAMPLING[len(PARAMS) :]))
+    found += ask(llm, [4000]) + ask(llm, [4000] * 2)
+    vectors = llm.embed(prompts_of("embeddings", 5))
+    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    return {"errors": found, "compiled while serving": new, "embeddings": [len(vector) for vector in vectors]}
+
+
+def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
+    """Whether the checks see what they are for: each of these must be refused."""
+    there, here = torch.ones(4, device="cuda"), torch.arange(4)
+    pinned = here.pin_memory()
+    graph = torch.cuda.CUDAGraph()
+
+    def captured(work: Callable[[], object]) -> Callable[[], object]:
+        def capture() -> None:
+            graph.capture_begin()
+            try:
+                work()
+            finally:
+                graph.capture_end()
+
+        return capture
+
+    wrong: dict[str, Callable[[], object]] = {
+        "a value read back": lambda: there.sum().item(),
+        "a branch": lambda: bool(there[0] > 0),
+        "a list": lambda: there.tolist(),
+        "an unknown size": lambda: there.nonzero(),
+        "a copy to the host": lambda: there.cpu(),
+        "a copy from memory that is not pinned": lambda: here.to("cuda", non_blocking=True),
+        "a copy that is waited for": lambda: pinned.to("cuda"),
+        "a host's index": lambda: there[here],
+        "a captured copy": captured(lambda: pinned.to("cuda", non_blocking=True)),
+    }
+    right: dict[str, Callable[[], object]] = {
+        "a pinned copy": lambda: pinned.to("cuda", non_blocking=True),
+        "a pinned copy back": lambda: pinned.copy_(there, non_blocking=True),
+        "captured work": captured(lambda: there * 2),
+    }
+    gpu.strict = True
+    return {"refused": [name for name in wrong if refused(wrong[name])], "wrong": list(wrong),
+            "refused wrongly": [name for name in right if refused(right[name])]}  # fmt: skip
+
+
+def refused(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except (WaitsForTheHost, AssertionError, torch._subclasses.fake_tensor.DynamicOutputShapeException):
+        return True
+    return False
+
+
+CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
+    "whole model": whole_model,
+    "one group": lambda gpu: every_kind(gpu, 2, max_num_seqs=256),
+    "many lanes": lambda gpu: every_kind(gpu, 4, max_num_seqs=600, enforce_eager=True),
+    "few rows": lambda gpu: every_kind(gpu, 8, max_num_seqs=7, dtype="float16"),
+    "exact": lambda gpu: every_kind(gpu, 16, max_num_seqs=48, dtype="float32"),
+    "what is noticed": what_is_noticed,
+}
+
+if __name__ == "__main__":
+    with PretendedGpu().pretend() as gpu:
+        print(json.dumps(CASES[sys.argv[1]](gpu)))

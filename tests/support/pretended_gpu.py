@@ -1,0 +1,271 @@
+"""A Hopper GPU that computes nothing: real code runs on it, and what it would be asked to do is noted and checked.
+
+Tensors on it are torch's fake ones, with a shape and a device and no memory; Triton's kernels are compiled for sm_90
+and not run. Tokens that come back are all 0. What a CPU cannot show becomes an error here: tensors of both sides in one
+operation; in a captured step a copy between the two; while `strict`, anything for which the host would wait: a value
+that is read back, a copy from or to memory that is not pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from octavo.loader.dummy import DummyWeight
+
+TARGET = GPUTarget("cuda", 90, 32)
+MEMORY = 80 << 30
+SMS = 132
+ALLOCATION = 512  # bytes that an address is a multiple of, as torch's allocator has it
+
+# Made of what is there: no kernel is launched for them.
+VIEWS = {
+    *("view", "_unsafe_view", "alias", "slice", "select", "unbind", "detach", "t", "transpose", "permute", "expand"),
+    *("unsqueeze", "squeeze", "split", "split_with_sizes", "as_strided", "_reshape_alias", "diagonal", "unfold"),
+    *("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "lift_fresh", "resize_", "set_"),
+}
+
+
+class WaitsForTheHost(AssertionError):
+    """The host and the device would wait for each other."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it is launched: Triton's with what it was compiled for, or an operation of torch's."""
+
+    name: str
+    grid: tuple[int, ...] = ()
+    variant: str = ""  # of Triton's: the hash of what was compiled
+    rows: tuple[int, ...] = ()  # of torch's: the result's shape
+
+
+@dataclass
+class Graph:
+    """A captured step."""
+
+    launches: list[Launch] = field(default_factory=list)
+    replays: int = 0
+
+
+class PretendedGpu(TorchDispatchMode):
+    """``compiles``: let Triton compile each kernel, not only find out which are asked for."""
+
+    def __init__(self, compiles: bool = True) -> None:
+        super().__init__()
+        self.compiles = compiles
+        self.strict = False
+        self.launches: list[Launch] = []  # since the last `take_launches`, captured ones excepted
+        self.graphs: list[Graph] = []
+        self.kernels: dict[str, Any] = {}  # hash -> what Triton compiled
+        self._capturing: Graph | None = None
+        self._fake = _Fake(allow_non_fake_inputs=True)
+        self._pinned: set[int] = set()  # addresses of the host's memory
+        self._addresses: dict[int, int] = {}
+        self._next_address = 1 << 40
+        self.allocated = self.peak = 0
+
+    def take_launches(self) -> list[Launch]:
+        found, self.launches = self.launches, []
+        return found
+
+    # -- what torch is asked for -------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func.namespace == "prim":  # what a tensor is
+            with self._fake:
+                return func(*args, **kwargs)
+        if func._can_decompose():  # in inference mode operations come here before torch has taken them apart
+            with self:
+                return func.decompose(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        pin = kwargs.pop("pin_memory", None)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        device = kwargs.get("device")
+        there = [t for t in tensors if isinstance(t, FakeTensor)]
+        here = [t for t in tensors if not isinstance(t, FakeTensor) and t.ndim]
+        if not there and (device is None or torch.device(device).type == "cpu"):
+            with unset_fake_temporarily():
+                out = func(*args, **kwargs)
+            if pin:
+                self._note_pinned(out)
+            return out
+        if name == "_local_scalar_dense":
+            return self._read_back(name)
+        if name == "copy_" and not isinstance(args[0], FakeTensor):
+            self._crosses(name, args[0], kwargs.get("non_blocking", len(args) > 2 and args[2]))
+            with unset_fake_temporarily():
+                return args[0].zero_()
+        to_host = device is not None and torch.device(device).type == "cpu"
+        if to_host:
+            self._crosses(name, None, False)
+            with unset_fake_temporarily():
+                return torch.zeros(there[0].shape, dtype=kwargs.get("dtype") or there[0].dtype)
+        if here:
+            if name not in ("copy_", "_to_copy"):
+                raise AssertionError(f"{name}: tensors of the host and of the device in one operation")
+            self._crosses(name, here[0], kwargs.get("non_blocking", len(args) > 2 and args[2]))
+        with self._fake:
+            out = func(*args, **kwargs)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor):
+                self._account(tensor)
+        if name not in VIEWS:
+            first = next((t for t in tree_leaves(out) if isinstance(t, Tensor)), None)
+            self._launched(Launch(name, rows=tuple(first.shape) if first is not None else ()))
+        return out
+
+    def _read_back(self, name: str) -> int:
+        if self.strict or self._capturing:
+            raise WaitsForTheHost(f"{name}: a value is read back from the device")
+        return 0
+
+    def _crosses(self, name: str, host: Tensor | None, non_blocking: bool) -> None:
+        if self._capturing:
+            raise WaitsForTheHost(f"{name}: a copy between host and device in a captured step")
+        pinned = host is not None and host.untyped_storage().data_ptr() in self._pinned
+        if self.strict and not (pinned and non_blocking):
+            raise WaitsForTheHost(f"{name}: a copy for which the host waits: not pinned, or not told not to")
+
+    def _account(self, tensor: FakeTensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._addresses:
+            return
+        size = -(-storage.nbytes() // ALLOCATION) * ALLOCATION
+        self._addresses[storage._cdata] = self._next_address
+        self._next_address += size
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+        weakref.finalize(storage, self._freed, storage._cdata, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._addresses.pop(key, None)
+        self.allocated -= size
+
+    def address(self, tensor: Tensor) -> int:
+        base = self._addresses.get(tensor.untyped_storage()._cdata, 0)
+        return base + tensor.storage_offset() * tensor.element_size()
+
+    def _launched(self, launch: Launch) -> None:
+        (self._capturing.launches if self._capturing else self.launches).append(launch)
+
+    # -- what Triton and torch.cuda are asked for --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def pretend(self) -> Iterator[PretendedGpu]:
+        """Within, torch and Triton believe in this device."""
+        patch = mock.patch.object
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(patch(JITFunction, "run", self._compile_instead_of(JITFunction.run)))
+            stack.enter_context(patch(FakeTensor, "data_ptr", lambda tensor: self.address(tensor), create=True))
+            stack.enter_context(patch(Tensor, "pin_memory", lambda tensor: self._pin(tensor)))
+            stack.enter_context(patch(driver, "_active", _Hopper()))
+            # Filled in threads, which know nothing of this mode; there is nothing to fill.
+            stack.enter_context(patch(DummyWeight, "load_into", lambda weight, target: None))
+            for name, stand_in in self._cuda().items():
+                stack.enter_context(patch(torch.cuda, name, stand_in, create=True))
+            stack.enter_context(self._fake)
+            stack.enter_context(self)
+            yield self
+
+    def _compile_instead_of(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            for name, value in zip(kernel.arg_names, args, strict=False):
+                for part in value if isinstance(value, tuple) else (value,):
+                    if isinstance(part, Tensor) and not isinstance(part, FakeTensor):
+                        raise AssertionError(f"{kernel.__name__}: {name} is a tensor of the host")
+            compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+            self.kernels[compiled.hash] = compiled
+            self._launched(Launch(kernel.__name__, tuple(grid), compiled.hash))
+
+        return compile_instead
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        with unset_fake_temporarily():
+            copy = tensor.clone()
+            self._note_pinned(copy)
+        return copy
+
+    def _note_pinned(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._pinned.add(storage.data_ptr())
+        weakref.finalize(storage, self._pinned.discard, storage.data_ptr())
+
+    def _cuda(self) -> dict[str, Any]:
+        stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+
+        @contextlib.contextmanager
+        def use(stream: Any) -> Iterator[None]:
+            yield
+
+        def reset_peak(device: Any = None) -> None:
+            self.peak = self.allocated
+
+        properties = SimpleNamespace(multi_processor_count=SMS, total_memory=MEMORY)
+        return {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda device=None: (9, 0),
+            "get_device_properties": lambda device=None: properties,
+            "mem_get_info": lambda device=None: (MEMORY - self.allocated, MEMORY),
+            "memory_allocated": lambda device=None: self.allocated,
+            "max_memory_allocated": lambda device=None: self.peak,
+            "reset_peak_memory_stats": reset_peak,
+            "empty_cache": lambda: None,
+            "synchronize": lambda device=None: None,
+            "current_stream": lambda device=None: stream,
+            "Stream": lambda: stream,
+            "stream": use,
+            "Event": lambda **options: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+            "graph_pool_handle": lambda: (0, 0),
+            "CUDAGraph": lambda: _Graph(self),
+        }
+
+
+class _Fake(FakeTensorMode):
+    avoid_device_init = True  # also while torch.cuda says that there is one
+
+
+class _Graph:
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self._gpu, self._graph = gpu, Graph()
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self._gpu._capturing = self._graph
+
+    def capture_end(self) -> None:
+        self._gpu._capturing = None
+        self._gpu.graphs.append(self._graph)
+
+    def replay(self) -> None:
+        self._graph.replays += 1
+        self._gpu._launched(Launch("replay", (len(self._graph.launches),)))
+
+
+class _Hopper:
+    """As much of a driver as a compilation asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
