@@ -197,7 +197,16 @@ def sampling_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"top_logprobs {short(dtype)}", partial(backend.top_logprobs, logits, longs(rows), longs(rows), 5)
 
 
-CASES = (attention_cases, layer_cases, sampling_cases)
+def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import triton as backend
+
+    longs = partial(empty, dtype=torch.int64)
+    for width in (256, 8192, 2501):  # of tables: one chunk, some, and one that moves entry by entry
+        state = (longs(65), longs(65), longs(65), empty(65, width, dtype=torch.int32))
+        yield f"decode_inputs {width}", partial(backend.decode_inputs, longs(8), *state, 16)
+
+
+CASES = (input_cases, attention_cases, layer_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
 VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "HAS_WINDOW", "BLOCK_C")}
 

@@ -1,4 +1,5 @@
-"""The layers' kernels on a GPU beside torch's: norms, activation, rotary and cache write, linears of few rows.
+"""The layers' kernels on a GPU beside torch's: norms, activation, rotary and cache write, linears of few rows; and
+what prepares a decode step for them.
 
 Where cuBLAS is faster than the linear of few rows, name the shape in `octavo_kernels.triton.small_linear.MEASURED`.
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -108,6 +110,22 @@ def block_copies(report: Report) -> None:
         report.add(f"copy {count} blocks of {LAYERS} layers", us, moved, torch=plain)
 
 
+def step_inputs(report: Report) -> None:
+    """Of sequences of 4,096 tokens, in tables for as many and for 131,072."""
+    length = 40 if DRY else 4096
+    for rows, width in product((1, 64, 256), (length // 16 + 64, 8192)):
+        # Each call counts a token of every row: there is room for more than are measured.
+        table = torch.randint(0, BLOCKS, (rows + 1, width), dtype=torch.int32, device=DEVICE)
+        numbers = [torch.full((rows + 1,), value, device=DEVICE) for value in (7, length, 0)]
+        order = torch.randperm(rows, device=DEVICE)
+        us, plain = (
+            timed([partial(way.decode_inputs, order, *(x.clone() for x in numbers), table, 16)])
+            for timed, way in ((microseconds, backend), (microseconds_of_other, reference))
+        )
+        moved = rows * (2 * 4 * length // 16 + 80)
+        report.add(f"decode_inputs {rows} rows, tables of {width}", us, moved, torch=plain)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
@@ -119,6 +137,7 @@ def main() -> None:
             elementwise(report, name, rows)
         linears(report, name)
     block_copies(report)
+    step_inputs(report)
     if arguments.json:
         report.save(arguments.json)
 

@@ -28,7 +28,7 @@ from octavo_kernels.dispatch import (
     kv_scale_bytes,
     select_backend,
 )
-from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows, SamplingTable
 
@@ -36,6 +36,7 @@ __all__ = [
     "AttentionMetadata",
     "BackendUnavailableError",
     "Constraints",
+    "DecodeStep",
     "PackedLinear",
     "QuantizedRows",
     "SampledRows",
@@ -47,6 +48,7 @@ __all__ = [
     "can_be_captured",
     "check_device",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
@@ -65,6 +67,23 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
 ]
+
+
+def decode_inputs(
+    rows: Tensor,
+    last_tokens: Tensor,
+    num_computed: Tensor,
+    num_kv_tokens: Tensor,
+    block_table: Tensor,
+    block_size: int,
+) -> DecodeStep:
+    """The inputs of a step in which each of ``rows`` int64 [R] computes its last token, which ``num_computed`` counts.
+
+    ``last_tokens``, ``num_computed``, ``num_kv_tokens`` int64 [S] and ``block_table`` int32 [S, max_blocks] are the
+    state that rows point into, all contiguous; positions below ``num_kv_tokens`` are not written again. Rows are
+    distinct but for -1, which is padding and changes nothing; the last row of the state is nobody's.
+    """
+    return backend_for(rows).decode_inputs(rows, last_tokens, num_computed, num_kv_tokens, block_table, block_size)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where each row of a step's batch reads and writes its keys and values."""
+"""Where each row of a step's batch reads and writes its keys and values, and a step of decodes."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ class AttentionMetadata:
     # The host's copy of query_start_loc, where it has one: launches can then leave out what nobody needs. None in steps
     # that are captured, which serve other sequences later. Every sequence must have tokens, every row a sequence.
     host_starts: NDArray[np.int32] | None = None
+
+
+@dataclass
+class DecodeStep:
+    """A step in which each of R sequences computes one token: what `octavo_kernels.decode_inputs` makes of its rows.
+
+    Padding has token 0 and position 0, length 0, slot -1 and 0 as its next position.
+    """
+
+    token_ids: torch.Tensor  # int64 [R]
+    positions: torch.Tensor  # int64 [R], of these tokens
+    next_positions: torch.Tensor  # int64 [R], of the tokens that the rows are about to get
+    seq_lens: torch.Tensor  # int32 [R], this step's token included
+    slot_mapping: torch.Tensor  # int64 [R], as in AttentionMetadata
+    block_table: (
+        torch.Tensor
+    )  # int32 [R, max_blocks]: entries that a sequence's length does not ask for may be anything

@@ -33,7 +33,7 @@ from octavo_kernels.cpu.quant import (
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
 from octavo_kernels.cpu.runtime import unavailable_reason
-from octavo_kernels.reference import sample, top_logprobs
+from octavo_kernels.reference import decode_inputs, sample, top_logprobs
 
 __all__ = [
     "CAPTURABLE",
@@ -45,6 +45,7 @@ __all__ = [
     "argmax",
     "attention_problem",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
+from octavo_kernels.reference.inputs import decode_inputs
 from octavo_kernels.reference.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
@@ -20,6 +21,7 @@ __all__ = [
     "CAPTURABLE",
     "attention_problem",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",

@@ -19,6 +19,7 @@ from octavo_kernels.reference import (
 )
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.blocks import copy_blocks
+from octavo_kernels.triton.inputs import decode_inputs
 from octavo_kernels.triton.layers import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
 from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
@@ -29,6 +30,7 @@ __all__ = [
     "INTERPRETED",
     "attention_problem",
     "copy_blocks",
+    "decode_inputs",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",

@@ -23,7 +23,7 @@ from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput
 from octavo.sampling_params import SamplingParams
-from octavo.worker.device_state import DeviceState
+from octavo.worker.device_state import PADDING, DeviceState
 from octavo.worker.graphs import Capture, Captured, capture_sizes, run_again
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.model_runner import Arriving, ModelRunner, add_logprobs
@@ -57,7 +57,7 @@ class DeviceModelRunner(ModelRunner):
         self._capture = capture
         self.sizes = captured_sizes(config, model)
         self.state = DeviceState(max_num_reqs, max_blocks, self.batch.block_size, self.sizes[-1], device)
-        self._rows = torch.full((self.sizes[-1],), self.state.null_row, dtype=torch.int64, device=device)
+        self._rows = torch.full((self.sizes[-1],), PADDING, dtype=torch.int64, device=device)
         self._rows_now: list[int] = []  # what `_rows` holds
         self._models: dict[int, Captured] = {}
         self._samplers: dict[tuple[int, bool], Captured] = {}
@@ -81,8 +81,9 @@ class DeviceModelRunner(ModelRunner):
             rows = self._rows[:size]
 
             def work() -> tuple[Tensor, ...]:
-                ids, positions, metadata = self.state.decode_inputs(rows)
-                return (self.model(ids, positions, ForwardContext(metadata, self.kv_caches)),)
+                step, metadata = self.state.decode_inputs(rows)
+                hidden = self.model(step.token_ids, step.positions, ForwardContext(metadata, self.kv_caches))
+                return hidden, step.next_positions
 
             self._models[size] = self._captured_on_nothing(work)
         return self._models[size]
@@ -90,11 +91,11 @@ class DeviceModelRunner(ModelRunner):
     def _sampler_step(self, size: int, truncated: bool) -> Captured:
         key = size, truncated
         if key not in self._samplers:
-            rows, hidden, table = self._rows[:size], self._model_step(size).outputs[0], self.states.table()
+            rows, table = self._rows[:size], self.states.table()
+            hidden, positions = self._model_step(size).outputs
 
             def work() -> tuple[Tensor, ...]:
-                index = torch.where(rows == self.state.null_row, -1, rows)
-                step = SamplingRows(table, index, self.state.num_computed[rows], truncated)
+                step = SamplingRows(table, rows, positions, truncated)
                 drawn = octavo_kernels.sample(self.model.compute_logits(hidden), step)
                 self.state.last_tokens[rows] = drawn.token_ids
                 return drawn.token_ids, drawn.invalid
@@ -105,7 +106,7 @@ class DeviceModelRunner(ModelRunner):
     def _captured_on_nothing(self, work: Callable[[], tuple[Tensor, ...]]) -> Captured:
         """Capture while every row is padding, so that running the work changes nothing."""
         before = self._rows.clone()
-        self._rows.fill_(self.state.null_row)
+        self._rows.fill_(PADDING)
         captured = self._capture(work)
         self._rows.copy_(before)
         return captured
@@ -140,7 +141,7 @@ class DeviceModelRunner(ModelRunner):
 
     def _point_to(self, rows: np.ndarray, size: int) -> None:
         """Let the captured steps of ``size`` be about ``rows``: nothing to do while the batch stays the same."""
-        wanted = rows.tolist() + [self.state.null_row] * (size - len(rows))
+        wanted = rows.tolist() + [PADDING] * (size - len(rows))
         if wanted != self._rows_now:
             self._rows[:size] = self._put(np.array(wanted, dtype=np.int64))
             self._rows_now = wanted

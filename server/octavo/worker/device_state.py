@@ -9,13 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import octavo_kernels
 from octavo.sample import devices
 from octavo.worker.input_batch import InputBatch
-from octavo_kernels import AttentionMetadata
+from octavo_kernels import AttentionMetadata, DecodeStep
+
+PADDING = -1  # the row of a step's padding: the last one, counted from the end
 
 
 class DeviceState:
-    """``max_num_reqs`` rows as in `InputBatch`, and one more, ``null_row``, that padding of a step points to.
+    """``max_num_reqs`` rows as in `InputBatch`, and a last one that is nobody's, for PADDING.
 
     ``last_tokens`` [rows] is the token that a row computes next, ``num_computed`` how many it has computed,
     ``num_kv_tokens`` the positions below which keys and values are never written (they are shared). A step of captured
@@ -26,7 +29,7 @@ class DeviceState:
         self, max_num_reqs: int, max_blocks: int, block_size: int, max_step: int, device: torch.device
     ) -> None:
         rows = max_num_reqs + 1
-        self.device, self.block_size, self.null_row = device, block_size, max_num_reqs
+        self.device, self.block_size = device, block_size
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.num_computed = torch.zeros(rows, dtype=torch.int64, device=device)
         self.num_kv_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -59,27 +62,21 @@ class DeviceState:
         self.num_computed[index] = self.put(values)
         self.last_tokens[index] = self.put(batch.token_ids[rows, values].astype(np.int64))
 
-    def decode_inputs(self, rows: Tensor) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """Token ids, positions and metadata of a step in which each of ``rows`` int64 [n] computes one token, which
-        is counted.
+    def decode_inputs(self, rows: Tensor) -> tuple[DecodeStep, AttentionMetadata]:
+        """A step in which each of ``rows`` int64 [n] computes one token, which is counted.
 
         Reads and writes nothing on the host: it can be captured.
         """
-        count = rows.shape[0]
-        real = rows != self.null_row
-        positions = self.num_computed[rows]
-        table = self.block_table[rows]
-        page = table.gather(1, (positions // self.block_size)[:, None])[:, 0].long()
-        slots = page * self.block_size + positions % self.block_size
-        following = torch.where(real, positions + 1, 0)
-        self.num_computed[rows] = following
+        step = octavo_kernels.decode_inputs(
+            rows, self.last_tokens, self.num_computed, self.num_kv_tokens, self.block_table, self.block_size
+        )
         metadata = AttentionMetadata(
-            query_start_loc=self._starts[: count + 1],
-            seq_lens=following.int(),
-            block_table=table,
-            slot_mapping=torch.where(real & (positions >= self.num_kv_tokens[rows]), slots, -1),
+            query_start_loc=self._starts[: len(rows) + 1],
+            seq_lens=step.seq_lens,
+            block_table=step.block_table,
+            slot_mapping=step.slot_mapping,
             max_query_len=1,
             max_seq_len=self._max_model_len,
-            num_actual_tokens=count,
+            num_actual_tokens=len(rows),
         )
-        return self.last_tokens[rows], positions, metadata
+        return step, metadata

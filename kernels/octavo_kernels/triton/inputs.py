@@ -1,0 +1,111 @@
+"""The inputs of a decode step from the state of its rows, in one launch.
+
+As operations of torch's that is some twenty launches, and rows of the block table are copied whole, wide as the longest
+sequence that there may be. Here a sequence's length decides.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo_kernels.metadata import DecodeStep
+from octavo_kernels.triton.dependent_launch import await_previous, early
+
+CHUNK = 2048  # entries of a block table that a program copies: 16 a thread, 32,768 tokens in blocks of 16
+SMALLEST = 128  # one a thread
+
+
+@triton.jit
+def decode_inputs_kernel(
+    rows_ptr,
+    last_tokens_ptr,
+    num_computed_ptr,
+    num_kv_tokens_ptr,
+    table_ptr,
+    token_ids_ptr,
+    positions_ptr,
+    next_positions_ptr,
+    seq_lens_ptr,
+    slots_ptr,
+    table_out_ptr,
+    WIDTH: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Grid (rows, chunks of the table): the first program of a row also does all that is one number a row.
+
+    It counts the token while the row's other programs may be about to look how many there are. Whether they find the
+    old count or the new one makes no difference: by the new one they copy an entry that is not needed yet, at worst.
+    """
+    await_previous()
+    i = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = tl.load(rows_ptr + i)
+    real = row >= 0
+    length = tl.load(num_computed_ptr + row, mask=real, other=-1) + 1
+    # Up to three entries more than are needed: a thread then moves four at once, where the table's width lets it.
+    end = (((length + BLOCK_SIZE - 1) // BLOCK_SIZE + 3) // 4 * 4).to(tl.int32)
+    if (chunk > 0) & (chunk * CHUNK >= end):
+        return
+    columns = chunk * CHUNK + tl.arange(0, CHUNK)
+    wanted = (columns < end) & (columns < WIDTH)
+    pages = tl.load(table_ptr + row * WIDTH + columns, mask=wanted)
+    if chunk == 0:
+        position = tl.maximum(length - 1, 0)
+        token = tl.load(last_tokens_ptr + row, mask=real, other=0)
+        written = tl.load(num_kv_tokens_ptr + row, mask=real, other=0)
+        page = tl.load(table_ptr + row * WIDTH + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
+        slot = tl.where(real & (position >= written), page * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(token_ids_ptr + i, token)
+        tl.store(positions_ptr + i, position)
+        tl.store(next_positions_ptr + i, length)
+        tl.store(seq_lens_ptr + i, length.to(tl.int32))
+        tl.store(slots_ptr + i, slot)
+        tl.debug_barrier()  # every thread reads the count, one of them writes it
+        tl.store(num_computed_ptr + row, length, mask=real)
+    tl.store(table_out_ptr + i * WIDTH + columns, pages, mask=wanted)
+
+
+def decode_inputs(
+    rows: Tensor,
+    last_tokens: Tensor,
+    num_computed: Tensor,
+    num_kv_tokens: Tensor,
+    block_table: Tensor,
+    block_size: int,
+) -> DecodeStep:
+    count, width = len(rows), block_table.shape[1]
+    token_ids, positions, next_positions, slots = (torch.empty_like(rows) for _ in range(4))
+    step = DecodeStep(
+        token_ids=token_ids,
+        positions=positions,
+        next_positions=next_positions,
+        seq_lens=torch.empty(count, dtype=torch.int32, device=rows.device),
+        slot_mapping=slots,
+        block_table=torch.empty(count, width, dtype=torch.int32, device=rows.device),
+    )
+    if not count:
+        return step
+    chunk = min(max(triton.next_power_of_2(width), SMALLEST), CHUNK)
+    decode_inputs_kernel[(count, triton.cdiv(width, chunk))](
+        rows,
+        last_tokens,
+        num_computed,
+        num_kv_tokens,
+        block_table,
+        token_ids,
+        positions,
+        next_positions,
+        step.seq_lens,
+        slots,
+        step.block_table,
+        WIDTH=width,
+        BLOCK_SIZE=block_size,
+        CHUNK=chunk,
+        num_warps=4,
+        **early(rows.device),
+    )
+    return step
