@@ -208,7 +208,7 @@ def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 CASES = (input_cases, attention_cases, layer_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
-VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "HAS_WINDOW", "BLOCK_C")}
+VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "BLOCK_C")}
 
 
 def short(dtype: torch.dtype) -> str:

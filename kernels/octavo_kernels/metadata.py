@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ class AttentionMetadata:
     # The host's copy of query_start_loc, where it has one: launches can then leave out what nobody needs. None in steps
     # that are captured, which serve other sequences later. Every sequence must have tokens, every row a sequence.
     host_starts: NDArray[np.int32] | None = None
+    # What kernels worked out for the first layer and use for the others: lengths must not change under an object.
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass

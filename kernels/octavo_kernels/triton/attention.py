@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo_kernels.metadata import AttentionMetadata
 from octavo_kernels.triton import configs
 from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
+from octavo_kernels.triton.attention_plan import LANES, plan_decode
 from octavo_kernels.triton.attention_prefill import prefill_attention
 from octavo_kernels.triton.dependent_launch import early
 
@@ -70,57 +71,78 @@ def paged_attention(
     factor, log2_scale = (scale * k_scale, scale * k_scale * _LOG2_E)
     if softcap:
         factor, log2_scale = factor / softcap, softcap * _LOG2_E
-    shape = {
-        "GROUP": group,
-        "HEAD_SIZE": head_size,
-        "HEAD_PAD": head_pad,
-        "FIXED_CHUNK": configs.EXACT_CHUNK if exact else 0,
-        "HAS_WINDOW": window is not None,
-        "SEQS": _lanes(num_seqs),
-        # Contracting a product and a sum into one rounding is up to the compiler; where bits are promised it may not.
-        "enable_fp_fusion": not exact,
-    }
+    # Contracting a product and a sum into one rounding is up to the compiler; where bits are promised it may not.
+    head = {"GROUP": group, "HEAD_SIZE": head_size, "HEAD_PAD": head_pad, "enable_fp_fusion": not exact}
+    chunk = {"FIXED_CHUNK": configs.EXACT_CHUNK if exact else 0}
     tile = {
+        **head,
+        **chunk,
         "BLOCK_SIZE": block_size,
+        "HAS_WINDOW": window is not None,
         "HAS_SOFTCAP": bool(softcap),
         "PRECISION": "ieee" if exact else "tf32",
     }
+    scales = (factor, log2_scale, v_scale)
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
         prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
         prefill_attention[(num_heads, prompt_tiles)](
             q, kv_cache, out, starts, seq_lens, table,
-            num_seqs, rows, max_queries, window or 0, factor, log2_scale, v_scale, *strides,
-            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n,
-            **prefill.launch(), **shape, **tile,
+            num_seqs, rows, max_queries, window or 0, *scales, *strides,
+            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_lanes(num_seqs),
+            **prefill.launch(), **tile,
         )  # fmt: skip
     if short_rows < num_rows:
         out[rows:].zero_()  # padding, which the launches below do not reach
     if not short_seqs:
         return out
+    splitting = (
+        ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
+        ("MIN_CHUNK", splits.min_chunk), *chunk.items(),
+    )  # fmt: skip
+    work, owners = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
     maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
-    split = {
-        "NUM_KV_HEADS": num_kv_heads,
-        "BLOCK_M": decode.block_m,
-        "BLOCK_N": decode.block_n,
-        "MIN_CHUNK": splits.min_chunk,
-    }
-    group_pad = configs.next_power_of_2(group)
-    at_once, reduce_warps = configs.reduction(group_pad * head_pad, num_rows * num_kv_heads, splits)
+    rows_of = {"NUM_KV_HEADS": num_kv_heads, "BLOCK_M": decode.block_m}
     if items:
         decode_attention[(items * num_kv_heads,)](
-            q, kv_cache, out, sums, maxima, weights, starts, seq_lens, table,
-            num_seqs, rows, max_queries, window or 0, splits.programs, factor, log2_scale, v_scale, *strides,
-            **decode.launch(), **early(q.device), **split, **shape, **tile,
+            q, kv_cache, out, sums, maxima, weights, work, table, window or 0, *scales, *strides,
+            BLOCK_N=decode.block_n, **decode.launch(), **early(q.device), **rows_of, **tile,
         )  # fmt: skip
+    group_pad = configs.next_power_of_2(group)
+    at_once, reduce_warps = configs.reduction(group_pad * head_pad, short_rows * num_kv_heads, splits)
     reduce_chunks[(short_rows, num_kv_heads)](
-        out, sums, maxima, weights, starts, seq_lens,
-        num_seqs, rows, max_queries, window or 0, splits.programs, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **early(q.device), **split, **shape,
+        out, sums, maxima, weights, owners, v_scale,
+        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **early(q.device), **rows_of, **head, **chunk,
     )  # fmt: skip
     return out
+
+
+def _plan(
+    metadata: AttentionMetadata,
+    num_rows: int,
+    max_queries: int,
+    window: int | None,
+    programs: int,
+    items: int,
+    owners: int,
+    splitting: tuple[tuple[str, int], ...],
+) -> tuple[Tensor, Tensor]:
+    """The work lists of a step, see `plan_decode`: made by the first layer that asks for them."""
+    key = (num_rows, max_queries, window, programs, items, owners, splitting)
+    if key not in metadata.plans:
+        seq_lens = metadata.seq_lens
+        num_seqs = len(seq_lens)
+        plan = seq_lens.new_empty(items, 8), seq_lens.new_empty(owners, 4)
+        plan_decode[(num_seqs,)](
+            metadata.query_start_loc, seq_lens, *plan,
+            num_seqs, num_rows, max_queries, window or 0, programs, items, owners,
+            HAS_WINDOW=window is not None, SEQS=_lanes(num_seqs), LANES=LANES, **dict(splitting),
+            **early(seq_lens.device),
+        )  # fmt: skip
+        metadata.plans[key] = plan
+    return metadata.plans[key]
 
 
 def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Decode attention: the rows of a group of heads in one tile, the keys of a sequence split over programs.
 
-The way of FlashDecoding (Dao et al. 2023), with the work list made on the device: the grid is an upper bound that
-depends on shapes alone, so a captured graph serves any lengths.
+The way of FlashDecoding (Dao et al. 2023), with the work lists of `attention_plan`: grids are upper bounds that depend
+on shapes alone, so a captured graph serves any lengths.
 """
 
 # Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
@@ -9,12 +9,12 @@ depends on shapes alone, so a captured graph serves any lengths.
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attention_tiles import attend, first_seen, merge, share_out
+from octavo_kernels.triton.attention_tiles import attend, merge
 from octavo_kernels.triton.dependent_launch import await_previous
 
 
 # The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
-@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs", "stride_table"])
+@triton.jit(do_not_specialize=["window", "stride_table"])
 def decode_attention(
     q_ptr,
     kv_ptr,
@@ -22,14 +22,9 @@ def decode_attention(
     sums_ptr,
     maxima_ptr,
     weights_ptr,
-    starts_ptr,
-    seq_lens_ptr,
+    items_ptr,
     table_ptr,
-    num_seqs,
-    num_rows,
-    max_queries,
     window,
-    programs,
     scale,
     log2_scale,
     out_scale,
@@ -47,12 +42,10 @@ def decode_attention(
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
-    SEQS: tl.constexpr,
 ):
     """Grid (items * kv heads): one chunk of keys for one tile of rows.
 
@@ -60,49 +53,31 @@ def decode_attention(
     maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
     """
     await_previous()
-    TOKENS: tl.constexpr = BLOCK_M // GROUP
-    ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     head = tl.program_id(0) % NUM_KV_HEADS
     item = tl.program_id(0) // NUM_KV_HEADS
-    chunk, items = share_out(
-        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
-        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
-    )  # fmt: skip
-    ends = tl.cumsum(items, 0)
-    before = ends <= item
-    r = tl.sum(before.to(tl.int32))
-    if r >= num_seqs:
+    mine = items_ptr + item * 8
+    r = tl.load(mine)
+    row, queries, position = tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
+    low, high, chunks = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6)
+    if r < 0:
         return
-    local = item - tl.sum(tl.where(before, items, 0))
-
-    begin = tl.load(starts_ptr + r)
-    queries = tl.load(starts_ptr + r + 1) - begin
-    length = tl.load(seq_lens_ptr + r)
-    first = 0
-    if HAS_WINDOW:
-        first = first_seen(length, queries, window, ALIGN)
-    chunks = (length - first + chunk - 1) // chunk
-    if FIXED_CHUNK == 0:  # a last chunk that is short would leave its program idle: equal parts instead
-        chunk = ((length - first + chunks - 1) // chunks + BLOCK_N - 1) // BLOCK_N * BLOCK_N
-    token = local // chunks * TOKENS
-    low = first + local % chunks * chunk
+    # Known to the compiler, this makes neighbouring keys' pages one load.
+    low = tl.multiple_of(low, BLOCK_N)
 
     rows = tl.arange(0, BLOCK_M)
-    tokens = token + rows // GROUP
-    t = begin + tokens
-    live = (rows < TOKENS * GROUP) & (tokens < queries) & (t < num_rows)
+    tokens = rows // GROUP
+    t = row + tokens
+    live = (tokens < BLOCK_M // GROUP) & (tokens < queries)
     heads = head * GROUP + rows % GROUP
-    positions = length - queries + tokens
+    positions = position + tokens
     d = tl.arange(0, HEAD_PAD)
     inside = live[:, None] & (d < HEAD_SIZE)[None, :]
     q_offset = t.to(tl.int64) * stride_q_row + heads * stride_q_head
     q = tl.load(q_ptr + q_offset[:, None] + d[None, :], mask=inside, other=0.0)
 
-    # What this tile of the chunk sees: up to its last query, from its first one's window.
-    high = tl.minimum(low + chunk, length - queries + tl.minimum(token + TOKENS, queries))
     first_key = low
-    if HAS_WINDOW:
-        first_key = tl.maximum(low, length - queries + token - window + 1)
+    if HAS_WINDOW:  # from the window of the tile's first query on
+        first_key = tl.maximum(low, position - window + 1)
         if FIXED_CHUNK == 0:
             low = tl.maximum(low, first_key // BLOCK_N * BLOCK_N)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -126,30 +101,20 @@ def decode_attention(
         tl.store(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], acc)
 
 
-@triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "programs"])
+@triton.jit
 def reduce_chunks(
     out_ptr,
     sums_ptr,
     maxima_ptr,
     weights_ptr,
-    starts_ptr,
-    seq_lens_ptr,
-    num_seqs,
-    num_rows,
-    max_queries,
-    window,
-    programs,
+    owners_ptr,
     out_scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
-    MIN_CHUNK: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SEQS: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -158,43 +123,21 @@ def reduce_chunks(
     With a fixed chunk they are added in order, as a prompt's kernel does; else BLOCK_C of them at a time.
     """
     await_previous()
-    TOKENS: tl.constexpr = BLOCK_M // GROUP
-    ALIGN: tl.constexpr = FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N
     t = tl.program_id(0)
     head = tl.program_id(1)
-    lanes = tl.arange(0, SEQS)
-    ends = tl.load(starts_ptr + 1 + lanes, mask=lanes < num_seqs, other=2147483647)
-    r = tl.sum((ends <= t).to(tl.int32))
+    mine = owners_ptr + t * 4
+    item, place_in_tile, chunks = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2)
+    if chunks == 1:  # written already, or a prompt's
+        return
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, HEAD_PAD)
     inside = (g < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
     out_offset = (t.to(tl.int64) * NUM_KV_HEADS + head) * (GROUP * HEAD_SIZE) + g * HEAD_SIZE
     out_ptrs = out_ptr + out_offset[:, None] + d[None, :]
-    nothing = tl.zeros([GROUP_PAD, HEAD_PAD], out_ptr.dtype.element_ty)
-    if (r >= num_seqs) | (t >= num_rows):
-        tl.store(out_ptrs, nothing, mask=inside)
+    if chunks == 0:
+        tl.store(out_ptrs, tl.zeros([GROUP_PAD, HEAD_PAD], out_ptr.dtype.element_ty), mask=inside)
         return
-    begin = tl.load(starts_ptr + r)
-    queries = tl.load(starts_ptr + r + 1) - begin
-    length = tl.load(seq_lens_ptr + r)
-    if length == 0:
-        tl.store(out_ptrs, nothing, mask=inside)
-        return
-    if queries > max_queries:  # a prompt's row
-        return
-    chunk, items = share_out(
-        starts_ptr, seq_lens_ptr, num_seqs, max_queries, window, programs, MIN_CHUNK,
-        NUM_KV_HEADS, TOKENS, BLOCK_N, FIXED_CHUNK, HAS_WINDOW, SEQS,
-    )  # fmt: skip
-    first = 0
-    if HAS_WINDOW:
-        first = first_seen(length, queries, window, ALIGN)
-    chunks = (length - first + chunk - 1) // chunk
-    if chunks == 1:  # written already
-        return
-    token = t - begin
-    item = tl.sum(tl.where(lanes < r, items, 0)) + token // TOKENS * chunks
-    base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + token % TOKENS * GROUP
+    base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + place_in_tile * GROUP
     step = NUM_KV_HEADS * BLOCK_M
     m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     l = tl.zeros([GROUP_PAD], tl.float32)  # noqa: E741

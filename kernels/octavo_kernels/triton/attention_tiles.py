@@ -1,4 +1,4 @@
-"""What the attention kernels share: one tile of keys and values, sums of chunks, and who does which part of a step."""
+"""What the attention kernels share: one tile of keys and values, and sums of chunks."""
 
 # Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
 
@@ -106,50 +106,3 @@ def attend(
         acc = tl.dot(p.to(q.dtype), v, acc, input_precision=PRECISION)
         m = m_new
     return m, l, acc
-
-
-@triton.jit
-def first_seen(length, queries, window, ALIGN: tl.constexpr):
-    """The key, a multiple of ALIGN, from which a sequence's first query may look."""
-    return tl.maximum(length - queries - window + 1, 0) // ALIGN * ALIGN
-
-
-@triton.jit
-def share_out(
-    starts_ptr,
-    seq_lens_ptr,
-    num_seqs,
-    max_queries,
-    window,
-    programs,
-    min_chunk,
-    NUM_KV_HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    FIXED_CHUNK: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SEQS: tl.constexpr,
-):
-    """The work list of a decode step, made by every program for itself from the lengths: no host, no launch before.
-
-    Returns the keys of a chunk and the items that each sequence has: its tiles (of TOKENS queries of a group of heads)
-    times its chunks. Sequences with more than ``max_queries`` new tokens have none.
-    """
-    r = tl.arange(0, SEQS)
-    real = r < num_seqs
-    begin = tl.load(starts_ptr + r, mask=real, other=0)
-    end = tl.load(starts_ptr + r + 1, mask=real, other=0)
-    length = tl.load(seq_lens_ptr + r, mask=real, other=0)
-    queries = end - begin
-    mine = (queries > 0) & (queries <= max_queries) & (length > 0)
-    tiles = tl.where(mine, (queries + TOKENS - 1) // TOKENS, 0)
-    keys = length
-    if HAS_WINDOW:
-        keys -= first_seen(length, queries, window, FIXED_CHUNK if FIXED_CHUNK > 0 else BLOCK_N)
-    if FIXED_CHUNK > 0:
-        chunk = FIXED_CHUNK
-    else:
-        total = tl.sum((tiles * tl.where(mine, keys, 0)).to(tl.int64)) * NUM_KV_HEADS
-        even = ((total + programs - 1) // programs).to(tl.int32)
-        chunk = tl.maximum((even + BLOCK_N - 1) // BLOCK_N * BLOCK_N, min_chunk)
-    return chunk, tiles * ((keys + chunk - 1) // chunk)

@@ -254,7 +254,7 @@ def test_decode_rows_are_split_in_any_company(device, monkeypatch, Sequence, lay
                 args[4].fill_(float("nan"))  # maxima of the chunks
                 self.kernel[grid](*args, **kwargs)
                 written["chunks"] = (~args[4].isnan().all(-1)).sum().item()
-                written["keys"] = max(kwargs["BLOCK_N"], kwargs["MIN_CHUNK"])
+                written["keys"] = max(kwargs["BLOCK_N"], 32)
 
             return launch
 
@@ -315,11 +315,12 @@ def test_a_captured_graph_follows_the_lengths(device, Sequence, lay_out, dtype):
     width = max(b[2].block_table.shape[1] for b in batches)
     pages = max(b[1].shape[1] for b in batches)
     q, kv_cache, metadata = batches[0]
-    static = copy.copy(metadata)
+    static = replace(metadata)
     static.block_table = torch.zeros(3, width, dtype=torch.int32, device=device)
     static.max_seq_len = 2001
     kv = torch.zeros(2, pages, *kv_cache.shape[2:], dtype=dtype, device=device)
     attention.paged_attention(q, kv, static, 0.1)
+    static.plans.clear()  # the graph shall make its own
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attention.paged_attention(q, kv, static, 0.1)
@@ -329,5 +330,4 @@ def test_a_captured_graph_follows_the_lengths(device, Sequence, lay_out, dtype):
         static.block_table[:, : its.block_table.shape[1]].copy_(its.block_table)
         static.seq_lens.copy_(its.seq_lens)
         graph.replay()
-        eager = copy.copy(its)
-        assert torch.equal(out, attention.paged_attention(mine, cache, eager, 0.1))
+        assert torch.equal(out, attention.paged_attention(mine, cache, its, 0.1))
