@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels import AttentionMetadata
-from octavo_kernels.triton.attention import _plan
+from octavo_kernels.triton import attention
 
 MAX_QUERIES = 8
-UNWRITTEN = torch.iinfo(torch.int32).max
 
 
 @st.composite
@@ -25,6 +26,7 @@ def steps(draw):
         "programs": draw(st.integers(1, 40)),
         "heads": draw(st.sampled_from([1, 2])),
         "fixed": draw(st.sampled_from([0, 64])),
+        "lanes": draw(st.sampled_from([2, 128])),
         "min_chunk": draw(st.sampled_from([32, 64])),
     }
 
@@ -48,15 +50,15 @@ def test_every_key_is_somebodys_once(device, step):
         ("TOKENS", tokens), ("BLOCK_N", block_n), ("NUM_KV_HEADS", step["heads"]), ("MIN_CHUNK", step["min_chunk"]),
         ("FIXED_CHUNK", step["fixed"]),
     )  # fmt: skip
+    asked = (metadata, rows, MAX_QUERIES, window, step["programs"], items, rows + step["padding"], splitting)
     torch.use_deterministic_algorithms(True)  # memory that nobody has written holds the largest number
     try:
-        plan = _plan(metadata, rows, MAX_QUERIES, window, step["programs"], items, rows + step["padding"], splitting)
+        with mock.patch.object(attention, "LANES", step["lanes"]):
+            plan = attention._plan(*asked)
     finally:
         torch.use_deterministic_algorithms(False)
+    assert attention._plan(*asked) is plan, "made once a step"
     work, owners = (part.cpu().tolist() for part in plan)
-    assert (
-        _plan(metadata, rows, MAX_QUERIES, window, step["programs"], items, rows + step["padding"], splitting) is plan
-    )
 
     at = 0
     for r, (before, new) in enumerate(step["shapes"]):
