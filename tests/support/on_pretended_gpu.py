@@ -51,10 +51,10 @@ def engine(config: dict[str, Any], **arguments: Any) -> LLM:
         return LLM(folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **arguments)
 
 
-def ask(llm: LLM, lengths: list[int], **params: Any) -> list[str]:
-    """Prompts of these lengths; the errors they met with."""
+def ask(llm: LLM, lengths: list[int], token: int = 5, **params: Any) -> list[str]:
+    """Prompts of these lengths, of one token again and again; the errors they met with."""
     params = {"max_tokens": 3, "ignore_eos": True, "temperature": 0.7} | params
-    prompts = [{"prompt_token_ids": [5] * length} for length in lengths]
+    prompts = [{"prompt_token_ids": [token] * length} for length in lengths]
     return errors(llm.generate(prompts, SamplingParams(**params), use_tqdm=False))
 
 
@@ -83,10 +83,14 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
 
     EngineCore.step = noted  # type: ignore[method-assign]
     found += ask(llm, [32] * 128, max_tokens=100)
+    steady = steps[10:-10]
+    steps.clear()
+    found += ask(llm, [40] * 7, token=6, max_tokens=1)
     EngineCore.step = plain  # type: ignore[method-assign]
     return {
-        "errors": found, "sizes": runner.sizes, "layers": LLAMA_8B["num_hidden_layers"], "graphs": graphs,
-        "steady": steps[10:-10], "limit": ledger.total, "peak": peak,
+        "errors": found, "layers": LLAMA_8B["num_hidden_layers"],
+        "decodes": graphs[: 3 * len(runner.sizes)], "prompts": graphs[3 * len(runner.sizes) :],
+        "steady": steady, "step of prompts": max(steps, key=len), "limit": ledger.total, "peak": peak,
     }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 Sampled tokens stay on the device, where the next step reads them; the host gets a copy when it asks for the step's
 results. Steps in which every sequence computes one token are captured: the model with the preparation of its inputs as
-one graph for each number of sequences, the head with the sampler as another. What the plain sampler cannot do
+one graph for each number of sequences, the head with the sampler as another; of others, the layers (`PromptGraphs`).
+What the plain sampler cannot do
 (penalties, grammars, log-probabilities, ...) is done after the model's graph, one operation at a time.
 """
 
@@ -27,6 +28,8 @@ from octavo.worker.device_state import PADDING, DeviceState
 from octavo.worker.graphs import Capture, Captured, capture_sizes, run_again
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.model_runner import Arriving, ModelRunner, add_logprobs
+from octavo.worker.prompt_graphs import PromptGraphs, prompt_sizes
+from octavo.worker.recorded_steps import States
 from octavo_kernels import SamplingRows
 
 UNKNOWN = -1  # a token that the device has and the host not yet
@@ -60,11 +63,16 @@ class DeviceModelRunner(ModelRunner):
         self._rows = torch.full((self.sizes[-1],), PADDING, dtype=torch.int64, device=device)
         self._rows_now: list[int] = []  # what `_rows` holds
         self._models: dict[int, Captured] = {}
+        self._prompts = PromptGraphs(model, kv_caches, self.batch, prompt_sizes(config), device, capture)
         self._samplers: dict[tuple[int, bool], Captured] = {}
         # Rows by what their sampling needs beyond greedy and temperature.
         self._truncated: set[int] = set()
         self._special: set[int] = set()
         self._early: set[int] = set()  # not past their min_tokens yet
+
+    @property
+    def num_sizes(self) -> int:
+        return len(self.sizes) + len(self._prompts.sizes)
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
@@ -75,6 +83,7 @@ class DeviceModelRunner(ModelRunner):
             self._model_step(size)
             for truncated in (False, True):
                 self._sampler_step(size, truncated)
+        self._prompts.capture_all()
 
     def _model_step(self, size: int) -> Captured:
         if size not in self._models:
@@ -188,6 +197,10 @@ class DeviceModelRunner(ModelRunner):
             inputs.input_ids[self._put(unknown.numpy())] = self.state.last_tokens[self._put(owners)]
         self.state.set_computed(self.batch, rows, self.batch.num_computed[rows] + num_scheduled)
         return inputs
+
+    def _begin(self, inputs: StepInputs) -> States:
+        states = self._prompts.begin(inputs)
+        return super()._begin(inputs) if states is None else states
 
     def _sample(
         self,

@@ -89,13 +89,10 @@ class ModelRunner:
                 self.batch.num_computed[rows] += num_scheduled
                 ids = [req_ids[i] for i in indices]
                 return self._sample(output, found.values, ids, rows[indices], bitmask, found.best)
-        states = self._recorded_steps.begin(inputs) if self._recorded_steps else None
-        if states is None:
-            context = ForwardContext(inputs.metadata, self.kv_caches)
-            states = self.model.begin(inputs.input_ids, inputs.positions, context)
+        states = self._begin(inputs)
         late: list[Callable[[], None]] = []  # adds what is still on its way to the host
         if self._prompt_logprobs:
-            states = tuple(state.clone() for state in states)  # recorded steps keep theirs for one call only
+            states = tuple(state.clone() for state in states)  # a recording keeps them for one call only
             late += self._prompt_logprobs_of(output, inputs, states, req_ids)
         self.batch.num_computed[rows] += num_scheduled
         if len(self.pooler):
@@ -109,6 +106,14 @@ class ModelRunner:
 
     def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         return StepInputs(self.batch, rows, num_scheduled, self.row_multiple)
+
+    def _begin(self, inputs: StepInputs) -> States:
+        """`CausalLM.begin` of a step. What is returned may be valid for the next call alone."""
+        states = self._recorded_steps.begin(inputs) if self._recorded_steps else None
+        if states is None:
+            context = ForwardContext(inputs.metadata, self.kv_caches)
+            states = self.model.begin(inputs.input_ids, inputs.positions, context)
+        return states
 
     def _decode(
         self,

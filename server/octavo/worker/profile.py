@@ -85,6 +85,18 @@ def decode_step(
     run_step(model, specs, scheduler, block_size, device, size, 0, size)
 
 
+def prompt_step(
+    model: CausalLM,
+    specs: list[KVCacheSpec],
+    scheduler: SchedulerConfig,
+    block_size: int,
+    device: torch.device,
+    size: int,
+) -> None:
+    """A prompt of ``size`` tokens, or several, the largest such step that is captured."""
+    run_step(model, specs, scheduler, block_size, device, 0, size, 1)
+
+
 def peak_of(step: Callable[[], None], device: torch.device) -> int:
     """Bytes that ``step`` takes on a CUDA device beyond what is allocated now."""
     torch.cuda.empty_cache()

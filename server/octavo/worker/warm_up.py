@@ -11,10 +11,12 @@ import torch
 from octavo.core.sched_output import NewRequestData, SchedulerOutput
 from octavo.sampling_params import SamplingParams
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prompt_graphs import SIZES
 
 # A step's attention differs by its longest sequence up to so many new tokens; more is a prompt's chunk.
 SHORT_STEPS = 8
 PROMPT = 24
+LONG_PROMPT = SIZES[-1] + 1  # steps of fewer tokens are captured
 # It has lanes for so many sequences, for twice as many where there are more, and so on; and it sums chunks in another
 # way where many rows keep the device busy than for few.
 LANES = 256
@@ -43,7 +45,7 @@ def warm_up(runner: ModelRunner) -> None:
         for length in range(1, min(SHORT_STEPS, longest) + 1):
             _together(runner, min(count, scheduler.max_num_batched_tokens // length), length)
     for count in _counts(scheduler.max_num_seqs - 1):
-        _mixed(runner, count, min(PROMPT, longest, scheduler.max_num_batched_tokens - count))
+        _mixed(runner, count, min(LONG_PROMPT, longest, scheduler.max_num_batched_tokens - count))
 
 
 def _counts(most: int) -> list[int]:

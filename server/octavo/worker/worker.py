@@ -20,7 +20,8 @@ from octavo.worker.graphs import CudaCapture, run_again
 from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype, spec_with
-from octavo.worker.profile import decode_step, largest_step, peak_of
+from octavo.worker.profile import decode_step, largest_step, peak_of, prompt_step
+from octavo.worker.prompt_graphs import prompt_sizes
 from octavo.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Worker:
         if self._captures:
             runner.capture_all()
             torch.cuda.synchronize(self.device)
-            logger.info("captured steps of %d sizes in %.2f s", len(runner.sizes), time.perf_counter() - started)
+            logger.info("captured steps of %d sizes in %.2f s", runner.num_sizes, time.perf_counter() - started)
             started = time.perf_counter()
         warm_up(runner)
         logger.info("ran a step of each kind in %.2f s", time.perf_counter() - started)
@@ -96,8 +97,12 @@ class Worker:
         if self._captures:
             # What the largest step inside needs (the others share it), the results of all, and the driver's own.
             sizes = captured_sizes(config, self.model)
+            prompts = prompt_sizes(config)
             graphs = peak_of(lambda: decode_step(*step, sizes[-1]), self.device)
-            graphs += 3 * len(sizes) * GRAPH_BYTES + sum(sizes) * (config.model.hidden_size * 4 + 32)
+            if prompts:
+                graphs = max(graphs, peak_of(lambda: prompt_step(*step, prompts[-1]), self.device))
+            results = (sum(sizes) + 2 * sum(prompts)) * (config.model.hidden_size * 4 + 32)
+            graphs += (3 * len(sizes) + len(prompts)) * GRAPH_BYTES + results
         histories = most_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         free, total = torch.cuda.mem_get_info(self.device)
         return plan_device_memory(

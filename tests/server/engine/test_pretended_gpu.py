@@ -55,8 +55,7 @@ def test_a_whole_model() -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")
     assert found["errors"] == []
-    assert len(found["graphs"]) == 3 * len(found["sizes"])
-    model, sampler, cuts = found["graphs"][-3:]  # those of one sequence
+    model, sampler, cuts = found["decodes"][-3:]  # those of one sequence
     for name, count in OF_A_LAYER.items():
         beside = 1 if name == "rms_norm_kernel" else 0  # the last one
         assert model.pop(name) == found["layers"] * count + beside, name
@@ -67,4 +66,10 @@ def test_a_whole_model() -> None:
     assert all(step.pop("replay") == 2 for step in found["steady"])
     assert sum(not step for step in found["steady"]) >= 0.9 * len(found["steady"])
     assert all(sum(step.values()) <= 3 for step in found["steady"])
+    # Prompts: the same, the last layer's rest apart; what is beside the graph does not grow with the layers.
+    for prompts in found["prompts"]:
+        assert prompts.pop("prefill_attention") == found["layers"]
+        assert sum(prompts.values()) <= found["layers"] * sum(OF_A_LAYER.values()) + 3
+    assert found["step of prompts"].pop("replay") == 1
+    assert sum(found["step of prompts"].values()) <= 50
     assert 0.9 * found["limit"] < found["peak"] <= found["limit"]

@@ -1,0 +1,106 @@
+"""Steps with prompts in them, alone or beside decodes, captured for some numbers of tokens.
+
+To launch one the host takes 0.2 ms a layer, which a small model's few hundred tokens do not take to compute. Lengths
+and block tables lie in device memory, so one graph serves any sequences.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import torch
+from torch import Tensor
+
+from octavo.config import EngineConfig
+from octavo.layers.attention import ForwardContext
+from octavo.models.base import CausalLM
+from octavo.worker.graphs import Capture, Captured
+from octavo.worker.input_batch import InputBatch, StepInputs
+from octavo_kernels import AttentionMetadata
+
+# Padding costs at most a third, and the device nothing while it waits for memory. A step of more tokens keeps a GPU
+# busy for as long as the host takes to launch the next.
+SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+
+
+def prompt_sizes(config: EngineConfig) -> list[int]:
+    """Numbers of tokens that steps with prompts are captured for, ascending."""
+    most = 0 if config.enforce_eager else config.scheduler.max_num_batched_tokens
+    return [size for size in SIZES if size <= most]
+
+
+class PromptGraphs:
+    """The layers of such steps up to what `CausalLM.begin` returns, which is valid until the next step."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_caches: list[Tensor],
+        batch: InputBatch,
+        sizes: list[int],
+        device: torch.device,
+        capture: Capture,
+    ) -> None:
+        self.sizes = sizes
+        self._model, self._kv_caches, self._capture = model, kv_caches, capture
+        max_num_reqs, max_blocks = batch.block_table.shape
+        most = max(sizes, default=0)
+        self._input_ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        self._slots = torch.full((most,), -1, dtype=torch.int64, device=device)
+        self._starts = torch.zeros(max_num_reqs + 1, dtype=torch.int32, device=device)
+        self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self._block_table = torch.zeros(max_num_reqs, max_blocks, dtype=torch.int32, device=device)
+        self._max_model_len = max_blocks * batch.block_size
+        self._graphs: dict[int, Captured] = {}
+
+    def capture_all(self) -> None:
+        for size in reversed(self.sizes):
+            self._graph(size)
+
+    def begin(self, step: StepInputs) -> tuple[Tensor, ...] | None:
+        """None: no graph is large enough."""
+        rows = len(step.positions)
+        at = bisect_left(self.sizes, rows)
+        if at == len(self.sizes):
+            return None
+        graph = self._graph(self.sizes[at])
+        self._fill(step, self.sizes[at])
+        graph.replay()
+        return tuple(state[:rows] for state in graph.outputs)
+
+    def _graph(self, size: int) -> Captured:
+        if size not in self._graphs:
+            self._slots.fill_(-1)  # on nothing: no sequence has tokens, nothing is written
+            self._starts.zero_()
+            self._seq_lens.zero_()
+
+            def work() -> tuple[Tensor, ...]:
+                metadata = AttentionMetadata(
+                    query_start_loc=self._starts,
+                    seq_lens=self._seq_lens,
+                    block_table=self._block_table,
+                    slot_mapping=self._slots[:size],
+                    max_query_len=size,
+                    max_seq_len=self._max_model_len,
+                    num_actual_tokens=size,
+                )
+                context = ForwardContext(metadata, self._kv_caches)
+                return self._model.begin(self._input_ids[:size], self._positions[:size], context)
+
+            self._graphs[size] = self._capture(work)
+        return self._graphs[size]
+
+    def _fill(self, step: StepInputs, size: int) -> None:
+        """Rows and sequences beyond the step's are padding: nothing is written for them, nobody looks at them."""
+        metadata, rows = step.metadata, len(step.positions)
+        count, columns = metadata.block_table.shape
+        self._input_ids[:rows] = step.input_ids
+        self._positions[:rows] = step.positions
+        self._slots[:rows] = metadata.slot_mapping
+        self._slots[rows:size] = -1
+        self._starts[: count + 1] = metadata.query_start_loc
+        self._starts[count + 1 :] = metadata.num_actual_tokens
+        self._seq_lens[:count] = metadata.seq_lens
+        self._seq_lens[count:] = 0
+        self._block_table[:count, :columns] = metadata.block_table
