@@ -39,25 +39,26 @@ def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, roun
         start = time.perf_counter()
         calls[0]()
         return (time.perf_counter() - start) * 1e6
+    from octavo.worker.graphs import CudaCapture
+
     launches = max(launches, len(calls))
-    for call in calls:  # compile before capture: the data may lie so that another variant is needed
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> tuple[()]:
         for i in range(launches):
             calls[i % len(calls)]()
-    graph.replay()
+        return ()
+
+    torch.cuda.empty_cache()  # what the last measurement's graph had inside is of no use to this one
+    captured = CudaCapture()(work)
     torch.cuda.synchronize()
     times = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        graph.replay()
+        captured.replay()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / launches)
-    del graph
     return statistics.median(times)
 
 
