@@ -27,6 +27,7 @@ from octavo_kernels import AttentionMetadata, reference
 from octavo_kernels.triton import attention, configs
 
 BLOCK_SIZE = 16
+GRAPH_LENGTH = 8192  # max_model_len of an engine
 FLOAT8 = torch.float8_e4m3fn
 HALF = torch.float16 if DRY else torch.bfloat16  # the interpreter cannot multiply bfloat16
 MODELS = {"8B": (32, 8, 128), "0.6B": (16, 8, 128), "d64": (32, 8, 64), "MHA": (32, 32, 128)}  # heads, kv heads, size
@@ -72,6 +73,8 @@ def build(step: Step) -> tuple[torch.Tensor, list[tuple[torch.Tensor, AttentionM
     counts = [-(-(a + b) // BLOCK_SIZE) for a, b in step.shapes]
     rows = sum(b for _, b in step.shapes)
     q = torch.randn(rows, heads, head_size, device=DEVICE).to(step.dtype)
+    longest = max(a + b for a, b in step.shapes)
+    captured = all(b == 1 for _, b in step.shapes)  # in the engine, where a graph serves any length
     batches = []
     for _ in range(copies_for(step.key_bytes)):
         cache = torch.randn(2, sum(counts), kv_heads, BLOCK_SIZE, head_size, device=DEVICE, dtype=step.dtype)
@@ -87,8 +90,9 @@ def build(step: Step) -> tuple[torch.Tensor, list[tuple[torch.Tensor, AttentionM
             block_table=table.to(DEVICE),
             slot_mapping=torch.full((rows,), -1, device=DEVICE),
             max_query_len=max(b for _, b in step.shapes),
-            max_seq_len=max(a + b for a, b in step.shapes),
+            max_seq_len=max(longest, GRAPH_LENGTH) if captured else longest,
             num_actual_tokens=rows,
+            host_starts=None if captured else starts.numpy(),
         )
         batches.append((cache, metadata))
     return q, batches
@@ -114,6 +118,7 @@ def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionM
             seq_lens=metadata.seq_lens[r : r + 1],
             block_table=metadata.block_table[r : r + 1],
             num_actual_tokens=last,
+            host_starts=None,
         )
         rows = slice(starts[r + 1] - last, starts[r + 1])
         pages = metadata.block_table[r, : -(-(a + b) // BLOCK_SIZE)].long()
