@@ -4,13 +4,12 @@ torch's SDPA runs beside it on the same numbers laid out without pages. Every ca
 before it is timed.
 
     python benchmarks/gpu/attention.py [decode] [prefill] [mixed] [--json FILE]
-    python benchmarks/gpu/attention.py --tune {decode,prefill}     try other launch shapes
+    python benchmarks/gpu/attention.py --tune {decode,prefill} [--json FILE]     try other launch shapes
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -227,38 +226,45 @@ def mixed(copy: float, rate: float) -> list[Result]:
     return results
 
 
-def tune(what: str) -> None:
-    """Print the best launch shapes of some hundred for the commonest heads; the table in configs.py is `now`."""
+def tune(what: str, path: Path | None) -> None:
+    """Try some hundred launch shapes for the commonest heads, then name the best; the table in configs.py is `now`."""
     limits()
     if what == "decode":
         table, head = configs.DECODE, configs.DECODE[128]
-        steps = [Step("8B", shapes) for shapes in ([(8191, 1)], [(1055, 1)] * 128, [(8191, 1)] * 64)]
+        steps = [Step("8B", small(shapes)) for shapes in ([(8191, 1)], [(1055, 1)] * 128, [(8191, 1)] * 64)]
         shapes = product((32, 64, 128), (4, 8), (4, 5, 7))
         variants = [({16: s}, p, c) for s, p, c in product(shapes, (3, 4, 6, 8, 12), (64, 128, 256, 512))]
     else:
         table, head = configs.PREFILL, configs.PREFILL[128]
-        steps = [Step("8B", shapes) for shapes in ([(0, 2048)] * 4, [(0, 16384)])]
+        steps = [Step("8B", small(shapes)) for shapes in ([(0, 2048)] * 4, [(0, 16384)])]
         variants = [
             (configs.Config(m, n, w, s, r), 6, 256)
             for m, n, w, s, r in product((64, 128), (32, 64, 128), (4, 8), (3, 4, 5), (None, 128, 168))
         ]
+    random.Random(0).shuffle(variants)  # a run that is cut off has tried some of every kind
     built = [build(step) for step in steps]
     now = (head, configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)
-    found = []
-    for i, (value, programs, min_chunk) in enumerate([now, *variants]):
+    found: dict[str, list[float]] = {}
+    for i, (value, programs, min_chunk) in enumerate([now, *variants[:: 100 if DRY else 1]]):
         table[128] = head | value if isinstance(value, dict) else value
         configs.PROGRAMS_PER_SM, configs.MIN_CHUNK = programs, min_chunk
         configs.splits.cache_clear()
         label = "now" if i == 0 else f"{value} programs {programs} chunk {min_chunk}"
         try:
-            found.append((*(microseconds(ours(*b), launches=8, rounds=3) for b in built), label))
+            found[label] = [microseconds(ours(*b), launches=8, rounds=3) for b in built]
         except Exception as error:  # does not fit
-            print(f"{label}: {str(error).splitlines()[0]}")
+            print(f"{label}: {str(error).splitlines()[0]}", flush=True)
+            continue
+        say_tuned(label, found[label])
+        measure.save(path, {"device": measure.device_name(), "tuned": what, "us": found})
     for i, step in enumerate(steps):
         print(f"\n{len(step.shapes)} sequences of {step.shapes[0]}")
-        fastest = sorted(found, key=lambda times: times[i])[:5]
-        for times in [*fastest, found[0]]:
-            print("  " + "  ".join(f"{t:9.1f} us" for t in times[:-1]) + f"  {times[-1]}")
+        for label in [*sorted(found, key=lambda label: found[label][i])[:5], "now"]:
+            say_tuned(label, found[label])
+
+
+def say_tuned(label: str, times: list[float]) -> None:
+    print("  " + "  ".join(f"{us:9.1f} us" for us in times) + f"  {label}", flush=True)
 
 
 def main() -> None:
@@ -270,14 +276,14 @@ def main() -> None:
     arguments = parser.parse_args()
     measure.require_gpu()
     if arguments.tune:
-        tune(arguments.tune)
+        tune(arguments.tune, arguments.json)
         return
     copy, rate = limits()
-    results = [r for name in arguments.section or sections for r in sections[name](copy, rate)]
-    if arguments.json:
+    results: list[Result] = []
+    for name in arguments.section or sections:
+        results += sections[name](copy, rate)
         figures = {"device": measure.device_name(), "copy_bandwidth": copy, "matrix_rate": rate}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+        measure.save(arguments.json, figures | {"results": [asdict(r) for r in results]})
 
 
 if __name__ == "__main__":

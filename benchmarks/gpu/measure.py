@@ -6,6 +6,7 @@ runs on the CPU with tiny sizes: that shows that a benchmark runs, its figures m
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -121,6 +122,15 @@ def watch_compiles() -> Compiles:
 
     triton.knobs.compilation.listener = listen
     return counts
+
+
+def save(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write figures as JSON, if asked to. Called after every one of them: a run that is cut off leaves what it has."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_text(json.dumps(figures, indent=1) + "\n")
+        fresh.replace(path)
 
 
 def device_name() -> str:
