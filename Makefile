@@ -74,7 +74,7 @@ on-gpu/%:
 	@set -o pipefail; OMP_NUM_THREADS=4 TRITON_INTERPRET=0 PYTHONPATH=server:kernels:tests \
 	  $(GPU_PYTHON) -m pytest -m gpu $* $(ARGS) 2>&1 | sed -u 's|^|$(basename $(notdir $*)): |'
 
-bench-gpu:  ## SECTION=engine | attention | sampling | layers: figures as fractions of the device's measured limits
+bench-gpu:  ## SECTION=engine | attention | sampling | layers, ARGS="start decode" a part: fractions of the device's limits
 	mkdir -p benchmarks/results
 	$(GPU_PYTHON) benchmarks/gpu/$(SECTION).py $(ARGS)
 

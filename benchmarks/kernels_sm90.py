@@ -53,7 +53,8 @@ class Compiled:
     wgmma: int  # instructions in the PTX
     mma: int
     early: bool  # programs start while the kernel before it ends
-    waits: bool  # and wait for it before anything else
+    waits: bool  # and wait for it before they touch what others may write
+    prefetches: int  # that a lane asks for before it waits: of constants alone, see dependent_launch
     seconds: float
 
     @property
@@ -269,17 +270,23 @@ def describe(case: str, compiled, seconds: float) -> Compiled:
         len(re.findall(r"\smma\.sync", ptx)),
         compiled.metadata.launch_pdl,
         waits_first(ptx),
+        before_waiting(ptx).count("prefetch.global.L2 "),
         seconds,
     )
 
 
+def before_waiting(ptx: str) -> str:
+    """What a kernel does until it waits for the one before it: everything, if it never does."""
+    return ptx[ptx.index(".entry") :].partition("griddepcontrol.wait")[0]
+
+
 def waits_first(ptx: str) -> bool:
-    """Whether a kernel waits for the one before it in its first block, before it touches memory that others see."""
-    body = ptx[ptx.index(".entry") :]
-    wait = body.find("griddepcontrol.wait")
-    touch = re.search(r"\b(ld|st|atom|red|cp\.async|prefetch|ldu)\b(?!\.(param|shared))", body)
-    branch = re.search(r"\sbra|\sret;", body)
-    return 0 <= wait < min(m.start() if m else len(body) for m in (touch, branch))
+    """Whether a kernel waits for the one before it in its first block, before it touches memory that others see.
+
+    To ask for lines in the L2 cache is no touch, in the L1 cache, which may hold old values, it is.
+    """
+    touch = r"\b(ld|st|atom|red|cp\.async|prefetch(?!\.global\.L2 )|prefetchu|ldu)\b(?!\.(param|shared))"
+    return not re.search(rf"{touch}|\sbra|\sret;", before_waiting(ptx))
 
 
 def row(c: Compiled) -> str:

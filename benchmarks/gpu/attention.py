@@ -4,13 +4,12 @@ torch's SDPA runs beside it on the same numbers laid out without pages. Every ca
 before it is timed.
 
     python benchmarks/gpu/attention.py [decode] [prefill] [mixed] [--json FILE]
-    python benchmarks/gpu/attention.py --tune {decode,prefill}     try other launch shapes
+    python benchmarks/gpu/attention.py --tune {decode,prefill} [--json FILE]     try other launch shapes
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +26,7 @@ from octavo_kernels import AttentionMetadata, reference
 from octavo_kernels.triton import attention, configs
 
 BLOCK_SIZE = 16
+GRAPH_LENGTH = 8192  # max_model_len of an engine
 FLOAT8 = torch.float8_e4m3fn
 HALF = torch.float16 if DRY else torch.bfloat16  # the interpreter cannot multiply bfloat16
 MODELS = {"8B": (32, 8, 128), "0.6B": (16, 8, 128), "d64": (32, 8, 64), "MHA": (32, 32, 128)}  # heads, kv heads, size
@@ -72,6 +72,8 @@ def build(step: Step) -> tuple[torch.Tensor, list[tuple[torch.Tensor, AttentionM
     counts = [-(-(a + b) // BLOCK_SIZE) for a, b in step.shapes]
     rows = sum(b for _, b in step.shapes)
     q = torch.randn(rows, heads, head_size, device=DEVICE).to(step.dtype)
+    longest = max(a + b for a, b in step.shapes)
+    captured = all(b == 1 for _, b in step.shapes)  # in the engine, where a graph serves any length
     batches = []
     for _ in range(copies_for(step.key_bytes)):
         cache = torch.randn(2, sum(counts), kv_heads, BLOCK_SIZE, head_size, device=DEVICE, dtype=step.dtype)
@@ -87,8 +89,9 @@ def build(step: Step) -> tuple[torch.Tensor, list[tuple[torch.Tensor, AttentionM
             block_table=table.to(DEVICE),
             slot_mapping=torch.full((rows,), -1, device=DEVICE),
             max_query_len=max(b for _, b in step.shapes),
-            max_seq_len=max(a + b for a, b in step.shapes),
+            max_seq_len=max(longest, GRAPH_LENGTH) if captured else longest,
             num_actual_tokens=rows,
+            host_starts=None if captured else starts.numpy(),
         )
         batches.append((cache, metadata))
     return q, batches
@@ -114,6 +117,7 @@ def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionM
             seq_lens=metadata.seq_lens[r : r + 1],
             block_table=metadata.block_table[r : r + 1],
             num_actual_tokens=last,
+            host_starts=None,
         )
         rows = slice(starts[r + 1] - last, starts[r + 1])
         pages = metadata.block_table[r, : -(-(a + b) // BLOCK_SIZE)].long()
@@ -222,38 +226,45 @@ def mixed(copy: float, rate: float) -> list[Result]:
     return results
 
 
-def tune(what: str) -> None:
-    """Print the best launch shapes of some hundred for the commonest heads; the table in configs.py is `now`."""
+def tune(what: str, path: Path | None) -> None:
+    """Try some hundred launch shapes for the commonest heads, then name the best; the table in configs.py is `now`."""
     limits()
     if what == "decode":
         table, head = configs.DECODE, configs.DECODE[128]
-        steps = [Step("8B", shapes) for shapes in ([(8191, 1)], [(1055, 1)] * 128, [(8191, 1)] * 64)]
+        steps = [Step("8B", small(shapes)) for shapes in ([(8191, 1)], [(1055, 1)] * 128, [(8191, 1)] * 64)]
         shapes = product((32, 64, 128), (4, 8), (4, 5, 7))
         variants = [({16: s}, p, c) for s, p, c in product(shapes, (3, 4, 6, 8, 12), (64, 128, 256, 512))]
     else:
         table, head = configs.PREFILL, configs.PREFILL[128]
-        steps = [Step("8B", shapes) for shapes in ([(0, 2048)] * 4, [(0, 16384)])]
+        steps = [Step("8B", small(shapes)) for shapes in ([(0, 2048)] * 4, [(0, 16384)])]
         variants = [
             (configs.Config(m, n, w, s, r), 6, 256)
             for m, n, w, s, r in product((64, 128), (32, 64, 128), (4, 8), (3, 4, 5), (None, 128, 168))
         ]
+    random.Random(0).shuffle(variants)  # a run that is cut off has tried some of every kind
     built = [build(step) for step in steps]
     now = (head, configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)
-    found = []
-    for i, (value, programs, min_chunk) in enumerate([now, *variants]):
+    found: dict[str, list[float]] = {}
+    for i, (value, programs, min_chunk) in enumerate([now, *variants[:: 100 if DRY else 1]]):
         table[128] = head | value if isinstance(value, dict) else value
         configs.PROGRAMS_PER_SM, configs.MIN_CHUNK = programs, min_chunk
         configs.splits.cache_clear()
         label = "now" if i == 0 else f"{value} programs {programs} chunk {min_chunk}"
         try:
-            found.append((*(microseconds(ours(*b), launches=8, rounds=3) for b in built), label))
+            found[label] = [microseconds(ours(*b), launches=8, rounds=3) for b in built]
         except Exception as error:  # does not fit
-            print(f"{label}: {str(error).splitlines()[0]}")
+            print(f"{label}: {str(error).splitlines()[0]}", flush=True)
+            continue
+        say_tuned(label, found[label])
+        measure.save(path, {"device": measure.device_name(), "tuned": what, "us": found})
     for i, step in enumerate(steps):
         print(f"\n{len(step.shapes)} sequences of {step.shapes[0]}")
-        fastest = sorted(found, key=lambda times: times[i])[:5]
-        for times in [*fastest, found[0]]:
-            print("  " + "  ".join(f"{t:9.1f} us" for t in times[:-1]) + f"  {times[-1]}")
+        for label in [*sorted(found, key=lambda label: found[label][i])[:5], "now"]:
+            say_tuned(label, found[label])
+
+
+def say_tuned(label: str, times: list[float]) -> None:
+    print("  " + "  ".join(f"{us:9.1f} us" for us in times) + f"  {label}", flush=True)
 
 
 def main() -> None:
@@ -265,14 +276,14 @@ def main() -> None:
     arguments = parser.parse_args()
     measure.require_gpu()
     if arguments.tune:
-        tune(arguments.tune)
+        tune(arguments.tune, arguments.json)
         return
     copy, rate = limits()
-    results = [r for name in arguments.section or sections for r in sections[name](copy, rate)]
-    if arguments.json:
+    results: list[Result] = []
+    for name in arguments.section or sections:
+        results += sections[name](copy, rate)
         figures = {"device": measure.device_name(), "copy_bandwidth": copy, "matrix_rate": rate}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+        measure.save(arguments.json, figures | {"results": [asdict(r) for r in results]})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The whole engine on a GPU, with random weights: step time, throughput, prefill, start, beside Hugging Face.
 
-`python benchmarks/gpu/engine.py [start|decode|throughput|prefill|small ...]`; all of them by default. Needs torch,
-triton, transformers (for the baseline) and the engine's own packages. Every figure is also given as a fraction of what
-the device's measured copy bandwidth and matrix rate would allow, with the number of kernels that Triton compiled while
-the clock ran: a figure with some is not one of a steady engine. TRITON_INTERPRET=1 tries it with a tiny model.
+`python benchmarks/gpu/engine.py [start|decode|throughput|prefill|small ...]`; all of them by default. As two commands,
+about equally long: `start decode`, and `throughput prefill small`. Needs torch, triton, transformers (for the baseline)
+and the engine's own packages. Every figure is also given as a fraction of what the device's measured copy bandwidth and
+matrix rate would allow, with the number of kernels that Triton compiled while the clock ran: a figure with some is not
+one of a steady engine. TRITON_INTERPRET=1 tries it with a tiny model.
 """
 
 from __future__ import annotations
@@ -298,9 +299,7 @@ def main() -> None:
             failed.append(name)
         free_memory()  # only now nothing holds what the failed section had: the error's frames did
         print(f"    {name}: {time.perf_counter() - begin:.0f} s in all", flush=True)
-        if args.json:  # after each: a run that is cut short leaves what it has
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+        measure.save(args.json, results)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

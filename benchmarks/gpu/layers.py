@@ -131,15 +131,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    report = Report("layers")
+    report = Report("layers", arguments.json)
     for name in MODELS:
         for rows in ROWS:
             elementwise(report, name, rows)
         linears(report, name)
     block_copies(report)
     step_inputs(report)
-    if arguments.json:
-        report.save(arguments.json)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ runs on the CPU with tiny sizes: that shows that a benchmark runs, its figures m
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
@@ -39,25 +40,26 @@ def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, roun
         start = time.perf_counter()
         calls[0]()
         return (time.perf_counter() - start) * 1e6
+    from octavo.worker.graphs import CudaCapture
+
     launches = max(launches, len(calls))
-    for call in calls:  # compile before capture: the data may lie so that another variant is needed
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> tuple[()]:
         for i in range(launches):
             calls[i % len(calls)]()
-    graph.replay()
+        return ()
+
+    torch.cuda.empty_cache()  # what the last measurement's graph had inside is of no use to this one
+    captured = CudaCapture()(work)
     torch.cuda.synchronize()
     times = []
     for _ in range(rounds):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        graph.replay()
+        captured.replay()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / launches)
-    del graph
     return statistics.median(times)
 
 
@@ -120,6 +122,15 @@ def watch_compiles() -> Compiles:
 
     triton.knobs.compilation.listener = listen
     return counts
+
+
+def save(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write figures as JSON, if asked to. Called after every one of them: a run that is cut off leaves what it has."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_text(json.dumps(figures, indent=1) + "\n")
+        fresh.replace(path)
 
 
 def device_name() -> str:

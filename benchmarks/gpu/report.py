@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from measure import device_name, limits
+from measure import device_name, limits, save
 
 
 @dataclass
@@ -21,9 +20,11 @@ class Row:
 
 
 class Report:
-    def __init__(self, section: str) -> None:
+    """``path``: where the figures go, as JSON."""
+
+    def __init__(self, section: str, path: Path | None) -> None:
         self.bandwidth, self.matrix_rate = limits()
-        self.section = section
+        self.section, self.path = section, path
         self.rows: list[Row] = []
         print(f"{section:50} {'us':>9} {'of copy':>8}   others, us", flush=True)
 
@@ -34,9 +35,6 @@ class Report:
         self.rows.append(row)
         text = "  ".join(f"{other} {time:.1f} ({time / us:.2f}x)" for other, time in ran.items())
         print(f"{name:50} {us:9.2f} {row.of_copy:8.0%}   {text}", flush=True)
-
-    def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         limits_found = {"copy_bytes_per_second": self.bandwidth, "matrix_flop_per_second": self.matrix_rate}
         about = {"section": self.section, "device": device_name()} | limits_found
-        path.write_text(json.dumps(about | {"rows": [asdict(row) for row in self.rows]}, indent=1) + "\n")
+        save(self.path, about | {"rows": [asdict(row) for row in self.rows]})

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    report = Report("sampling")
+    report = Report("sampling", arguments.json)
     shapes = [(torch.bfloat16, ROWS[0])] if arguments.quick else product((torch.bfloat16, torch.float32), ROWS)
     for dtype, rows in shapes:
         size = rows * VOCAB * dtype.itemsize
@@ -114,8 +114,6 @@ def main() -> None:
             plain = microseconds_of_other([partial(plain_logprobs, x) for x in logits[:2]], launches=4)
             report.add(f"{label}, 5 logprobs", us, size, torch=plain)
             del logits
-    if arguments.json:
-        report.save(arguments.json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1
 `kv_scale_bytes` more than D.
 
 In float32 every row of a result depends on that row's own data alone: not on how many rows, chunks or requests are in
-the step, nor on the block size or the number of threads (``linear`` keeps this for T a multiple of 8).
+the step, nor on the block size or the number of threads. ``linear`` keeps this on a CPU alone, for T a multiple of 8:
+cuBLAS chooses by T how it sums.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Splits:
     min_chunk: int
 
 
-# float32 promises that a row's bits do not depend on its company. So there both kernels use one tile shape and one
-# fixed chunk, and chunks are summed in order. No tensor cores: exactness, not speed.
+# In float32 a row's attention has the same bits in any company. So there both kernels use one tile shape and one fixed
+# chunk, and chunks are summed in order. No tensor cores: exactness, not speed.
 EXACT_CHUNK = 512
 EXACT_SCRATCH = 256 << 20  # bytes for the sums of chunks; what would need more is not split
 EXACT = Config(16, 16, 4, 3)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo_kernels.triton.dependent_launch import await_previous, early
+from octavo_kernels.triton.dependent_launch import await_previous, early, prefetch_constants
 
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
@@ -24,6 +24,7 @@ BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
 # Three programs an SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB under way in all.
 PROGRAMS = 396
 MAX_SPLITS = 8
+AHEAD = tl.constexpr(4)  # blocks of its weight that a program asks for before it waits: a block more than its stages
 # Smaller weights, in bytes, are read in a few microseconds, of which the counters and sums of parts take too many: left
 # to cuBLAS until measured.
 LEAST_BYTES = 8 << 20
@@ -88,7 +89,6 @@ def small_linear_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    await_previous()
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -97,7 +97,14 @@ def small_linear_kernel(
     blocks: tl.constexpr = K // BLOCK_K
     each: tl.constexpr = (blocks + SPLITS - 1) // SPLITS
     begin = split * each
-    weights = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * weight_stride + k[None, :]
+    weight_rows = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * weight_stride
+    # Weights are written when they are loaded, before any step: their way from memory may begin before the wait, by
+    # lines of 128 bytes. Past this program's part of a row lies the next one's, past the row nothing.
+    line: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    lines = begin * BLOCK_K + tl.arange(0, AHEAD * BLOCK_K // line) * line
+    prefetch_constants(weight_rows + tl.minimum(lines, K - 1)[None, :])
+    await_previous()
+    weights = weight_rows + k[None, :]
     rows = x_ptr + row.to(tl.int64)[None, :] * x_stride + k[:, None]
     known = (row < num_rows)[None, :]
     sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)

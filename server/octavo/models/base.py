@@ -51,7 +51,7 @@ class CausalLM(nn.Module):
 
     @property
     def row_multiple(self) -> int:
-        """Pad a step's rows to a multiple of this, and each row's result depends on that row alone."""
+        """Pad a step's rows to a multiple of this, and on a CPU each row's result depends on that row alone."""
         return max(layer.method.row_multiple for layer in self.linear_layers())
 
     @property

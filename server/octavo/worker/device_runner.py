@@ -36,7 +36,10 @@ UNKNOWN = -1  # a token that the device has and the host not yet
 
 
 def captured_sizes(config: EngineConfig, model: CausalLM) -> list[int]:
-    """In float32 a row's bits shall not depend on how many rows are beside it."""
+    """In float32 a row's bits shall not depend on how many rows are beside it.
+
+    That much a CPU's GEMM promises for such sizes. cuBLAS does not: it chooses by the number of rows how it sums.
+    """
     exact = config.model.dtype == "float32"
     return capture_sizes(config.scheduler.max_num_seqs, model.row_multiple if exact else 1)
 

@@ -1,12 +1,15 @@
 """Work that is launched again and again on the same tensors: captured once, replayed with one call.
 
 What is captured reads its inputs and leaves its results where they lay when it was captured. Captures of one `Capture`
-share memory for what they need inside, so they must be replayed one after the other, which a stream does.
+share memory for what they need inside, so they must be replayed one after the other, which a stream does. What
+an earlier capture needs inside may lie where a later one's results do: these must be read, in the stream's order,
+before the earlier one is replayed. A later capture may read an earlier one's results, they were there when it was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -50,8 +53,13 @@ class CudaCapture:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture failed; the reason is what is raised
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+            # The first replay brings a graph to the device, for which no request shall wait.
+            graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
         return Captured(outputs, graph.replay)
 

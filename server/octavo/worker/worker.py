@@ -75,6 +75,7 @@ class Worker:
         if self._captures:
             runner.capture_all()
             torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()  # of what is kept for the captures' stream, which is not used again
             logger.info("captured steps of %d sizes in %.2f s", runner.num_sizes, time.perf_counter() - started)
             started = time.perf_counter()
         warm_up(runner)

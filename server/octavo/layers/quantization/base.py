@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class LinearMethod(ABC):
     """One way to hold and apply a linear layer's weights. Called in the order of the functions here."""
 
-    # Rows of ``x`` must come in multiples of this for a row's result not to depend on how many there are.
+    # Rows of ``x`` must come in multiples of this for a row's result, on a CPU, not to depend on how many there are.
     row_multiple = 1
     # `apply` takes `octavo_kernels.QuantizedRows` of so many terms too, so that the kernel before it can quantise as it
     # writes; 0: tensors only.

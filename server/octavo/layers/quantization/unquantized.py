@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class UnquantizedLinearMethod(LinearMethod):
-    # torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not below 8.
+    # On a CPU torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not
+    # below 8. cuBLAS promises nothing of the kind.
     row_multiple = 8
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
