@@ -163,6 +163,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "many lanes": lambda gpu: every_kind(gpu, 4, max_num_seqs=600, enforce_eager=True),
     "few rows": lambda gpu: every_kind(gpu, 8, max_num_seqs=7, dtype="float16"),
     "exact": lambda gpu: every_kind(gpu, 16, max_num_seqs=48, dtype="float32"),
+    "fp8 cache": lambda gpu: every_kind(gpu, 8, max_num_seqs=48, dtype="bfloat16", kv_cache_dtype="fp8"),
     "what is noticed": what_is_noticed,
 }
 

@@ -40,9 +40,9 @@ def test_greedy_tokens_are_those_of_the_cpu(family: str, tiny_checkpoints: dict[
     assert [o[0][0] for o in answers(ours)] == [o[0][0] for o in answers(theirs)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_runs(dtype: str, tiny_checkpoints: dict[str, Path]) -> None:
-    llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype)
+@pytest.mark.parametrize("dtype, kv_dtype", [("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "fp8")])
+def test_half_precision_runs(dtype: str, kv_dtype: str, tiny_checkpoints: dict[str, Path]) -> None:
+    llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype, kv_cache_dtype=kv_dtype)
     outputs = llm.generate(prompts_of(dtype, 20), SamplingParams(temperature=0.7, max_tokens=40), use_tqdm=False)
     assert all(o.outputs[0].finish_reason in ("length", "stop") and o.outputs[0].token_ids for o in outputs)
     llm.engine.check_integrity()

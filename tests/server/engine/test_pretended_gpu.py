@@ -42,7 +42,7 @@ def test_the_checks_see_what_they_are_for() -> None:
     assert found["refused wrongly"] == []
 
 
-@pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact"])
+@pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
 def test_no_request_waits(case: str) -> None:
     """Neither for a kernel to be compiled once the engine is ready, nor the host for the device within a step."""
     found = seen(case)
