@@ -14,7 +14,8 @@ from octavo.errors import ConfigError
 from octavo.loader.files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = (*DTYPES, "int8")
+KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
+_FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # as users write it: as torch does
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
@@ -66,7 +67,7 @@ class CacheConfig:
     block_size: int = 16  # tokens a block
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
-    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8
+    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | float8_e4m3fn
     kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory
     num_gpu_blocks_override: int | None = None  # exactly that many usable blocks
 
@@ -180,7 +181,7 @@ class EngineArgs:
             block_size=self.block_size,
             enable_prefix_caching=self.enable_prefix_caching,
             gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
         )

@@ -20,11 +20,13 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
+from safetensors.torch import save_file
 from support.overlapped import PARAMS, prompts_of
 from support.pretended_gpu import PretendedGpu, WaitsForTheHost
 
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
+from octavo.loader.safetensors_reader import SafetensorsFile
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -116,6 +118,18 @@ def every_kind(gpu: PretendedGpu, kv_heads: int, **arguments: Any) -> dict[str, 
     return {"errors": found, "compiled while serving": new, "embeddings": [len(vector) for vector in vectors]}
 
 
+def weights_of_a_file(gpu: PretendedGpu) -> dict[str, Any]:
+    """Tensors of several pieces, of the parameter's dtype and of another: every copy must be from pinned memory."""
+    made = {f"{dtype}": torch.zeros(5, 1 << 20, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
+    gpu.strict = True
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        save_file(made, path)
+        for source in SafetensorsFile(path).sources():
+            source.load_into(torch.nn.Parameter(torch.empty(source.shape, dtype=torch.bfloat16, device="cuda")))
+    return {"launches": Counter(launch.name for launch in gpu.take_launches())}
+
+
 def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
     """Whether the checks see what they are for: each of these must be refused."""
     there, here = torch.ones(4, device="cuda"), torch.arange(4)
@@ -167,6 +181,8 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "many lanes": lambda gpu: every_kind(gpu, 4, max_num_seqs=600, enforce_eager=True),
     "few rows": lambda gpu: every_kind(gpu, 8, max_num_seqs=7, dtype="float16"),
     "exact": lambda gpu: every_kind(gpu, 16, max_num_seqs=48, dtype="float32"),
+    "fp8 cache": lambda gpu: every_kind(gpu, 8, max_num_seqs=48, dtype="bfloat16", kv_cache_dtype="fp8"),
+    "weights of a file": weights_of_a_file,
     "what is noticed": what_is_noticed,
 }
 

@@ -15,6 +15,8 @@ _PAIRS, _INT8, _CHUNK, _GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
     """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    if kv_dtype == torch.float8_e4m3fn:
+        return "kv_cache_dtype: an fp8 cache is for GPUs; int8 takes as little memory on a CPU"
     if kv_dtype != torch.int8:
         return None
     if get_library() is None:

@@ -160,6 +160,8 @@ def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
         return f"dtype: attention in {dtype} is not supported; use float16, bfloat16 or float32"
     if kv_dtype not in (dtype, configs.FLOAT8):
         return f"kv_cache_dtype: a KV cache in {kv_dtype} does not go with queries in {dtype}"
+    if kv_dtype == configs.FLOAT8 and not configs.has_float8():
+        return "kv_cache_dtype: an fp8 cache needs a GPU of compute capability 8.9 or more"
     if block_size % 16:
         return f"block_size={block_size} is not a multiple of 16"
     if head_size > 256:

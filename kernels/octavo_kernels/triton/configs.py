@@ -122,6 +122,12 @@ def splits(device: torch.device) -> Splits:
     return Splits(sms * PROGRAMS_PER_SM, MIN_CHUNK)
 
 
+@cache
+def has_float8() -> bool:
+    """Whether Triton makes e4m3 for this machine's GPU; the interpreter does without one."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
+
+
 def reduction(width: int, programs: int, splits: Splits) -> tuple[int, int]:
     """Of ``programs`` that sum chunks of ``width`` numbers: how many chunks at once, and warps.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class KVCacheSpec:
 
     num_kv_heads: int
     head_size: int
-    dtype: str  # float32 | float16 | bfloat16 | int8
+    dtype: str  # float32 | float16 | bfloat16 | int8 | float8_e4m3fn
     window: int | None = None
     kind: str = "attention"
     scale_bytes: int = 0  # beside the elements of each key and each value, in a dtype that has scales

@@ -16,6 +16,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.loader.reading import read_into
+from octavo.loader.staging import staging
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -40,13 +41,17 @@ class SafetensorsWeight:
     def load_into(self, target: torch.Tensor) -> None:
         if target.device.type == "cpu" and target.is_contiguous() and target.dtype == _DTYPES[self.qtype]:
             self._read(target.detach())
+        elif target.device.type == "cuda" and target.is_contiguous():
+            staging().fill(target.detach().view(-1), _DTYPES[self.qtype], self._read_from)
         else:
             target.copy_(self.load(target.dtype))
 
     def _read(self, tensor: torch.Tensor) -> None:
         if self._nbytes:
-            buffer = tensor.view(-1).view(torch.uint8).numpy().data
-            read_into(buffer, self._path, self._offset, f"tensor {self.name!r}")
+            self._read_from(tensor.view(-1).view(torch.uint8).numpy().data)
+
+    def _read_from(self, buffer: memoryview, first: int = 0) -> None:
+        read_into(buffer, self._path, self._offset + first, f"tensor {self.name!r}")
 
 
 class SafetensorsFile:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support.overlapped import CASES, PARAMS, answers, prompts_of, tiny
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError
+from octavo.loader.safetensors_reader import SafetensorsFile
+from octavo.loader.staging import PIECE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -40,12 +44,26 @@ def test_greedy_tokens_are_those_of_the_cpu(family: str, tiny_checkpoints: dict[
     assert [o[0][0] for o in answers(ours)] == [o[0][0] for o in answers(theirs)]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_runs(dtype: str, tiny_checkpoints: dict[str, Path]) -> None:
-    llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype)
+@pytest.mark.parametrize("dtype, kv_dtype", [("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "fp8")])
+def test_half_precision_runs(dtype: str, kv_dtype: str, tiny_checkpoints: dict[str, Path]) -> None:
+    llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype, kv_cache_dtype=kv_dtype)
     outputs = llm.generate(prompts_of(dtype, 20), SamplingParams(temperature=0.7, max_tokens=40), use_tqdm=False)
     assert all(o.outputs[0].finish_reason in ("length", "stop") and o.outputs[0].token_ids for o in outputs)
     llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
+def test_weights_arrive_as_they_are_stored(stored: torch.dtype, tmp_path: Path) -> None:
+    """Of some pieces each, a little more and less, by several threads at once."""
+    sizes = [pieces * PIECE // stored.itemsize + more for pieces in (0, 1, 2) for more in (-1, 0, 1)][1:]
+    made = {f"{size}": torch.randn(size).to(stored) for size in sizes}
+    save_file(made, tmp_path / "model.safetensors")
+    sources = list(SafetensorsFile(tmp_path / "model.safetensors").sources()) * 3
+    targets = [torch.zeros(source.shape, dtype=torch.bfloat16, device="cuda") for source in sources]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda source, target: source.load_into(target), sources, targets))
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(target.cpu(), made[source.name].to(torch.bfloat16))
 
 
 def test_what_does_not_fit_names_the_flag(tiny_checkpoints: dict[str, Path]) -> None:

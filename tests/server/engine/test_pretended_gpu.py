@@ -42,7 +42,12 @@ def test_the_checks_see_what_they_are_for() -> None:
     assert found["refused wrongly"] == []
 
 
-@pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact"])
+def test_weights_come_through_pinned_memory() -> None:
+    """10 MB in two pieces; 20 MB in three, which are converted on the device."""
+    assert seen("weights of a file")["launches"] == {"copy_": 2 + 3, "_to_copy": 3}
+
+
+@pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
 def test_no_request_waits(case: str) -> None:
     """Neither for a kernel to be compiled once the engine is ready, nor the host for the device within a step."""
     found = seen(case)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 import octavo_kernels
 from octavo import LLM, SamplingParams
@@ -31,10 +34,11 @@ def restored_backend() -> Iterator[None]:
     octavo_kernels.select_backend("auto")
 
 
-def generate(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], object]]:
+def engine(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, **given: Any) -> LLM:
     monkeypatch.setenv("OCTAVO_KERNEL_BACKEND", backend)
     octavo_kernels.select_backend("auto")
-    llm = LLM(
+    assert octavo_kernels.backend_name(torch.device("cpu")) == backend
+    return LLM(
         str(path),
         dtype="float32",
         skip_tokenizer_init=True,
@@ -42,8 +46,11 @@ def generate(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> list[
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=16,  # the second prompt comes in chunks, beside rows that decode
+        **given,
     )
-    assert octavo_kernels.backend_name(torch.device("cpu")) == backend
+
+
+def generate(llm: LLM) -> list[tuple[list[int], object]]:
     prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
     llm.engine.check_integrity()
@@ -57,5 +64,34 @@ def test_models_give_the_reference_backends_tokens(
 ) -> None:
     """Greedy and seeded, prompts in chunks and decoding rows in one step, log-probabilities of the same tokens."""
     monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
-    expected = generate(tiny_checkpoints[family], "reference", monkeypatch)
-    assert generate(tiny_checkpoints[family], "triton", monkeypatch) == expected
+    expected = generate(engine(tiny_checkpoints[family], "reference", monkeypatch))
+    assert generate(engine(tiny_checkpoints[family], "triton", monkeypatch)) == expected
+
+
+@pytest.fixture
+def rounding_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter loses the carry when it rounds to e4m3 (126.24 becomes 64); GPUs and torch do not."""
+    plain = interpreter._convert_float
+
+    def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return plain(values, source, target, rounding)
+        return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.mark.usefixtures("rounding_of_a_gpu")
+def test_an_fp8_cache(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cache than float32's, the same in both backends; asked again, prompts go on in copies of its blocks."""
+    path, copied = tiny_checkpoints["llama"], []
+    expected = generate(engine(path, "reference", monkeypatch, kv_cache_dtype="fp8"))
+    llm = engine(path, "triton", monkeypatch, kv_cache_dtype="fp8")
+    worker = llm.engine.executor.worker  # type: ignore[attr-defined]
+    kv_caches = worker.runner.kv_caches
+    assert sum(kv.numel() * kv.element_size() for kv in kv_caches) == worker.ledger.kv_cache
+    assert {kv.dtype for kv in kv_caches} == {torch.float8_e4m3fn}
+    plain = octavo_kernels.copy_blocks
+    monkeypatch.setattr(octavo_kernels, "copy_blocks", lambda *given: plain(*given) or copied.append(given))
+    assert generate(llm) == expected and not copied
+    assert generate(llm) == expected and copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from octavo.errors import ConfigError
 from octavo.worker import worker
 from octavo.worker.placement import choose_kernels, quantized_kv_dtype
 from octavo_kernels import triton as backend
+from octavo_kernels.triton import configs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -64,6 +66,24 @@ def test_where_there_is_no_int8_cache(given: dict[str, object], message: str, ti
         monkeypatch.setattr(ModelConfig, "head_size", given.pop("head_size"))
     with pytest.raises(ConfigError, match=f"{message}.*; leave kv_cache_dtype at auto"):
         choose_kernels(config(tiny_checkpoints, kv_cache_dtype="int8", **given), CPU)
+
+
+@pytest.mark.parametrize("spelling", ["fp8", "fp8_e4m3"])
+def test_there_is_no_fp8_cache_on_a_cpu(spelling: str, tiny_checkpoints) -> None:
+    usual = config(tiny_checkpoints, kv_cache_dtype=spelling)
+    assert usual.cache.kv_cache_dtype == "float8_e4m3fn"
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: .*int8.*'cpu'.*attention_backend='reference'"):
+        choose_kernels(usual, CPU)
+    choose_kernels(replace(usual, attention_backend="reference"), CPU)
+
+
+@pytest.mark.parametrize("capability, problem", [((9, 0), None), ((8, 9), None), ((8, 6), r"kv_cache_dtype: .* 8\.9")])
+def test_older_gpus_have_no_fp8_cache(capability, problem, tiny_checkpoints, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(configs, "has_float8", configs.has_float8.__wrapped__)
+    with pytest.raises(ConfigError, match=problem) if problem else nullcontext():
+        choose_kernels(config(tiny_checkpoints, kv_cache_dtype="fp8", attention_backend="triton"), CUDA)
 
 
 def test_heads_that_are_too_wide_for_the_triton_kernels(tiny_checkpoints) -> None:
