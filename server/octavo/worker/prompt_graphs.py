@@ -92,7 +92,7 @@ class PromptGraphs:
         return self._graphs[size]
 
     def _fill(self, step: StepInputs, size: int) -> None:
-        """Rows and sequences beyond the step's are padding: nothing is written for them, nobody looks at them."""
+        """Rows beyond the step's are padding, for which nothing is written; sequences beyond have no tokens."""
         metadata, rows = step.metadata, len(step.positions)
         count, columns = metadata.block_table.shape
         self._input_ids[:rows] = step.input_ids
@@ -102,5 +102,4 @@ class PromptGraphs:
         self._starts[: count + 1] = metadata.query_start_loc
         self._starts[count + 1 :] = metadata.num_actual_tokens
         self._seq_lens[:count] = metadata.seq_lens
-        self._seq_lens[count:] = 0
         self._block_table[:count, :columns] = metadata.block_table

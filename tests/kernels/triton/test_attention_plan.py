@@ -16,8 +16,8 @@ MAX_QUERIES = 8
 
 @st.composite
 def steps(draw):
-    sequences = draw(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 30)), min_size=1, max_size=6))
-    shapes = [(before, new) if new else (0, 0) for before, new in sequences]  # no new tokens: padding
+    # No new tokens: padding, whatever its length.
+    shapes = draw(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 30)), min_size=1, max_size=6))
     return {
         "shapes": shapes,
         "padding": draw(st.integers(0, 3)),
