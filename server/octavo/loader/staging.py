@@ -1,14 +1,15 @@
-"""Weights on their way from a file to a CUDA device.
+"""Weights on their way from a file, piece by piece: to a CUDA device, or to numbers of another dtype.
 
-Fresh memory for each tensor would cost a page fault every 4 KB, and a copy from memory that is not pinned is made
-twice, while the thread that reads waits for it: for 16 GB that is seconds. So each thread that loads has two pieces of
-pinned memory, and reads into one of them while the other is copied.
+Fresh memory for each tensor would cost a page fault every 4 KB, and malloc keeps much of it in a heap full of holes. A
+copy to a device from memory that is not pinned is made twice, while the thread that reads waits for it: for 16 GB that
+is seconds. So each thread that loads has two pieces of memory, and reads into one while the other is copied.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,7 @@ _own = threading.local()
 class Staging:
     """Of one thread. ``event`` makes what tells when copies are done (as `torch.cuda.Event` does)."""
 
-    def __init__(
-        self,
-        size: int = PIECE,
-        pinned: bool = True,
-        event: Callable[[], Any] = lambda: torch.cuda.Event(blocking=True),
-    ) -> None:
+    def __init__(self, event: Callable[[], Any], size: int = PIECE, pinned: bool = False) -> None:
         self._pieces = [(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), event()) for _ in range(2)]
 
     def fill(self, target: torch.Tensor, dtype: torch.dtype, read: Callable[[memoryview, int], None]) -> None:
@@ -52,8 +48,20 @@ class Staging:
                 copied.synchronize()
 
 
-def staging() -> Staging:
-    """This thread's own. It goes with the thread; torch keeps the memory for what is pinned next."""
-    if not hasattr(_own, "staging"):
-        _own.staging = Staging()
-    return _own.staging
+class _AtOnce:
+    """A CPU has made its copies when they return."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def staging(device: torch.device) -> Staging:
+    """This thread's own. It goes with the thread; torch keeps pinned memory for what is pinned next."""
+    found: dict[str, Staging] = _own.__dict__.setdefault("staging", {})
+    if device.type not in found:
+        on_cpu = device.type == "cpu"
+        found[device.type] = (
+            Staging(_AtOnce) if on_cpu else Staging(partial(torch.cuda.Event, blocking=True), pinned=True)
+        )
+    return found[device.type]

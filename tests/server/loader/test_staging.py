@@ -81,7 +81,7 @@ def load(seed: int, path: Path, size: int, counts: list[int]) -> None:
     """One thread: a tensor after the other from a file of its own into tensors of any dtype."""
     rng = random.Random(seed)
     late = LateDevice(rng)
-    staging = Staging(size, pinned=False, event=late.event)
+    staging = Staging(late.event, size)
     made = [stored(rng, count, rng.choice(DTYPES)) for count in counts]
     path.write_bytes(b"".join(map(raw, made)))
     offset = 0
@@ -138,7 +138,7 @@ def test_reads_that_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_reads_while_it_copies_also_until_a_read_fails(tmp_path: Path) -> None:
     late = LateDevice(random.Random(2))
     late.rng.randint = lambda low, high: low  # type: ignore[method-assign]  # as late as can be
-    staging = Staging(16, pinned=False, event=late.event)
+    staging = Staging(late.event, 16)
     path = tmp_path / "short"
     path.write_bytes(bytes(range(72)))
     copied_before = []
