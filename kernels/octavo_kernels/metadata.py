@@ -21,7 +21,7 @@ class AttentionMetadata:
     seq_lens: torch.Tensor  # int32 [R]: KV length of each sequence, this step's tokens included
     block_table: torch.Tensor  # int32 [R, max_blocks]
     slot_mapping: torch.Tensor  # int64 [T]: block * block_size + offset, -1 = do not write
-    max_query_len: int
+    max_query_len: int  # where host_starts is None, this one and the next are upper bounds
     max_seq_len: int
     num_actual_tokens: int
     # The host's copy of query_start_loc, where it has one: launches can then leave out what nobody needs. None in steps

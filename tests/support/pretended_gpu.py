@@ -63,11 +63,8 @@ class Graph:
 
 
 class PretendedGpu(TorchDispatchMode):
-    """``compiles``: let Triton compile each kernel, not only find out which are asked for."""
-
-    def __init__(self, compiles: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.compiles = compiles
         self.strict = False
         self.launches: list[Launch] = []  # since the last `take_launches`, captured ones excepted
         self.graphs: list[Graph] = []
@@ -77,7 +74,8 @@ class PretendedGpu(TorchDispatchMode):
         self._pinned: set[int] = set()  # addresses of the host's memory
         self._addresses: dict[int, int] = {}
         self._next_address = 1 << 40
-        self.allocated = self.peak = 0
+        self.allocated = self.peak = 0  # bytes
+        self._pool = 0  # what graphs keep beside their results, one after the other in the same memory
 
     def take_launches(self) -> list[Launch]:
         found, self.launches = self.launches, []
@@ -247,11 +245,18 @@ class _Graph:
         self._gpu, self._graph = gpu, Graph()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        self._gpu._capturing = self._graph
+        gpu = self._gpu
+        gpu._capturing = self._graph
+        self._peak, gpu.peak = gpu.peak, gpu.allocated
 
     def capture_end(self) -> None:
-        self._gpu._capturing = None
-        self._gpu.graphs.append(self._graph)
+        gpu = self._gpu
+        gpu._capturing = None
+        gpu.graphs.append(self._graph)
+        inside = gpu.peak - gpu.allocated
+        gpu.peak = max(self._peak, gpu.peak)
+        gpu.allocated += max(0, inside - gpu._pool)
+        gpu._pool = max(gpu._pool, inside)
 
     def replay(self) -> None:
         self._graph.replays += 1

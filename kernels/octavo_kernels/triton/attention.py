@@ -63,8 +63,6 @@ def paged_attention(
         # A graph for long sequences: the prompts' kernel sums the same chunks in the same order, and keeps nothing.
         max_queries, items = 0, 0
         short_seqs, short_rows = _short(metadata, num_rows, max_queries)
-    if longest > max_queries and num_seqs == 1:
-        items = 0  # one prompt alone: only padding is left to do
 
     starts, seq_lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
     rows = min(metadata.num_actual_tokens, num_rows)

@@ -41,7 +41,7 @@ class SafetensorsWeight:
     def load_into(self, target: torch.Tensor) -> None:
         if target.device.type == "cpu" and target.is_contiguous() and target.dtype == _DTYPES[self.qtype]:
             self._read(target.detach())
-        elif target.is_contiguous():
+        elif target.device.type in ("cpu", "cuda") and target.is_contiguous():
             staging(target.device).fill(target.detach().view(-1), _DTYPES[self.qtype], self._read_from)
         else:
             target.copy_(self.load(target.dtype))

@@ -2,9 +2,9 @@
 
 Sampled tokens stay on the device, where the next step reads them; the host gets a copy when it asks for the step's
 results. Steps in which every sequence computes one token are captured: the model with the preparation of its inputs as
-one graph for each number of sequences, the head with the sampler as another; of others, the layers (`PromptGraphs`).
-What the plain sampler cannot do
-(penalties, grammars, log-probabilities, ...) is done after the model's graph, one operation at a time.
+one graph for each number of sequences, the head with the sampler as another; of steps with prompts, the layers
+(`PromptGraphs`). What the plain sampler cannot do (penalties, grammars, log-probabilities, ...) is done after the
+model's graph, one operation at a time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class DeviceModelRunner(ModelRunner):
         self._rows = torch.full((self.sizes[-1],), PADDING, dtype=torch.int64, device=device)
         self._rows_now: list[int] = []  # what `_rows` holds
         self._models: dict[int, Captured] = {}
-        self._prompts = PromptGraphs(model, kv_caches, self.batch, prompt_sizes(config), device, capture)
+        self._prompts: PromptGraphs | None = None
+        if sizes := prompt_sizes(config):
+            self._prompts = PromptGraphs(model, kv_caches, self.batch, sizes, device, capture)
         self._samplers: dict[tuple[int, bool], Captured] = {}
         # Rows by what their sampling needs beyond greedy and temperature.
         self._truncated: set[int] = set()
@@ -75,7 +77,7 @@ class DeviceModelRunner(ModelRunner):
 
     @property
     def num_sizes(self) -> int:
-        return len(self.sizes) + len(self._prompts.sizes)
+        return len(self.sizes) + (len(self._prompts.sizes) if self._prompts else 0)
 
     # -- captured steps ----------------------------------------------------------------------------------------------
 
@@ -86,7 +88,8 @@ class DeviceModelRunner(ModelRunner):
             self._model_step(size)
             for truncated in (False, True):
                 self._sampler_step(size, truncated)
-        self._prompts.capture_all()
+        if self._prompts:
+            self._prompts.capture_all()
 
     def _model_step(self, size: int) -> Captured:
         if size not in self._models:
@@ -202,7 +205,7 @@ class DeviceModelRunner(ModelRunner):
         return inputs
 
     def _begin(self, inputs: StepInputs) -> States:
-        states = self._prompts.begin(inputs)
+        states = self._prompts.begin(inputs) if self._prompts else None
         return super()._begin(inputs) if states is None else states
 
     def _sample(

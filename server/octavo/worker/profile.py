@@ -93,8 +93,9 @@ def prompt_step(
     device: torch.device,
     size: int,
 ) -> None:
-    """A prompt of ``size`` tokens, or several, the largest such step that is captured."""
-    run_step(model, specs, scheduler, block_size, device, 0, size, 1)
+    """A prompt beside decodes, ``size`` tokens together, the most with which such a step is captured."""
+    decodes = min(scheduler.max_num_seqs, size) - 1
+    run_step(model, specs, scheduler, block_size, device, decodes, size - decodes, 1)
 
 
 def peak_of(step: Callable[[], None], device: torch.device) -> int:

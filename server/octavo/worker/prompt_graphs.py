@@ -18,8 +18,8 @@ from octavo.worker.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
 
-# Padding costs at most a third, and the device nothing while it waits for memory. A step of more tokens keeps a GPU
-# busy for as long as the host takes to launch the next.
+# Padding is at most a third from 33 tokens on; fewer cost a device nothing, which waits for its weights meanwhile. More
+# keep a GPU busy for as long as the host takes to launch the next step.
 SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 
 
@@ -44,7 +44,7 @@ class PromptGraphs:
         self.sizes = sizes
         self._model, self._kv_caches, self._capture = model, kv_caches, capture
         max_num_reqs, max_blocks = batch.block_table.shape
-        most = max(sizes, default=0)
+        most = sizes[-1]
         self._input_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
         self._slots = torch.full((most,), -1, dtype=torch.int64, device=device)

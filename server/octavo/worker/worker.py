@@ -39,9 +39,11 @@ class Worker:
         self.device = choose_device(config.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
-        self._captures = not (on_cpu or config.enforce_eager) and octavo_kernels.can_be_captured(self.device)
         if on_cpu:
             torch.set_num_threads(platform.cpu_count())
+        elif not octavo_kernels.can_be_captured(self.device):
+            config = replace(config, enforce_eager=True)
+        self._captures = not (on_cpu or config.enforce_eager)
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
         platform.trim_memory()  # of what loading needed
@@ -97,13 +99,13 @@ class Worker:
         graphs = 0
         if self._captures:
             # What the largest step inside needs (the others share it), the results of all, and the driver's own.
-            sizes = captured_sizes(config, self.model)
-            prompts = prompt_sizes(config)
+            sizes, prompts = captured_sizes(config, self.model), prompt_sizes(config)
             graphs = peak_of(lambda: decode_step(*step, sizes[-1]), self.device)
             if prompts:
                 graphs = max(graphs, peak_of(lambda: prompt_step(*step, prompts[-1]), self.device))
-            results = (sum(sizes) + 2 * sum(prompts)) * (config.model.hidden_size * 4 + 32)
-            graphs += (3 * len(sizes) + len(prompts)) * GRAPH_BYTES + results
+            hidden, attended = config.model.hidden_size, config.model.num_heads * config.model.head_size
+            graphs += (3 * len(sizes) + len(prompts)) * GRAPH_BYTES
+            graphs += sum(sizes) * (4 * hidden + 32) + sum(prompts) * 4 * (hidden + attended)
         histories = most_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         free, total = torch.cuda.mem_get_info(self.device)
         return plan_device_memory(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo_kernels import reference
+from octavo_kernels import AttentionMetadata, reference
 from octavo_kernels.triton import INTERPRETED, attention, configs
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
@@ -152,6 +152,32 @@ def test_any_step_agrees_with_plain_torch(device, monkeypatch, Sequence, lay_out
     parts = make_parts(Sequence, step["parts"], *step["heads"], 16, dtype, step["seed"])
     batch = lay_out(parts, step["block_size"], seed=step["seed"], padding=step["padding"])
     check(device, assert_close, *batch, 0.25, step["window"], step["softcap"])
+
+
+@given(step=steps(), unused=st.integers(0, 2), longest=st.sampled_from([128, 300]))
+@settings(max_examples=12, **FIXTURES)
+def test_any_step_as_a_graph_has_it(device, monkeypatch, Sequence, lay_out, assert_close, dtype, step, unused, longest):
+    """A captured step knows upper bounds, and has room for sequences that are not there, with any length."""
+    split_into(monkeypatch, step["programs"], 16)
+    parts = make_parts(Sequence, step["parts"], *step["heads"], 16, dtype, step["seed"])
+    q, kv_cache, metadata = lay_out(parts, step["block_size"], seed=step["seed"], padding=step["padding"])
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25, step["window"], step["softcap"])
+    plain = reference.paged_attention(q, kv_cache, metadata, 0.25, step["window"], step["softcap"])
+    rows = metadata.num_actual_tokens
+    stale = torch.tensor([70, 0], dtype=torch.int32)[:unused]
+    table = metadata.block_table
+    captured = AttentionMetadata(
+        query_start_loc=torch.cat([metadata.query_start_loc, torch.full((unused,), rows, dtype=torch.int32)]),
+        seq_lens=torch.cat([metadata.seq_lens, stale]),
+        block_table=torch.cat([table, torch.full((unused, table.shape[1]), 2**30, dtype=torch.int32)]),
+        slot_mapping=metadata.slot_mapping,
+        max_query_len=max(len(q), 9),
+        max_seq_len=longest,
+        num_actual_tokens=len(q),
+    )
+    out = attend(device, q, kv_cache, captured, 0.25, step["window"], step["softcap"])
+    assert_close(out[:rows], exact[:rows], plain[:rows], factor(q.dtype), slack=1e-6)
+    assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
 def test_large_scores_stay_finite(device, Sequence, lay_out, assert_close, dtype):

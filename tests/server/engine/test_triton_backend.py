@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
+from support.overlapped import overlapped
 from triton.runtime import interpreter
 
 import octavo_kernels
@@ -44,9 +45,8 @@ def engine(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch, **given: A
         skip_tokenizer_init=True,
         num_gpu_blocks_override=64,
         max_model_len=64,
-        max_num_seqs=4,
         max_num_batched_tokens=16,  # the second prompt comes in chunks, beside rows that decode
-        **given,
+        **{"max_num_seqs": 4} | given,
     )
 
 
@@ -66,6 +66,24 @@ def test_models_give_the_reference_backends_tokens(
     monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
     expected = generate(engine(tiny_checkpoints[family], "reference", monkeypatch))
     assert generate(engine(tiny_checkpoints[family], "triton", monkeypatch)) == expected
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+def test_steps_that_would_be_captured(
+    max_num_seqs: int, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of plain steps, and again when what remains of a prompt after its known beginning is short."""
+    monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
+    prompts = [{"prompt_token_ids": list(range(20, 20 + length))} for length in (2, 5, 8, 9, 35)]
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        outputs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+        return [output.outputs[0].token_ids for batch in outputs for output in batch]
+
+    expected = tokens(engine(tiny_checkpoints["llama"], "reference", monkeypatch, max_num_seqs=max_num_seqs))
+    llm = overlapped(engine(tiny_checkpoints["llama"], "triton", monkeypatch, max_num_seqs=max_num_seqs))
+    assert tokens(llm) == expected
 
 
 @pytest.fixture
