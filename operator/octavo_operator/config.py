@@ -19,6 +19,7 @@ class ConfigError(ValueError):
 class OperatorConfig:
     engine_image: str = DEFAULT_IMAGE  # for specs that name none
     image_pull_secrets: tuple[str, ...] = ()  # for every engine pod
+    cluster_assigned_ids: bool = False  # leave uid, gid, fsGroup to the cluster (OpenShift) where a spec is silent
     management_namespaces: tuple[str, ...] = ()  # whose pods may reach metrics
     cluster_domain: str = "cluster.local"
     namespace: str = "default"  # where the operator itself lives, its Lease with it
@@ -65,6 +66,7 @@ class OperatorConfig:
         return cls(
             engine_image=env.get("OCTAVO_ENGINE_IMAGE") or DEFAULT_IMAGE,
             image_pull_secrets=words("OCTAVO_IMAGE_PULL_SECRETS"),
+            cluster_assigned_ids=_truth(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
             management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),
             cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",
             namespace=env.get("POD_NAMESPACE") or "default",

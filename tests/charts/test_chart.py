@@ -59,6 +59,7 @@ def test_the_operator_understands_what_it_is_told(name: str) -> None:
     config = OperatorConfig.from_environment(env)
     assert config.watch_namespaces == (("a", "b") if name == "namespaced" else ())
     assert config.image_pull_secrets == (("y", "z") if name == "secrets" else ())
+    assert config.cluster_assigned_ids is (name == "openshift")
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -119,6 +120,19 @@ def test_the_operator_is_hardened() -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert {"livenessProbe", "readinessProbe", "startupProbe", "resources"} <= set(pod["containers"][0])
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_ids_are_the_charts_or_the_clusters(assigned: bool) -> None:
+    """OpenShift's restricted-v2 refuses a uid outside of the namespace's range."""
+    objects = rendered(f"clusterAssignedIds={str(assigned).lower()}")
+    pods = [of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"], of_kind(objects, "Pod")[0]["spec"]]
+    for pod in pods:
+        context = pod["securityContext"]
+        ids = {key: value for key, value in context.items() if key in ("runAsUser", "runAsGroup", "fsGroup")}
+        assert ids == ({} if assigned else {"runAsUser": 65532, "runAsGroup": 65532})
+        assert context["runAsNonRoot"] is True
+        assert pod["containers"][0]["securityContext"].keys().isdisjoint({"runAsUser", "runAsGroup"})
 
 
 @pytest.mark.parametrize(

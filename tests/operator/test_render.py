@@ -279,3 +279,18 @@ def test_a_service_monitor_finds_its_port_whatever_clients_use(port: int) -> Non
     assert [endpoint["port"] for endpoint in by_kind["ServiceMonitor"]["endpoints"]] == ["management"]
     assert ports["management"]["targetPort"] == "management"
     assert ports["http"]["port"] == port != ports["management"]["port"]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "taint"),
+    [
+        ({}, "nvidia.com/gpu"),
+        ({"resourceName": "nvidia.com/gpu.shared"}, "nvidia.com/gpu"),
+        ({"resourceName": "nvidia.com/mig-1g.10gb"}, "nvidia.com/gpu"),
+        ({"mig": "1g.10gb"}, "nvidia.com/gpu"),
+        ({"resourceName": "amd.com/gpu"}, "amd.com/gpu"),
+    ],
+)
+def test_gpu_nodes_are_tolerated_by_the_key_of_their_taint(accelerator: dict[str, Any], taint: str) -> None:
+    pod = expected_template(parsed(accelerator=accelerator), CONFIG)["spec"]
+    assert [one["key"] for one in pod["tolerations"]] == [taint]

@@ -16,5 +16,6 @@ MATRIX: dict[str, list[str]] = {
     "selector": ["selector=tier=canary"],
     "logs": ["log.level=debug", "log.format=json", "extraEnv[0].name=A", "extraEnv[0].value=b"],
     "names": ["fullnameOverride=mine", "commonLabels.team=x", "podLabels.a=b", "podAnnotations.c=d"],
+    "openshift": ["clusterAssignedIds=true"],
     "secrets": ["imagePullSecrets={x}", "engine.imagePullSecrets={y,z}"],
 }

@@ -67,8 +67,9 @@ def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
 def _tolerations(deployment: LLMDeployment) -> list[Json]:
     out = [dict(toleration) for toleration in deployment.spec.scheduling.tolerations]
     if accelerator := deployment.spec.accelerator:
-        # GPU nodes are usually tainted with the name of their resource.
-        key = accelerator.resource if not accelerator.mig else "nvidia.com/gpu"
+        # GPU nodes are usually tainted with the name of their resource; NVIDIA's with nvidia.com/gpu, whatever the
+        # device plugin calls a share of one (nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb).
+        key = "nvidia.com/gpu" if accelerator.resource.startswith("nvidia.com/") else accelerator.resource
         out.append({"key": key, "operator": "Exists", "effect": "NoSchedule"})
     return out
 
