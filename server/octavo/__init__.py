@@ -17,6 +17,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if TYPE_CHECKING:
     from octavo.llm import LLM as LLM
     from octavo.outputs import CompletionOutput as CompletionOutput
+    from octavo.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.outputs import RequestOutput as RequestOutput
     from octavo.sampling_params import SamplingParams as SamplingParams
 
@@ -25,6 +27,8 @@ _EXPORTS = {
     "SamplingParams": "octavo.sampling_params",
     "RequestOutput": "octavo.outputs",
     "CompletionOutput": "octavo.outputs",
+    "EmbeddingRequestOutput": "octavo.outputs",
+    "PoolingRequestOutput": "octavo.outputs",
 }
 __all__ = sorted(_EXPORTS)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import sys
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from octavo import vllm_arguments
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
@@ -17,12 +18,19 @@ from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import OctavoError
 from octavo.interrupts import interrupts_held
-from octavo.outputs import RequestOutput
+from octavo.metrics.reader import Counter, Gauge, Metric
+from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
+from octavo.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.tokenizer import Tokenizer
+from octavo.user_tokenizer import UserTokenizer
 from octavo.worker.pooler import POOLINGS
-
-logger = logging.getLogger(__name__)
 
 Prompt = str | dict[str, Any] | list[int]
 
@@ -42,27 +50,82 @@ class Totals:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
+@dataclass
+class LLMOptions:
+    """Keyword arguments of `LLM` that the engine itself has no use for; vLLM's names and meanings."""
+
+    served_model_name: str | Sequence[str] | None = None  # the first is the label of metrics
+    max_logprobs: int = -1  # alternatives that a request may ask for; -1: as many as the vocabulary has
+    override_generation_config: dict[str, Any] | None = None
+    chat_template: str | None = None  # the template itself, for `chat`
+    disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
+    use_tqdm_on_load: bool = True
+
+
 class LLM:
     """A model in this process.
 
     >>> llm = LLM()                                   # the embedded model
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
 
-    Keyword arguments are those of `octavo.config.EngineArgs`. Raises ConfigError or ModelError when it cannot start.
+    Keyword arguments are those of `octavo.config.EngineArgs`, of `LLMOptions`, and vLLM's, which either say what is so
+    anyway or are refused. None means: the default. Raises TypeError for unknown ones, ConfigError or ModelError when
+    the engine cannot start.
     """
 
-    def __init__(self, model: str | None = None, **engine_args: Any) -> None:
-        unknown = engine_args.keys() - EngineArgs.field_names()
-        if unknown:
-            raise TypeError(f"LLM() got unknown arguments: {', '.join(sorted(unknown))}")
-        config = EngineArgs(model=model, **engine_args).create_engine_config()
+    def __init__(self, model: str | None = None, **arguments: Any) -> None:
+        engine_args, options = _split_arguments(arguments)
+        config = EngineArgs(model=model, **engine_args).create_engine_config(progress=options.use_tqdm_on_load)
+        config.model.generation_config.update(options.override_generation_config or {})
         self.engine = EngineCore(config)
         self.config = self.engine.config
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
-        self._input = InputProcessor(self.config, self.tokenizer)
+        names = options.served_model_name or config.model.model
+        self.model_name = names if isinstance(names, str) else names[0]
+        self._chat_template = options.chat_template
+        self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs)
         self._output = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self.totals = Totals()
+        self._finished: Counts[str] = Counts()
+
+    def get_tokenizer(self) -> UserTokenizer:
+        """The model's tokenizer under transformers' names. Raises ValueError where there is none."""
+        return UserTokenizer(self._require_tokenizer("get_tokenizer"))
+
+    def _require_tokenizer(self, method: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{method} needs a tokenizer, and skip_tokenizer_init=True was given")
+        return self.tokenizer
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters and gauges under the names that they have at a server's /metrics, counters without "_total"."""
+        labels = {"model_name": self.model_name, "engine": "0"}
+        scheduler, total = self.engine.scheduler, self.totals
+        gauges = {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": scheduler.num_waiting,
+            "kv_cache_usage_perc": scheduler.kv.usage,
+        }
+        counters = {
+            "prompt_tokens": self._finished["prompt_tokens"],
+            "generation_tokens": self._finished["generation_tokens"],
+            "prefix_cache_queries": total.prefix_cache_queries,
+            "prefix_cache_hits": total.prefix_cache_hits,
+            "num_preemptions": total.num_preemptions,
+        }
+        metrics: list[Metric] = [Gauge(f"vllm:{name}", value, labels=labels) for name, value in gauges.items()]
+        metrics += [Counter(f"vllm:{name}", value, labels=labels) for name, value in counters.items()]
+        metrics += [
+            Counter("vllm:request_success", self._finished[reason], labels={**labels, "finished_reason": reason})
+            for reason in FINISH_REASONS
+        ]
+        info = cache_config_labels(self.config, self.engine.executor.num_blocks)
+        return [*metrics, Gauge("vllm:cache_config_info", 1, labels={"engine": "0", **info})]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what earlier prompts have computed. False, and nothing is forgotten, while requests are running."""
+        return self.engine.reset_prefix_cache()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json recommends."""
@@ -107,27 +170,54 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
-        if self.tokenizer is None:
-            raise ValueError("chat needs a tokenizer, and skip_tokenizer_init=True was given")
+        tokenizer = self._require_tokenizer("chat")
         conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
         prompts: list[Prompt] = []
         for conversation in conversations:
-            text = self.tokenizer.apply_chat_template(
+            text = tokenizer.apply_chat_template(
                 conversation,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                chat_template=chat_template,
+                chat_template=chat_template or self._chat_template,
                 **(chat_template_kwargs or {}),
             )
-            prompts.append({"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)})
+            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], *, pooling: str = "mean") -> list[list[float]]:
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, pooling: str = "mean"
+    ) -> list[EmbeddingRequestOutput]:
         """One vector of length 1 a prompt: the "mean" of its hidden states, or the "last" token's.
 
         Raises OctavoError when the engine cannot make one of them.
         """
+        return [
+            EmbeddingRequestOutput(output.request_id, EmbeddingOutput(vector), output.prompt_token_ids)
+            for output, vector in self._pool(prompts, pooling, use_tqdm)
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_task: str = "embed",
+        pooling: str = "mean",
+    ) -> list[PoolingRequestOutput]:
+        """The vectors of `embed` as float32 tensors. "embed" is the only pooling_task so far."""
+        import torch
+
+        if pooling_task != "embed":
+            raise ValueError(f'pooling_task {pooling_task!r} is not supported yet: only "embed" is')
+        return [
+            PoolingRequestOutput(output.request_id, PoolingOutput(torch.tensor(vector)), output.prompt_token_ids)
+            for output, vector in self._pool(prompts, pooling, use_tqdm)
+        ]
+
+    def _pool(
+        self, prompts: Prompt | Sequence[Prompt], pooling: str, show_progress: bool
+    ) -> Iterator[tuple[RequestOutput, list[float]]]:
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
         many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
@@ -136,11 +226,10 @@ class LLM:
             request = self._input.process(str(next(self._ids)), prompt, SamplingParams(max_tokens=1))
             request.pooling = pooling
             requests.append(request)
-        outputs = self._run(requests, [None] * len(requests), False)
-        for number, output in enumerate(outputs):
+        for number, output in enumerate(self._run(requests, [None] * len(requests), show_progress)):
             if output.embedding is None:
                 raise OctavoError(f"prompt {number} could not be embedded: {output.error}")
-        return [output.embedding for output in outputs if output.embedding is not None]
+            yield output, output.embedding
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
@@ -167,6 +256,7 @@ class LLM:
                     for output in self._step():
                         if output.finished:
                             finished[output.request_id] = output
+                            self._count(output)
                             if progress is not None:
                                 progress.update(output)
         except BaseException:
@@ -179,6 +269,12 @@ class LLM:
                 progress.close()
         return [finished[request_id] for request_id in request_ids]
 
+    def _count(self, output: RequestOutput) -> None:
+        self._finished["prompt_tokens"] += len(output.prompt_token_ids)
+        for completion in output.outputs:
+            self._finished["generation_tokens"] += len(completion.token_ids)
+            self._finished[completion.finish_reason or "error"] += 1
+
     def _step(self) -> Iterator[RequestOutput]:
         step = self.engine.step()
         if step.stats is not None:
@@ -187,6 +283,30 @@ class LLM:
         for request_id, index in stopped:
             self.engine.finish_sample(request_id, index)
         yield from outputs
+
+
+def _split_arguments(given: dict[str, Any]) -> tuple[dict[str, Any], LLMOptions]:
+    """Arguments of the engine, and of `LLM` itself. Raises TypeError, ConfigError."""
+    own_names = {option.name for option in fields(LLMOptions)}
+    engine_args, own = {}, {}
+    for name, value in given.items():
+        if name in EngineArgs.field_names():
+            if value is not None:
+                engine_args[name] = _dtype_name(value) if name.endswith("dtype") else value
+        elif name in own_names:
+            if value is not None:
+                own[name] = value
+        elif vllm_arguments.is_known(name):
+            vllm_arguments.check(name, value)
+        else:
+            hint = vllm_arguments.did_you_mean(name, own_names | EngineArgs.field_names())
+            raise TypeError(f"LLM() got the unknown argument {name!r}{hint}")
+    return engine_args, LLMOptions(**own)
+
+
+def _dtype_name(value: Any) -> str:
+    """torch.float16 as "float16"."""
+    return str(value).removeprefix("torch.")
 
 
 class _Progress:

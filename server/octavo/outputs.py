@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True)
@@ -120,3 +123,59 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     embedding: list[float] | None = None  # of a pooling request; ``outputs`` then hold no text
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """``data``: float32 [hidden_size]."""
+
+    data: torch.Tensor
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """What `LLM.encode` gives for a prompt."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """``embedding``: hidden_size numbers, a vector of length 1."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True, eq=False)
+class EmbeddingRequestOutput(Sequence[float]):
+    """What `LLM.embed` gives for a prompt: vLLM's object, and a sequence of the vector's numbers, so that a list of
+    them is a matrix to numpy and torch."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+    def __len__(self) -> int:
+        return len(self.outputs.embedding)
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[float]: ...
+    def __getitem__(self, index: int | slice) -> float | list[float]:
+        return self.outputs.embedding[index]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.outputs.embedding)
+
+    def __eq__(self, other: object) -> bool:
+        """Of the same numbers."""
+        return isinstance(other, Sequence) and self.outputs.embedding == list(other)

@@ -95,6 +95,13 @@ class KVCacheManager:
                 hit.partial = None  # one token matched and it must be computed anyway: nothing to gain from a copy
         return hit
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and nothing is forgotten, while sequences hold blocks."""
+        if self._tables:
+            return False
+        self.pool.reset_prefix_cache()
+        return True
+
     def cache_blocks(self, request: Request) -> None:
         """Offer what is confirmed of a running sequence to others: its full blocks, and once its prompt's last part."""
         if not self.enable_prefix_caching:

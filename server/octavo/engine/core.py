@@ -67,6 +67,10 @@ class EngineCore:
         """End one sequence whose text has matched a stop string; the front end reports it, nothing is sent back."""
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes. False, and nothing is forgotten, while sequences hold blocks."""
+        return self.scheduler.kv.reset_prefix_cache()
+
     def has_unfinished_requests(self) -> bool:
         """Also while a step is on the device whose sequences have all ended: its results must still be taken."""
         return (

@@ -22,9 +22,8 @@ from prometheus_client.registry import Collector
 from octavo.config import EngineConfig
 from octavo.engine.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
-from octavo.metrics.stats import FinishedSample, IterationStats, Progress
+from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress
 
-FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 REJECTED_QUEUE_FULL = "max_num_queued_reqs"
 

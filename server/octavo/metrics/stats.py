@@ -3,9 +3,29 @@ by whoever keeps instruments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+def cache_config_labels(config: EngineConfig, num_blocks: int) -> dict[str, str]:
+    """The labels of vllm:cache_config_info: the cache's configuration, and what came of it.
+
+    ``num_blocks`` counts the null block, the label num_gpu_blocks does not. kv_cache_max_concurrency: sequences of
+    max_model_len that fit at once.
+    """
+    usable, size = num_blocks - 1, config.cache.block_size
+    blocks_of_longest = -(-config.scheduler.max_model_len // size)
+    values = {
+        **asdict(config.cache),
+        "num_gpu_blocks": usable,
+        "kv_cache_size_tokens": usable * size,
+        "kv_cache_max_concurrency": usable / blocks_of_longest,
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 @dataclass

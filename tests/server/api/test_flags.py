@@ -99,6 +99,14 @@ def test_flags_of_vllm_that_change_nothing(capsys):
         assert flags[1] in capsys.readouterr().err
 
 
+def test_flags_of_vllm_that_are_not_built_say_so(capsys):
+    for flags in (["--enable-lora"], ["--hf-overrides", "{}"], ["--hf_token", "hf_secret"]):
+        with pytest.raises(SystemExit) as stopped:
+            parse(*flags)
+        told = capsys.readouterr().err
+        assert stopped.value.code == 2 and "not supported yet" in told and "secret" not in told
+
+
 def test_aliases():
     assert parse("--max-queued-requests", "3").max_num_queued_reqs == 3
     assert parse("--uvicorn-log-level", "warning").log_level == "warning"
