@@ -26,7 +26,7 @@ async def run(config: OperatorConfig) -> int:
     lease = LeaseHolder(cluster, config)
     controller = Controller(cluster, config, lease)
     watching = Watching(cluster, config, controller)
-    autoscaler = Autoscaler(cluster, config, controller.store, lease.leading, controller.queue.add)
+    autoscaler = Autoscaler(cluster, config, controller.store, lease, controller.queue.add)
     controller.scaling = autoscaler.scaling
     controller.metrics.watch_decisions(autoscaler.reader.decisions)
     stop = asyncio.Event()

@@ -60,10 +60,11 @@ RESOURCES = {
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a list. `is_first`: the list begins, or begins once more."""
+    """Part of a list. `is_first`: the list begins, or begins once more. `version`: the cluster's when it was made."""
 
     items: list[Json]
     is_first: bool
+    version: str
 
 
 class ApiError(Exception):
@@ -248,7 +249,7 @@ class Cluster:
                     first = True
                     continue
                 raise
-            yield Page(page["items"], first)
+            yield Page(page["items"], first, page["metadata"]["resourceVersion"])
             first = False
             if not (mark := page["metadata"].get("continue")):
                 return

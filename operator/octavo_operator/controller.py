@@ -27,6 +27,8 @@ logger = logging.getLogger("octavo.operator")
 WATCHED = (KIND, *CHILD_KINDS, "Pod")
 OPTIONAL = ("PodMonitor", "ServiceMonitor", "ScaledObject")
 
+_LEASE_WAIT_SECONDS = 1.0
+
 Json = dict[str, Any]
 
 
@@ -97,11 +99,14 @@ class Controller:
             key = await self.queue.get()
             began = time.monotonic()
             try:
-                if self._lease.is_held:
-                    succeeded = await self._look_at(key)
-                    self.metrics.reconciled("done" if succeeded else "retried", time.monotonic() - began)
+                if not self._lease.is_held:
+                    raise NotLeading
+                succeeded = await self._look_at(key)
+                self.metrics.reconciled("done" if succeeded else "retried", time.monotonic() - began)
             except NotLeading:
-                pass  # the process is about to end
+                # The Lease may be stale for a moment only (the process was frozen): renewed, it is ours again, and
+                # what was to be done still is. If it is lost, the process ends.
+                self.queue.add_after(key, _LEASE_WAIT_SECONDS)
             except Exception:
                 logger.exception("%s/%s: a defect of the operator", *key)
                 self.metrics.reconciled("failed", time.monotonic() - began)

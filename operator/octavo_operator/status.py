@@ -54,7 +54,7 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     conditions = [_available(deployment, counts, problem), _progressing(deployment, seen, problem), _degraded(problem)]
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
-    if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling.problem, seen.apis):
+    if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling, seen.apis):
         conditions.insert(-1, _condition("AutoscalerReady", *verdict))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
     _stamp(conditions, deployment, now)

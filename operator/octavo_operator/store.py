@@ -87,10 +87,13 @@ class Store:
 
     def put(self, one: Observed) -> Key | None:
         """Remembers it; the LLMDeployment to look at, or None when nothing is new."""
+        if self._is_old((one.kind, one.namespace, one.name), int(one.resource_version)):
+            return None
+        return self._set(one)
+
+    def _set(self, one: Observed) -> Key | None:
         place = (one.kind, one.namespace, one.name)
         known = self._objects.get(place)
-        if self._is_old(place, int(one.resource_version)):
-            return None
         owner = one.owner
         if known and known[1] != owner and known[1]:
             self._children[known[1]].discard(place)
@@ -119,10 +122,9 @@ class Store:
                 del self._children[owner]
         return owner
 
-    def listing(self, kind: str) -> Listing:
-        """To be asked for before a complete listing of a kind begins."""
-        known = {place: one.uid for place, (one, _) in self._objects.items() if place[0] == kind}
-        return Listing(self, kind, known)
+    def listing(self, kind: str, namespace: str | None = None) -> Listing:
+        """To be asked for before a complete listing of a kind begins. `namespace`: None lists all of them."""
+        return Listing(self, kind, namespace)
 
     def get(self, kind: str, namespace: str, name: str) -> Observed | None:
         known = self._objects.get((kind, namespace, name))
@@ -142,23 +144,53 @@ class Store:
 
 
 class Listing:
-    """A complete list of one kind that is being read, page by page, while watches go on telling."""
+    """A complete list of one kind that is being read, page by page, while watches go on telling.
 
-    def __init__(self, store: Store, kind: str, known_before: dict[tuple[str, str, str], str]) -> None:
-        self._store, self._kind, self._left = store, kind, known_before
+    It was read after all that was known when it began, so it replaces that, whatever the versions say: they go back
+    when etcd is restored from a backup. Only what was told since then may be newer, and there versions decide.
+    """
+
+    def __init__(self, store: Store, kind: str, namespace: str | None) -> None:
+        self._store, self._kind = store, kind
+        self._before = {
+            place: one
+            for place, (one, _) in store._objects.items()
+            if place[0] == kind and namespace in (None, place[1])
+        }
+        self._ended_before = {
+            place: version
+            for place, version in store._gone.items()
+            if place[0] == kind and namespace in (None, place[1])
+        }
+        self._left = dict(self._before)
         self._changed: set[Key] = set()
 
     def add(self, api_version: str, body: Mapping[str, Any]) -> None:
         meta = body["metadata"]
-        self._left.pop((self._kind, meta["namespace"], meta["name"]), None)
-        if self._store.knows(self._kind, body):
+        place = (self._kind, meta["namespace"], meta["name"])
+        self._left.pop(place, None)
+        known = self._store._objects.get(place)
+        live, before = known[0] if known else None, self._before.get(place)
+        if live is before and self._store._gone.get(place) == self._ended_before.get(place):
+            if live is not None and (live.uid, live.resource_version) == (meta["uid"], meta["resourceVersion"]):
+                return
+            self._store._gone.pop(place, None)
+            owner = self._store._set(Observed.of(self._kind, api_version, body))
+        elif self._store.knows(self._kind, body):
             return
-        if owner := self._store.put(Observed.of(self._kind, api_version, body)):
-            self._changed.add(owner)
+        else:
+            owner = self._store.put(Observed.of(self._kind, api_version, body))
+        self._changed.update(key for key in (owner, known[1] if known else None) if key)
 
-    def finish(self) -> set[Key]:
-        """The list was complete: what is not in it is gone. The LLMDeployments to look at."""
-        for place, uid in self._left.items():
-            if owner := self._store.drop(*place, uid):
+    def finish(self, version: str | None = None) -> set[Key]:
+        """The list was complete: what is not in it is gone. The LLMDeployments to look at. `version`: of the list;
+        None: the cluster does not know the kind."""
+        for place, one in self._left.items():
+            ended = min(int(one.resource_version), int(version)) if version else None
+            if owner := self._store.drop(*place, one.uid, str(ended) if ended else None):
                 self._changed.add(owner)
+        if version:  # ends of a history that is no more must not hide what comes now
+            for place, ended in self._ended_before.items():
+                if self._store._gone.get(place) == ended > int(version):
+                    self._store._gone[place] = int(version)
         return self._changed

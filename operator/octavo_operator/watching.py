@@ -22,6 +22,7 @@ from octavo_operator.controller import OPTIONAL, WATCHED, Controller
 from octavo_operator.freshness import Freshness
 from octavo_operator.own_loop import in_own_loop
 from octavo_operator.render.names import OWNER_LABEL
+from octavo_operator.store import Key
 
 logger = logging.getLogger("octavo.operator.watching")
 
@@ -140,14 +141,21 @@ class Watching:
 
     async def _list_all(self) -> None:
         for kind in WATCHED:
-            selector = self._config.selector if kind == KIND else OWNER_LABEL
-            listing = self._controller.store.listing(kind)
-            if kind not in (KIND, *OPTIONAL) or kind in (self._served or ()):
-                for namespace in self._config.watch_namespaces or (None,):
-                    async for page in self._cluster.pages(kind, namespace, selector):
-                        for number, body in enumerate(page.items):
-                            listing.add(RESOURCES[kind].api_version, body)
-                            if number % 50 == 0:
-                                await asyncio.sleep(0)  # others have work, too
-            self._controller.listed(kind, listing.finish())
+            is_served = kind not in (KIND, *OPTIONAL) or kind in (self._served or ())
+            for namespace in self._config.watch_namespaces or (None,):
+                self._controller.listed(kind, await self._list(kind, namespace, is_served))
         self._controller.listed_all()
+
+    async def _list(self, kind: str, namespace: str | None, is_served: bool) -> set[Key]:
+        selector = self._config.selector if kind == KIND else OWNER_LABEL
+        listing, version = self._controller.store.listing(kind, namespace), None
+        if is_served:
+            async for page in self._cluster.pages(kind, namespace, selector):
+                if page.is_first and version is not None:  # the list begins once more
+                    listing = self._controller.store.listing(kind, namespace)
+                version = page.version
+                for number, body in enumerate(page.items):
+                    listing.add(RESOURCES[kind].api_version, body)
+                    if number % 50 == 0:
+                        await asyncio.sleep(0)  # others have work, too
+        return listing.finish(version)

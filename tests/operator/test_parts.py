@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.autoscaling.condition import Scaling
+from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.cluster import ApiError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import refusal
@@ -204,6 +204,49 @@ def test_a_listing_finds_what_a_watch_has_missed_but_does_not_undo_what_it_told_
     assert found == [("kept", "u"), ("new", "u"), ("replaced", "new")], "nothing comes back, nothing new is lost"
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["changed", "ended"])), max_size=12),
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["changed", "ended"])), max_size=6),
+    st.integers(1, 8),
+)
+def test_after_etcd_was_restored_from_a_backup_a_listing_is_what_there_is(
+    before: list[tuple[int, str]], after: list[tuple[int, str]], lost: int
+) -> None:
+    """Versions go back then: what was told before the restore must hide neither what is listed nor what comes."""
+    store, version, uid = Store(), 100, 0
+    there: dict[int, tuple[int, str]] = {}
+    backup: dict[int, tuple[int, str]] = {}
+    for number, (name, what) in enumerate(before):
+        version += 1
+        if what == "ended":
+            if name in there:
+                store.drop("Pod", "n", str(name), there.pop(name)[1], str(version))
+        else:
+            uid += name not in there
+            there[name] = (version, there[name][1] if name in there else f"u{uid}")
+            store.put(observed(str(name), *there[name]))
+        if number == len(before) - lost:
+            backup, restored = dict(there), version
+    if len(before) < lost:
+        backup, restored = {}, 100
+    listing = store.listing("Pod", "n")
+    for name, (known, one) in backup.items():
+        listing.add("v1", raw(str(name), known, one))
+    listing.finish(str(restored))
+    there, version = backup, restored
+    for name, what in after:  # as watches tell it
+        version += 1
+        if what == "ended":
+            if name in there:
+                assert store.drop("Pod", "n", str(name), there.pop(name)[1], str(version))
+        else:
+            uid += name not in there
+            there[name] = (version, there[name][1] if name in there else f"u{uid}")
+            assert store.put(observed(str(name), *there[name]))
+    found = {int(one.name): (int(one.resource_version), one.uid) for one in store.children(("n", "toy"))}
+    assert found == there
+
+
 def test_a_listing_that_breaks_off_changes_nothing_more() -> None:
     store = Store()
     store.put(observed("kept", 2))
@@ -356,6 +399,30 @@ def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
     assert deployment.status["replicaCapacity"] == 8
     assert expected_status(deployment, Observation(None, []), "cluster.local", 0.0)["replicaCapacity"] == 8
     assert "replicaCapacity" not in expected_status(parsed(), learnt, "cluster.local", 0.0)
+
+
+@pytest.mark.parametrize(("wanted", "least", "most", "pods"), [(9, 1, 2, 2), (1, 3, 4, 3), (3, 1, 4, 3), (0, 1, 2, 0)])
+def test_pods_stay_within_the_limits_of_autoscaling(wanted: int, least: int, most: int, pods: int) -> None:
+    """Whatever was written into replicas: an autoscaler would take them away again a moment later. 0 turns it off."""
+    autoscaling = {"minReplicas": least, "maxReplicas": most}
+    assert parsed(replicas=wanted, autoscaling=autoscaling).replicas == pods
+    assert parsed(replicas=wanted, autoscaling=autoscaling, suspend=True).replicas == 0
+    assert parsed(replicas=wanted).replicas == wanted
+
+
+@pytest.mark.parametrize(
+    ("needed", "reason"), [(None, "AtMaxReplicas"), (3, "AtMaxReplicas"), (2, "Scaling"), (0, "Scaling")]
+)
+def test_the_maximum_is_blamed_only_when_the_load_needs_more(needed: int | None, reason: str) -> None:
+    """A HorizontalPodAutoscaler says TooManyReplicas of a number that was written by hand, too."""
+    said = [
+        {"type": "ScalingActive", "status": "True"},
+        {"type": "ScalingLimited", "status": "True", "reason": "TooManyReplicas"},
+    ]
+    deployment = parsed(autoscaling={"maxReplicas": 2})
+    verdict = autoscaler_ready(deployment, {"status": {"conditions": said}}, Scaling(needed=needed), frozenset())
+    assert verdict is not None
+    assert verdict[:2] == (True, reason)
 
 
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))

@@ -45,7 +45,16 @@ class LLMDeployment:
 
     @property
     def replicas(self) -> int:
-        return 0 if self.spec.suspend else self.spec.replicas
+        """How many pods there should be now."""
+        return 0 if self.spec.suspend else self.scaled_replicas
+
+    @property
+    def scaled_replicas(self) -> int:
+        """spec.replicas within the limits of autoscaling; 0 stays 0, as a HorizontalPodAutoscaler has it."""
+        limits = self.spec.autoscaling
+        if limits is None or self.spec.replicas == 0:
+            return self.spec.replicas
+        return min(max(self.spec.replicas, limits.min_replicas), limits.max_replicas)
 
     def owner_reference(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from octavo_operator.autoscaling.reader import Reader
 from octavo_operator.autoscaling.registration import Registration
 from octavo_operator.cluster import Cluster
 from octavo_operator.config import OperatorConfig
+from octavo_operator.lease import LeaseHolder
 from octavo_operator.store import Key, Store
 
 
@@ -25,13 +26,15 @@ class Autoscaler:
         cluster: Cluster,
         config: OperatorConfig,
         store: Store,
-        leading: asyncio.Event,
+        lease: LeaseHolder,
         look_at: Callable[[Key], None],
     ) -> None:
-        self._leading, self._look_at = leading, look_at
+        self._leading, self._look_at = lease.leading, look_at
         self.reader = Reader(store, look_at)
-        self._api = MetricsApi(cluster, store, self.reader, leading)
-        self._registration = Registration(cluster, config, self._api, self._providers, self._look_at_all)
+        self._api = MetricsApi(cluster, store, self.reader, lease.leading)
+        self._registration = Registration(
+            cluster, config, self._api, self._providers, self._look_at_all, lambda: lease.is_held
+        )
 
     def routes(self) -> list[web.RouteDef]:
         """For the plain HTTP port."""
@@ -44,7 +47,7 @@ class Autoscaler:
             return Scaling()
         ours = self._registration.problem if autoscaling.provider == "hpa" else None
         key = (deployment.namespace, deployment.name)
-        return Scaling(ours or self.reader.problem(key), self.reader.capacity(key))
+        return Scaling(ours or self.reader.problem(key), self.reader.capacity(key), self.reader.needed(key))
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -13,20 +13,22 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scaling:
-    """What autoscaling tells of one LLMDeployment: what keeps it from being scaled, and how many requests a replica
-    has been seen to hold."""
+    """What autoscaling tells of one LLMDeployment: what keeps it from being scaled, how many requests a replica has
+    been seen to hold, and how many replicas the present load needs (None: not known)."""
 
     problem: Problem | None = None
     capacity: float | None = None
+    needed: int | None = None
 
 
 Verdict = tuple[bool | None, str, str]  # status, reason, message
 
 
 def autoscaler_ready(
-    deployment: LLMDeployment, autoscaler: Json | None, problem: Problem | None, apis: frozenset[str]
+    deployment: LLMDeployment, autoscaler: Json | None, scaling: Scaling, apis: frozenset[str]
 ) -> Verdict | None:
-    """None without spec.autoscaling. `autoscaler`: the HorizontalPodAutoscaler or ScaledObject; `problem`: ours."""
+    """None without spec.autoscaling. `autoscaler`: the HorizontalPodAutoscaler or ScaledObject; `scaling`: ours."""
+    problem = scaling.problem
     autoscaling = deployment.spec.autoscaling
     if autoscaling is None:
         return None
@@ -53,7 +55,9 @@ def autoscaler_ready(
         return _starting("the autoscaler has not looked at the load yet")
     span = f"{autoscaling.min_replicas} to {autoscaling.max_replicas} replicas"
     limit = said.get("ScalingLimited") or {}
-    if limit.get("status") == "True" and limit.get("reason") == "TooManyReplicas":
+    # A HorizontalPodAutoscaler says so, too, of a load that is over, or of a number that somebody wrote by hand.
+    more = scaling.needed is None or scaling.needed > autoscaling.max_replicas
+    if more and limit.get("status") == "True" and limit.get("reason") == "TooManyReplicas":
         return True, "AtMaxReplicas", f"the load needs more than autoscaling.maxReplicas allows ({span})"
     return True, "Scaling", f"the queue decides over {span}"
 

@@ -65,7 +65,8 @@ class _Memory:
 
 
 class Reader:
-    """`changed` is called with a key whose `problem` has come, changed or gone, or whose `capacity` is worth noting."""
+    """`changed` is called with a key whose `problem` has come, changed or gone, whose `capacity` is worth noting, or
+    whose load has come to need more than the maximum of replicas, or no longer does."""
 
     def __init__(self, store: Store, changed: Callable[[Key], None], clock: Callable[[], float] = time.monotonic):
         self._store, self._changed, self._clock = store, changed, clock
@@ -98,6 +99,11 @@ class Reader:
         """How many requests a replica holds at once, as far as that has been learnt."""
         memory = self._memory.get(key)
         return memory.capacity if memory else None
+
+    def needed(self, key: Key) -> int | None:
+        """How many replicas the load of the last reading needs; None: it is not known."""
+        memory = self._memory.get(key)
+        return memory.decision.needed if memory and memory.decision else None
 
     def decisions(self) -> dict[Key, Decision]:
         """The last ones, for the metrics."""
@@ -140,7 +146,7 @@ class Reader:
             task.exception()  # whoever asked has been told; nobody may have
 
     async def _read(self, key: Key, memory: _Memory) -> Decision:
-        before, deployment = memory.problem, self.deployment(key)
+        before, deployment = (memory.problem, self._exceeds(key)), self.deployment(key)
         said = deployment.status.get("replicaCapacity") if deployment else None
         try:
             if deployment is None:
@@ -161,8 +167,14 @@ class Reader:
             memory.decision, memory.read_at = None, self._clock()
             raise
         finally:
-            if memory.problem != before or noted(said, memory.capacity) != said:
+            if (memory.problem, self._exceeds(key)) != before or noted(said, memory.capacity) != said:
                 self._changed(key)
+
+    def _exceeds(self, key: Key) -> bool:
+        """Whether the load needs more replicas than there may be."""
+        deployment, needed = self.deployment(key), self.needed(key)
+        limits = deployment.spec.autoscaling if deployment else None
+        return limits is not None and needed is not None and needed > limits.max_replicas
 
     async def _look(self, deployment: LLMDeployment, memory: _Memory) -> tuple[Decision, list[Load]]:
         autoscaling = deployment.spec.autoscaling
@@ -182,7 +194,7 @@ class Reader:
         one = learn(memory.capacity, loads) or estimate(loads, deployment.spec.engine.max_num_seqs)
         target = autoscaling.queue_depth.target_per_replica
         unsure = not sure or bool(failed) or not loads or deployment.spec.suspend
-        return decide(deployment.spec.replicas, target, loads, one, unsure=unsure), loads
+        return decide(deployment.scaled_replicas, target, loads, one, unsure=unsure), loads
 
     def _judge(self, memory: _Memory, failed: list[tuple[Place, str]], count: int) -> Problem | None:
         """A pod that is loading may well be silent, and one that is ready may be for a moment."""

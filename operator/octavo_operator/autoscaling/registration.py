@@ -105,6 +105,10 @@ def _unavailable(live: Json) -> Problem | None:
     return None
 
 
+def _bundle_of(live: Json) -> str:
+    return str(live["spec"].get("caBundle") or "")
+
+
 class PortTaken(Exception):
     """We cannot listen."""
 
@@ -119,17 +123,19 @@ class Registration:
         api: MetricsApi,
         wanted: Callable[[], frozenset[str]],
         changed: Callable[[], None],
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`wanted()`: providers that some LLMDeployment is scaled by. `changed()`: `problem` is another one."""
+        """`wanted()`: providers that some LLMDeployment is scaled by. `changed()`: `problem` is another one.
+        `may_write()`: whether the Lease is held this moment."""
         self.problem: Problem | None = None if config.metrics_api else _NOT_SERVED
         self._cluster, self._config, self._api = cluster, config, api
-        self._wanted, self._changed = wanted, changed
+        self._wanted, self._changed, self._may_write = wanted, changed, may_write
         self._lifetime = timedelta(seconds=config.metrics_certificate_seconds)
         self._port: int | None = None  # on which we answer
         self._shown: certificate.ServingCertificate | None = None
         self._next: tuple[certificate.ServingCertificate, datetime] | None = None  # published, not shown yet
         self._front: FrontProxy | None = None
-        self._registered = False
+        self._registered: str | None = None  # the authorities of our registration; None: it is not ours
         self._owner_reference: Json | None = None
 
     async def keep(self, leading: asyncio.Event) -> None:
@@ -140,19 +146,21 @@ class Registration:
         while True:
             await leading.wait()
             wanted = self._wanted()
-            if wanted != done or time.monotonic() >= due:
+            # One that was frozen may have been replaced without having heard of it.
+            if (wanted != done or time.monotonic() >= due) and self._may_write():
                 due, done = time.monotonic() + period, wanted
                 await self._once(wanted)
             await asyncio.sleep(min(1.0, period))
 
     async def withdraw(self) -> None:
-        """When the operator ends: nobody would answer. Whoever takes over registers anew."""
-        if not self._registered:
+        """When the operator ends: nobody would answer. Whoever takes over registers anew; if another one has done so
+        already, with authorities of its own, that stays."""
+        if self._registered is None:
             return
         try:
             async with asyncio.timeout(3):
                 live = await self._live()
-                if judge(live, False, self._service(), "", None).delete:
+                if judge(live, False, self._service(), "", None).delete and _bundle_of(live) == self._registered:
                     await self._delete(live)
         except (*TRANSPORT_ERRORS, ApiError) as error:
             logger.warning("%s could not be taken back: %s", API_SERVICE, error or type(error).__name__)
@@ -189,17 +197,18 @@ class Registration:
         if not wanted or (standing.problem and standing.problem.reason == "APIServiceTaken"):
             if standing.delete:
                 await self._delete(live)
-            self._registered = False
+            self._registered = None
             return standing.problem
         await self._serve()
-        standing = judge(live, True, self._service(), self._bundle(), await self._owner())
+        bundle = self._bundle()
+        standing = judge(live, True, self._service(), bundle, await self._owner())
         if standing.write is not None:
             if live is None:
                 await self._cluster.call("POST", _API_SERVICES, standing.write)
             else:
                 await self._cluster.call("PUT", f"{_API_SERVICES}/{API_SERVICE}", standing.write)
             logger.info("%s: %s", API_SERVICE, "registered" if live is None else "brought up to date")
-        self._registered = True
+        self._registered = bundle
         return standing.problem
 
     # Our side.

@@ -1,0 +1,127 @@
+"""Who may write, and what happens to those who may no longer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from support.llmd import manifest
+
+from octavo_operator.api import KIND
+from octavo_operator.autoscaling.registration import Registration
+from octavo_operator.config import OperatorConfig
+from octavo_operator.controller import Controller
+from octavo_operator.lease import LeaseHolder
+
+Json = dict[str, Any]
+
+
+class ApiServer:
+    """Takes everything, and keeps the one Lease."""
+
+    def __init__(self) -> None:
+        self.lease: Json | None = None
+        self.version = 10
+        self.replicas: list[int] = []
+        self.on_answer: Any = None
+
+    async def get(self, kind: str, namespace: str, name: str, timeout: float = 15) -> Json | None:
+        if kind != "Lease" or self.lease is None:
+            return None
+        return {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.lease)}
+
+    async def call(self, method: str, path: str, body: Json, **_: Any) -> Json:
+        if "leases" in path:
+            self.lease = body["spec"]
+            self.version += 1
+        return body
+
+    async def apply(self, one: Json, manager: str, subresource: str | None = None) -> Json:
+        self.version += 1
+        if one["kind"] == "Deployment":
+            self.replicas.append(one["spec"]["replicas"])
+        base = wanted(self.replicas[-1] if self.replicas else 1, 1) if one["kind"] == KIND else one
+        return {**base, **one, "metadata": {**base["metadata"], "uid": "u", "resourceVersion": str(self.version)}}
+
+
+def wanted(replicas: int, version: int) -> Json:
+    body = manifest(replicas=replicas)
+    body["metadata"] |= {"uid": "u", "generation": version, "resourceVersion": str(version)}
+    return body
+
+
+def test_a_change_heard_of_while_the_lease_is_stale_is_made_once_it_is_renewed() -> None:
+    """A process that was frozen wakes: its Lease has run out, nobody took it, and a change is read first."""
+
+    async def run() -> list[int]:
+        server = ApiServer()
+        config = OperatorConfig(lease_seconds=3)
+        lease = LeaseHolder(server, config)  # type: ignore[arg-type]
+        controller = Controller(server, config, lease)  # type: ignore[arg-type]
+        controller.listed_all()
+        tasks = [asyncio.create_task(lease.run()), asyncio.create_task(controller.work())]
+        try:
+            controller.saw(KIND, wanted(1, 1))
+            async with asyncio.timeout(5):
+                while server.replicas != [1]:
+                    await asyncio.sleep(0.01)
+            lease._renewed -= 20  # so much time has passed at once
+            assert not lease.is_held
+            controller.saw(KIND, wanted(3, 5000))
+            async with asyncio.timeout(10):
+                while 3 not in server.replicas:
+                    await asyncio.sleep(0.05)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return server.replicas
+
+    assert asyncio.run(run()) == [1, 3]
+
+
+class Registry:
+    """An API server that has one APIService, registered by somebody."""
+
+    def __init__(self, bundle: str) -> None:
+        service = {"namespace": "default", "name": "octavo-operator-metrics", "port": 443}
+        meta = {"name": "x", "uid": "1", "resourceVersion": "77"}
+        self.live: Json = {"metadata": meta, "spec": {"service": service, "caBundle": bundle}}
+        self.writes: list[str] = []
+
+    async def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        if method != "GET":
+            self.writes.append(method)
+            assert body is not None
+            if method == "DELETE":
+                assert body["preconditions"] == {"uid": "1", "resourceVersion": "77"}
+        return self.live
+
+
+def registration(server: Registry, held: bool = True) -> Registration:
+    config = OperatorConfig(metrics_api=True)
+    api: Any = None
+    return Registration(server, config, api, lambda: frozenset(), lambda: None, lambda: held)  # type: ignore[arg-type]
+
+
+def test_who_lost_the_lease_leaves_the_registration_of_the_next_one() -> None:
+    """Both replicas of a release register the same Service; authorities tell whose the registration is."""
+    for bundle, writes in (("ours", ["DELETE"]), ("the next one's", [])):
+        server = Registry(bundle)
+        one = registration(server)
+        one._registered = "ours"
+        asyncio.run(one.withdraw())
+        assert server.writes == writes
+
+
+def test_nothing_is_registered_while_the_lease_is_stale() -> None:
+    async def run(held: bool) -> list[str]:
+        server = Registry("somebody's")
+        leading = asyncio.Event()
+        leading.set()
+        task = asyncio.create_task(registration(server, held).keep(leading))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        return server.writes
+
+    assert asyncio.run(run(held=True)) == ["DELETE"], "nobody is scaled by it"
+    assert asyncio.run(run(held=False)) == []
