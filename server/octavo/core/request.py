@@ -83,7 +83,7 @@ class Request:
         self.num_kv_tokens = 0  # KV of lower positions was found in shared blocks: never written again
         self.num_output_placeholders = 0
         self.num_cached_tokens = -1  # of the first admission; -1: not admitted yet
-        self.num_preemptions = 0
+        self.num_preemptions = 0  # since the last output
         self.num_prompt_logprobs = 0  # positions whose log-probabilities have been reported
         self.epoch = 0  # raised by every preemption: results of steps before it say nothing of the new blocks
         self.scheduled_time: float | None = None

@@ -490,6 +490,7 @@ def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreO
     tokens = tokens or []
     output = EngineCoreOutput(request.request_id, request.index, tokens, finish_reason=request.finish_reason)
     output.stop_reason = request.stop_reason
+    output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
     if request.num_output_tokens == len(tokens):  # its first
         output.num_cached_tokens = max(0, request.num_cached_tokens)
         output.scheduled_time = request.scheduled_time

@@ -52,6 +52,7 @@ class EngineCoreOutput:
     scheduled_time: float | None = None  # on the first output: when first scheduled, seconds since the epoch
     error: str | None = None
     embedding: list[float] | None = None
+    num_preemptions: int = 0  # since the last output
 
     @property
     def is_one_token(self) -> bool:
@@ -62,6 +63,7 @@ class EngineCoreOutput:
             and self.new_logprobs is None
             and self.scheduled_time is None
             and not self.num_cached_tokens
+            and not self.num_preemptions
             and self.stop_reason is None
             and self.prompt_logprobs is None
             and self.error is None

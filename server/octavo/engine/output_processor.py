@@ -40,6 +40,7 @@ class SampleState:
     stop_reason: int | str | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -224,6 +225,7 @@ class OutputProcessor:
         if metrics.scheduled_time is None:
             metrics.scheduled_time = output.scheduled_time
             state.num_cached_tokens = output.num_cached_tokens
+        sample.num_preemptions += output.num_preemptions
         token_ids = output.new_token_ids
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
         stopped_by_string = False
@@ -293,6 +295,7 @@ def _finished(state: RequestState, sample: SampleState, now: float) -> FinishedS
         prefill=_between(scheduled, first),
         decode=_between(first, last),
         inference=_between(scheduled, last),
+        num_preemptions=sample.num_preemptions,
     )
 
 

@@ -168,6 +168,7 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 
 async def _become_ready(engine: AsyncLLM, state: ServerState) -> None:
     ready = await engine.wait_ready()
+    state.metrics.record_cache(engine.config, ready.num_blocks)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import (
@@ -22,7 +21,7 @@ from prometheus_client.registry import Collector
 from octavo.config import EngineConfig
 from octavo.engine.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
-from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress
+from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress, cache_config_labels
 
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 REJECTED_QUEUE_FULL = "max_num_queued_reqs"
@@ -39,6 +38,7 @@ _FIRST_TOKEN_SECONDS = (
     640.0, 2560.0,
 )  # fmt: skip
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -112,6 +112,9 @@ class EngineMetrics:
         self._h_iteration = histogram("vllm:iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
         self._h_n = histogram("vllm:request_params_n", "The parameter n", (1, 2, 5, 10, 20))
         self._h_max_tokens = histogram("vllm:request_params_max_tokens", "The parameter max_tokens", lengths)
+        self._h_preemptions = histogram(
+            "vllm:request_num_preemptions", "How often a sequence was put back to make room for others", _PREEMPTIONS
+        )
         self._h_computed = histogram(
             "vllm:request_prefill_kv_computed_tokens", "Prompt tokens a sequence that had to be computed", lengths
         )
@@ -151,7 +154,6 @@ class EngineMetrics:
             "octavo:max_num_seqs", "Most sequences that a step may compute: what autoscaling counts with"
         )
         limit.set(config.scheduler.max_num_seqs)
-        self._cache_info(config)
         self.registry.register(_Aliases(self))
 
     # Making instruments.
@@ -168,13 +170,13 @@ class EngineMetrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, self._labels, buckets, self.registry)
 
-    def _cache_info(self, config: EngineConfig) -> None:
-        values = {name: str(value) for name, value in asdict(config.cache).items()}
-        labels = ("engine", *values)
-        info = Gauge("vllm:cache_config_info", "The KV cache's configuration", labels, registry=self.registry)
-        info.labels(engine="0", **values).set(1)
-
     # What happened.
+
+    def record_cache(self, config: EngineConfig, num_blocks: int) -> None:
+        """The KV cache that the core has made; called once. ``num_blocks`` counts the null block."""
+        labels = {"engine": "0", **cache_config_labels(config, num_blocks)}
+        info = Gauge("vllm:cache_config_info", "The KV cache and its size", tuple(labels), registry=self.registry)
+        info.labels(**labels).set(1)
 
     def record_step(self, stats: SchedulerStats) -> None:
         """The core's own account of one step."""
@@ -218,6 +220,7 @@ class EngineMetrics:
         self._h_prompt.observe(sample.num_prompt_tokens)
         self._h_computed.observe(sample.num_prompt_tokens - sample.num_cached_tokens)
         self._h_generation.observe(sample.num_generation_tokens)
+        self._h_preemptions.observe(sample.num_preemptions)
         if sample.params.max_tokens is not None:
             self._h_max_tokens.observe(sample.params.max_tokens)
 

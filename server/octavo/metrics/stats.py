@@ -42,6 +42,7 @@ class FinishedSample:
     prefill: float | None = None  # from there to its first token
     decode: float | None = None  # from there to its last token
     inference: float | None = None  # prefill and decode
+    num_preemptions: int = 0
 
     @property
     def time_per_output_token(self) -> float | None:

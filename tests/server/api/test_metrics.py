@@ -91,7 +91,7 @@ def test_counts_after_sequential_requests(server):
     assert change["vllm:prefix_cache_hits_total"] == (n - 1) * (p - 1)
     assert change["vllm:request_prefill_kv_computed_tokens_sum"] == n * p - (n - 1) * (p - 1)
     per_request = [name for name in HISTOGRAMS if name.startswith(("request_", "e2e_"))]
-    assert len(per_request) == 12
+    assert len(per_request) == 13
     for histogram in per_request:
         assert change[f"vllm:{histogram}_count"] == n, histogram
     assert change["vllm:request_params_max_tokens_sum"] == change["vllm:request_generation_tokens_sum"] == n * m
@@ -141,7 +141,9 @@ def test_preemptions_count_no_token_twice(server):
             thread.join()
 
     change = measure(server, many)
-    assert change["vllm:num_preemptions_total"] > 0
+    preemptions = change["vllm:num_preemptions_total"]
+    assert preemptions == change["vllm:request_num_preemptions_sum"] > 0
+    assert change["vllm:request_num_preemptions_count"] == 4
     assert change["vllm:generation_tokens_total"] == change["vllm:request_generation_tokens_sum"] == 4 * m
     prompts = change["vllm:prompt_tokens_total"]
     assert prompts == change["vllm:request_prompt_tokens_sum"] == change["vllm:prefix_cache_queries_total"]
@@ -195,7 +197,7 @@ HISTOGRAMS = [
     "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
     "e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds",
     "request_prefill_time_seconds", "request_decode_time_seconds", "request_prefill_kv_computed_tokens",
-    "time_per_output_token_seconds",
+    "request_num_preemptions", "time_per_output_token_seconds",
 ]  # fmt: skip
 
 
@@ -210,6 +212,8 @@ def test_every_name_of_vllm_is_there_with_its_type_and_labels(server):
                 assert {s.name for s in family.samples} == {f"vllm:{name}_total"}
     info = families["vllm:cache_config_info"].samples[0]
     assert info.value == 1 and info.labels["block_size"] == "16" and info.labels["num_gpu_blocks_override"] == "64"
+    sizes = {name: info.labels[name] for name in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")}
+    assert sizes == {"num_gpu_blocks": "64", "kv_cache_size_tokens": "1024", "kv_cache_max_concurrency": "1.0"}
     reasons = {s.labels["finished_reason"] for s in families["vllm:request_success"].samples}
     assert reasons == {"stop", "length", "abort", "error", "repetition"}
 
@@ -226,6 +230,7 @@ def test_every_name_of_vllm_is_there_with_its_type_and_labels(server):
         ("request_prompt_tokens", "1 2 5 10 20 50 100 200 500 1000"),
         ("iteration_tokens_total", "1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384"),
         ("request_params_n", "1 2 5 10 20"),
+        ("request_num_preemptions", "1 2 3 4 5 10 20"),
     ],
 )
 def test_buckets_are_vllms(server, name, bounds):
