@@ -195,6 +195,43 @@ class _WindowDecoder:
         return self._pending()
 
 
+def _new_decoder(vocabulary: Vocabulary, params: SamplingParams, prompt_token_ids: Sequence[int]) -> _Decoder:
+    if vocabulary.kind == "other":
+        return _WindowDecoder(vocabulary, params, prompt_token_ids)
+    return _TableDecoder(vocabulary, params.skip_special_tokens, prompt_token_ids)
+
+
+class TextOffsets:
+    """Where in a text each of its tokens begins, in characters; the tokens may come in pieces. A token that shows no
+    text (a special one, the first bytes of a character) begins where the next one does."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, params: SamplingParams, prompt_token_ids: Sequence[int], start: int
+    ) -> None:
+        """``start``: characters before the first token."""
+        self._decoder = _new_decoder(vocabulary, params, prompt_token_ids)
+        self._at = start
+
+    def take(self, token_ids: Sequence[int]) -> list[int]:
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._at)
+            self._at += len(self._decoder.decode(token_id))
+        return offsets
+
+
+def prompt_offsets(vocabulary: Vocabulary, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where in ``text`` each token of a prompt begins. What the tokenizer itself has added (BOS) is not in the text."""
+    decoder = _new_decoder(vocabulary, SamplingParams(skip_special_tokens=False), ())
+    offsets, at = [], 0
+    for token_id in token_ids:
+        offsets.append(at)
+        piece = decoder.decode(token_id)
+        if token_id not in vocabulary.special_ids or text.startswith(piece, at):
+            at = min(at + len(piece), len(text))
+    return offsets
+
+
 class Detokenizer:
     """The growing text of one sequence and its stop strings.
 
@@ -202,11 +239,7 @@ class Detokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary, params: SamplingParams, prompt_token_ids: Sequence[int]) -> None:
-        self._decoder: _Decoder
-        if vocabulary.kind == "other":
-            self._decoder = _WindowDecoder(vocabulary, params, prompt_token_ids)
-        else:
-            self._decoder = _TableDecoder(vocabulary, params.skip_special_tokens, prompt_token_ids)
+        self._decoder = _new_decoder(vocabulary, params, prompt_token_ids)
         self._stops = [params.stop] if isinstance(params.stop, str) else list(params.stop or ())
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

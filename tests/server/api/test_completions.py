@@ -8,6 +8,8 @@ import json
 import httpx
 import pytest
 import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 PROMPT = "The quick brown fox"
 
@@ -196,6 +198,38 @@ def test_every_choice_of_a_stream_echoes_all_of_a_prompt_that_takes_several_step
                 assert len(choice["logprobs"]["token_logprobs"]) == len(choice["logprobs"]["tokens"])
     for said in tokens.values():
         assert said[:240] == [f"token_id:{i}" for i in ids] and len(said) == 243
+
+
+@given(
+    ids=st.lists(st.one_of(st.integers(0, 399), st.integers(335, 345)), min_size=1, max_size=12),
+    as_text=st.booleans(),
+    skip=st.booleans(),
+    options=st.sampled_from([{}, {"allowed_token_ids": [341, 342, 70]}, {"truncate_prompt_tokens": 3}]),
+)
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+def test_offsets_point_at_their_tokens_in_the_text(shared_server, backend, ids, as_text, skip, options):
+    """Whatever the prompt and the answer hold: special tokens, which the text may show or not, and parts of
+    characters."""
+    prompt = backend.decode(ids, skip_special_tokens=False) if as_text else ids
+    if not prompt:
+        return
+    body = {
+        "prompt": prompt, "max_tokens": 4, "echo": True, "logprobs": 0, "seed": 1, "ignore_eos": True,
+        "skip_special_tokens": skip, "return_token_ids": True, **options,
+    }  # fmt: skip
+    choice = shared_server.post("/v1/completions", body).json()["choices"][0]
+    text, logprobs = choice["text"], choice["logprobs"]
+    tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
+    num_prompt, special = len(choice["prompt_token_ids"]), range(backend.token_to_id("<|end|>"), 400)
+    assert len(tokens) == len(offsets) == num_prompt + 4
+    shown = choice["prompt_token_ids"] + [None if skip and i in special else i for i in choice["token_ids"]]
+    for i, (token, start, end) in enumerate(zip(tokens, offsets, [*offsets[1:], len(text)], strict=True)):
+        assert 0 <= start <= end <= len(text)
+        if "\ufffd" not in "".join(tokens[max(i - 1, 0) : i + 2]):
+            assert text[start:end] == ("" if shown[i] is None else token), (i, token)
+    # logprobs 0 is the sampled token alone.
+    expected = [None if x is None else {t: x} for t, x in zip(tokens, logprobs["token_logprobs"], strict=True)]
+    assert logprobs["top_logprobs"] == expected
 
 
 def test_the_prompt_alone_can_be_scored(shared_server, backend):

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.detokenizer import TextOffsets, prompt_offsets
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving
@@ -42,10 +43,10 @@ class _Job:
         if not self.body.echo:
             return ""
         text = self.texts[position]
-        if text is not None and self.body.truncate_prompt_tokens is None:
-            return text
-        tokenizer = self.state.engine.tokenizer
-        return tokenizer.decode(self.requests[position].prompt_token_ids) if tokenizer is not None else ""
+        if text is None or self.body.truncate_prompt_tokens is not None:
+            tokenizer, ids = self.state.engine.tokenizer, self.requests[position].prompt_token_ids
+            text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
     def completion(self, choices: list[CompletionChoice], used: Usage | UnsetType | None = UNSET) -> Completion:
         return Completion(self.id, self.created, self.state.model_name, choices, usage=used)
@@ -172,7 +173,7 @@ class _Choice:
         self._job = job
         self._position = position
         self._index = position * job.n + index
-        self._offset = 0  # characters of the tokens shown so far
+        self._offsets: TextOffsets | None = None  # of the tokens that are generated
         self._first = True
         self._format = serving.formatter(job.state, job.body)
         self.template: EventTemplate | None = None  # for pieces that are text and nothing else
@@ -200,12 +201,22 @@ class _Choice:
         return choice
 
     def _logprobs(self, completion: CompletionOutput, output: RequestOutput, top: int) -> CompletionLogprobs:
+        job, vocabulary = self._job, self._job.state.engine.output_processor.vocabulary
         ids, positions = completion.token_ids, [*(completion.logprobs or ())]
-        if self._first and self._job.body.echo and output.prompt_logprobs is not None:
-            ids = output.prompt_token_ids + ids
-            positions = [*output.prompt_logprobs, *positions]
-        logprobs, self._offset = self._format.completion(ids, positions, top, self._offset)
-        return logprobs
+        offsets = [0] * len(ids)  # without a tokenizer there is no text
+        if vocabulary is not None:
+            if self._offsets is None:
+                params = job.requests[self._position].sampling_params
+                start = len(job.echoed(self._position))
+                self._offsets = TextOffsets(vocabulary, params, output.prompt_token_ids, start)
+            offsets = self._offsets.take(ids)
+        if self._first and job.body.echo and output.prompt_logprobs is not None:
+            ids, positions = output.prompt_token_ids + ids, [*output.prompt_logprobs, *positions]
+            before = [0] * len(output.prompt_token_ids)
+            if vocabulary is not None:
+                before = prompt_offsets(vocabulary, output.prompt_token_ids, job.echoed(self._position))
+            offsets = before + offsets
+        return self._format.completion(ids, positions, top, offsets)
 
     def worth_sending(self, piece: CompletionChoice) -> bool:
         """A piece without news (text that is held back) is not sent, unless tokens themselves are wanted."""

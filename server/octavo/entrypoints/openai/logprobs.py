@@ -28,18 +28,20 @@ class LogprobsFormatter:
         return list(self._vocabulary.token_bytes(token_id)) if self._vocabulary is not None else None
 
     def completion(
-        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int, offset: int
-    ) -> tuple[CompletionLogprobs, int]:
-        """The shape of /v1/completions for tokens ``offset`` characters into the text; and the offset behind them."""
-        tokens, offsets = [self.token(token_id) for token_id in token_ids], []
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[PositionLogprobs | None],
+        top: int,
+        offsets: list[int],
+    ) -> CompletionLogprobs:
+        """The shape of /v1/completions. ``offsets``: where in the text each token begins."""
+        tokens = [self.token(token_id) for token_id in token_ids]
         logprobs: list[float | None] = []
         best: list[dict[str, float] | None] = []
-        for token_id, token, position in zip(token_ids, tokens, positions, strict=True):
-            offsets.append(offset)
-            offset += len(token)
+        for token_id, position in zip(token_ids, positions, strict=True):
             logprobs.append(None if position is None else _finite(position[token_id]))
             best.append(None if position is None else self._named(position, token_id, top))
-        return CompletionLogprobs(offsets, logprobs, tokens, best if top else None), offset
+        return CompletionLogprobs(offsets, logprobs, tokens, best)
 
     def _named(self, position: PositionLogprobs, token_id: int, top: int) -> dict[str, float]:
         """The ``top`` best tokens and the one that was taken. Two tokens of one spelling: the better one counts."""
