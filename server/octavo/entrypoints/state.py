@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
+import os
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo import __version__
 from octavo.config import EngineConfig
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
@@ -42,6 +46,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
+        self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
         # Parsing holds up everything else in the process: a long text costs nothing, but millions of values would.
@@ -150,6 +155,18 @@ FROZEN_SECONDS = 5.0
 def served_names(config: EngineConfig, args: ServerArgs) -> list[str]:
     """The names under which the model is served; the first is the one in answers and metrics."""
     return args.served_model_name or [config.model.model]
+
+
+def system_fingerprint(config: EngineConfig) -> str:
+    """What the answers depend on beside the request, as OpenAI's system_fingerprint: this version of the engine, the
+    model's files (their names and sizes) and how they are computed. The same on every machine."""
+    model, files = config.model, config.model.files
+    parts = [
+        model.hf_config, [[Path(path).name, os.path.getsize(path)] for path in files.weights], model.dtype,
+        model.quantization, config.cache.kv_cache_dtype, config.load_format, model.seed,
+    ]  # fmt: skip
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return f"octavo-{__version__}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _read_template(given: str | None) -> str | None:

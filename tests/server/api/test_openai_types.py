@@ -4,6 +4,7 @@ OpenAPI document, checked strictly and as JSON Schema too."""
 from __future__ import annotations
 
 import json
+import shutil
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,10 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
+
+import octavo
+from octavo.config import EngineArgs
+from octavo.entrypoints.state import system_fingerprint
 
 USER = [{"role": "user", "content": "Hello"}]
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
@@ -82,6 +87,26 @@ def test_completions(shared_server, name):
             assert choice["finish_reason"] in (None, "stop", "length")
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         fits(Completion, json.dumps(value))
+
+
+def test_one_fingerprint_in_every_answer_and_chunk(shared_server, tiny_model, tmp_path):
+    """Of the version, the model and how it is computed, wherever the files lie and however many are served at once."""
+    found = set()
+    for path, body in (("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "Hello"})):
+        body |= {"max_tokens": 2}
+        found.add(shared_server.post(path, body).json()["system_fingerprint"])
+        found |= {json.loads(chunk)["system_fingerprint"] for chunk in chunks(shared_server, path, body)}
+    (one,) = found
+    assert one.startswith(f"octavo-{octavo.__version__}-")
+
+    def of(folder, **options: Any) -> str:
+        return system_fingerprint(EngineArgs(str(folder), load_format="dummy", **options).create_engine_config())
+
+    elsewhere = shutil.copytree(tiny_model, tmp_path / "elsewhere")
+    assert of(tiny_model) == of(elsewhere) == of(tiny_model, max_num_seqs=2, gpu_memory_utilization=0.5) == one
+    assert of(tiny_model, dtype="bfloat16") != one != of(tiny_model, kv_cache_dtype="int8")
+    (elsewhere / "config.json").write_text((elsewhere / "config.json").read_text().replace("10000.0", "20000.0"))
+    assert of(elsewhere) != one
 
 
 def test_embeddings_and_models(shared_server):

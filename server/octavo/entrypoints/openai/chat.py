@@ -69,7 +69,10 @@ class _Job:
         used: Usage | UnsetType | None = UNSET,
         prompt_ids: list[int] | UnsetType = UNSET,
     ) -> ChatChunk:
-        return ChatChunk(self.id, self.created, self.state.model_name, choices, usage=used, prompt_token_ids=prompt_ids)
+        return ChatChunk(
+            self.id, self.created, self.state.model_name, choices, system_fingerprint=self.state.fingerprint,
+            usage=used, prompt_token_ids=prompt_ids,
+        )  # fmt: skip
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -199,9 +202,9 @@ async def _answer(job: _Job) -> Response:
         job.state,
         [(partial(_choice, job, completion), serving.weight(completion, final)) for completion in final.outputs],
     )
-    answer = ChatCompletion(
-        job.id, job.created, job.state.model_name, choices, _usage(final, sum(len(c.token_ids) for c in final.outputs))
-    )
+    used = _usage(final, sum(len(c.token_ids) for c in final.outputs))
+    state = job.state
+    answer = ChatCompletion(job.id, job.created, state.model_name, choices, used, system_fingerprint=state.fingerprint)
     if body.prompt_logprobs is not None and final.prompt_logprobs is not None:
         answer.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)
     if body.return_token_ids:

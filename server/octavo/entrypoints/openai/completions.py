@@ -49,7 +49,10 @@ class _Job:
         return text
 
     def completion(self, choices: list[CompletionChoice], used: Usage | UnsetType | None = UNSET) -> Completion:
-        return Completion(self.id, self.created, self.state.model_name, choices, usage=used)
+        state = self.state
+        return Completion(
+            self.id, self.created, state.model_name, choices, system_fingerprint=state.fingerprint, usage=used
+        )
 
 
 async def create_completion(request: Request) -> Response:
@@ -95,7 +98,7 @@ async def _answer(job: _Job) -> Response:
             for completion in final.outputs
         ],
     )
-    return JSON(Completion(job.id, job.created, job.state.model_name, choices, usage=_usage(finals, job)))
+    return JSON(job.completion(choices, _usage(finals, job)))
 
 
 def _whole(job: _Job, position: int, completion: CompletionOutput, final: RequestOutput) -> CompletionChoice:

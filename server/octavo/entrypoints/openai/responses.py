@@ -56,7 +56,7 @@ class Completion(Struct):
     model: str
     choices: list[CompletionChoice]  # or as JSON already: msgspec.Raw
     object: str = "text_completion"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -113,7 +113,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]  # or as JSON already: msgspec.Raw
     usage: Usage
     object: str = "chat.completion"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = ""
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -149,7 +149,7 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     object: str = "chat.completion.chunk"
-    system_fingerprint: str | None = None
+    system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
