@@ -14,6 +14,7 @@ from octavo.errors import ConfigError
 from octavo.loader.files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_NAMES = {"half": "float16", "float": "float32"}  # other names of theirs
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # as users write it: as torch does
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
@@ -219,7 +220,7 @@ class EngineArgs:
 
     def _dtype(self, hf_config: dict[str, Any]) -> str:
         if self.dtype != "auto":
-            return self.dtype
+            return DTYPE_NAMES.get(self.dtype, self.dtype)
         stored = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32").removeprefix("torch.")
         return stored if stored in DTYPES else "float32"
 
@@ -233,7 +234,7 @@ class EngineArgs:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
-        one_of("dtype", DTYPES)
+        one_of("dtype", (*DTYPES, *DTYPE_NAMES))
         one_of("load_format", LOAD_FORMATS)
         one_of("kv_cache_dtype", KV_CACHE_DTYPES)
         one_of("scheduling_policy", ("fcfs", "priority"))

@@ -3,33 +3,43 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable
 from typing import Any
 
+from octavo import names
 from octavo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Switches for what is always so: only turning them off is refused.
+# Switches for what is always so: name -> how it is. Turning them off is not supported.
 ALWAYS = {
     "enable_chunked_prefill": "long prompts are always cut into chunks",
     "enable_prompt_tokens_details": "usage always tells the cached tokens",
     "enable_request_id_headers": "X-Request-Id is always answered",
     "enable_server_load_tracking": "/load is always there",
+    "enable_offline_docs": "/docs never loads anything from elsewhere",
     "disable_log_requests": "requests are logged only with --enable-log-requests",
-    "no_enable_log_requests": "requests are logged only with --enable-log-requests",
     "async_scheduling": "steps are scheduled ahead wherever the device computes on its own",
+    "disable_cascade_attn": "there is no cascade attention",
+    "disable_custom_all_reduce": "one device computes",
+    "language_model_only": "models take text only",
+    "skip_mm_profiling": "models take text only",
+    "use_v2_block_manager": "there is one block manager",
 }
-# Arguments of which one value, or a few, is what happens anyway; another one is refused.
+
+# Options of which a few values say what happens anyway: name -> (those values, why).
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tensor_parallel_size": ((1,), "one, for now"),
-    "pipeline_parallel_size": ((1,), "one, for now"),
-    "data_parallel_size": ((1,), "one, for now"),
-    "api_server_count": ((1,), "one, for now"),
+    "tensor_parallel_size": ((1,), "one device, for now"),
+    "pipeline_parallel_size": ((1,), "one device, for now"),
+    "data_parallel_size": ((1,), "one engine, for now"),
+    "decode_context_parallel_size": ((1,), "one device, for now"),
+    "prefill_context_parallel_size": ((1,), "one device, for now"),
+    "nnodes": ((1,), "one node, for now"),
+    "node_rank": ((0,), "one node, for now"),
+    "api_server_count": ((1,), "one API process, for now"),
     "tokenizer_mode": (("auto", "hf"), "tokenizer.json decides"),
-    "config_format": (("auto", "hf"), "config.json decides"),
+    "config_format": (("auto", "hf"), "config.json as Hugging Face writes it"),
     "model_impl": (("auto", "vllm"), "the engine's own models"),
     "runner": (("auto", "generate", "pooling"), "every model gives answers and vectors"),
     "convert": (("auto", "none", "embed"), "every model gives answers and vectors"),
@@ -39,38 +49,100 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one takes all kinds of grammars"),
     "logprobs_mode": (("raw_logprobs",), "before penalties and temperature"),
     "cpu_offload_gb": ((0,), "weights stay where they are"),
+    "prefix_caching_hash_algo": (("sha256", "sha256_cbor"), "blocks are found by their SHA-256"),
+    "max_num_partial_prefills": ((1,), "a step's budget decides"),
+    "max_long_partial_prefills": ((1,), "a step's budget decides"),
+    "num_lookahead_slots": ((0,), "there is no speculation, for now"),
+    "num_scheduler_steps": ((1,), "every step is scheduled"),
+    "scheduler_delay_factor": ((0,), "prompts never wait on purpose"),
+    "preemption_mode": (("recompute",), "preempted requests are computed anew"),
+    "stream_interval": ((1,), "every token is sent as it comes"),
+    "moe_backend": (("auto",), "chosen by the engine"),
+    "performance_mode": (("balanced",), "chosen by the engine"),
 }
-# Arguments without a meaning here, whatever their value: how many values a flag takes, and why. A line says so.
-NO_EFFECT = {
+
+# Options without a meaning here, whatever their value: name -> (values on the command line, why).
+NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "trust_remote_code": (0, "code from model repositories never runs"),
+    "code_revision": (1, "code from model repositories never runs"),
     "swap_space": (1, "preempted requests are computed anew"),
     "compilation_config": (1, "nothing is compiled at the start"),
+    "optimization_level": (1, "nothing is compiled at the start"),
+    "max_seq_len_to_capture": (1, "steps of all lengths are recorded"),
+    "cudagraph_capture_sizes": ("+", "the engine chooses the sizes of captured steps"),
+    "cuda_graph_sizes": ("+", "the engine chooses the sizes of captured steps"),
+    "max_cudagraph_capture_size": (1, "the engine chooses the sizes of captured steps"),
+    "enable_flashinfer_autotune": (0, "there is no FlashInfer"),
     "limit_mm_per_prompt": (1, "models take text only"),
     "max_log_len": (1, "prompts are never logged"),
-    "max_seq_len_to_capture": (1, "steps of all lengths are recorded"),
-    "num_lookahead_slots": (1, "there is no speculation"),
-    "code_revision": (1, "code from model repositories never runs"),
-    "disable_custom_all_reduce": (0, "one process computes"),
+    "enable_log_deltas": (0, "answers are never logged"),
+    "use_tqdm_on_load": (0, "progress is shown on terminals"),
+    "safetensors_load_strategy": (1, "weights are always streamed"),
+    "max_parallel_loading_workers": (1, "weights are always streamed"),
+    "pt_load_map_location": (1, "Python pickles are never read"),
+    "ignore_patterns": ("+", "only the files that are needed are fetched"),
+    "show_hidden_metrics_for_version": (1, "no metric is hidden"),
+    "aggregate_engine_logging": (0, "there is one engine"),
     "disable_async_output_proc": (0, "results are taken in while the next step runs"),
-    "use_v2_block_manager": (0, "there is one block manager"),
+    "disable_frontend_multiprocessing": (0, "the engine always has a process of its own"),
+    "tokenizer_pool_size": (1, "tokenising needs no pool"),
 }
-# What would change the answers or how they are made, and is not built. Off (None, False, 0, empty) is what is so.
-NOT_SUPPORTED_YET = frozenset({
-    "additional_config", "allowed_local_media_path", "allowed_media_domains", "attention_config",
-    "calculate_kv_scales", "collect_detailed_traces", "data_parallel_address", "data_parallel_backend",
-    "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank",
-    "decode_context_parallel_size", "disable_sliding_window", "enable_dbo", "enable_eplb", "enable_expert_parallel",
-    "enable_lora", "enable_lora_bias", "enable_mm_embeds", "enable_prompt_adapter", "enable_prompt_embeds",
-    "enable_sleep_mode", "fully_sharded_loras", "hf_config_path", "hf_overrides", "hf_token", "ignore_patterns",
-    "io_processor_plugin", "kv_events_config", "kv_offloading_size", "kv_transfer_config", "logits_processors",
-    "lora_dtype", "lora_extra_vocab_size", "lora_modules", "mamba_cache_dtype", "max_cpu_loras", "max_lora_rank",
-    "max_loras", "mm_processor_kwargs", "model_loader_extra_config", "nnodes", "node_rank", "num_scheduler_steps",
-    "optimization_level", "override_attention_dtype", "override_pooler_config", "pooler_config",
-    "prefix_caching_hash_algo", "reasoning_config", "rope_scaling", "rope_theta", "scheduler_cls",
-    "speculative_config", "structured_outputs_config", "tokenizer_revision", "worker_cls", "worker_extension_cls",
-})  # fmt: skip
 
-_INSTEAD = {"hf_token": "set HF_TOKEN in the environment instead"}
+# What would change the answers or how they are made, and is not built: feature -> its arguments. Off (None, False, 0,
+# empty) is what is so.
+_FEATURES = {
+    "LoRA adapters": "enable_lora enable_lora_bias lora_modules max_loras max_lora_rank max_cpu_loras lora_dtype "
+    "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
+    "long_lora_scaling_factors qlora_adapter_name_or_path enable_prompt_adapter prompt_adapters max_prompt_adapters "
+    "max_prompt_adapter_token",
+    "speculative decoding": "speculative_config speculative_model speculative_model_quantization "
+    "num_speculative_tokens speculative_draft_tensor_parallel_size speculative_max_model_len "
+    "speculative_disable_by_batch_size speculative_disable_mqa_scorer ngram_prompt_lookup_max ngram_prompt_lookup_min "
+    "spec_decoding_acceptance_method "
+    "typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha",
+    "data parallelism": "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address "
+    "data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb "
+    "data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
+    "dp_supervisor_probe_failure_threshold disable_nccl_for_dp_synchronization",
+    "expert parallelism": "enable_expert_parallel enable_eplb eplb_config num_redundant_experts eplb_window_size "
+    "eplb_step_interval eplb_log_balancedness expert_placement_strategy all2all_backend enable_elastic_ep enable_dbo "
+    "dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size enable_return_routed_experts",
+    "an engine on several devices or nodes": "headless master_addr master_port distributed_timeout_seconds "
+    "worker_use_ray engine_use_ray ray_workers_use_nsight device_ids cp_kv_cache_interleave_size "
+    "dcp_kv_cache_interleave_size",
+    "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "
+    "offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params kv_transfer_config "
+    "kv_events_config ec_transfer_config weight_transfer_config enable_sleep_mode kv_sharing_fast_prefill",
+    "images, audio and video": "allowed_local_media_path allowed_media_domains enable_mm_embeds interleave_mm_strings "
+    "media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
+    "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_only video_pruning_rate "
+    "disable_chunked_mm_input enable_multimodal_encoder_data_parallel",
+    "models with a state beside the KV cache": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+    "mamba_cache_mode disable_hybrid_kv_cache_manager gdn_prefill_backend",
+    "changes to a model's configuration": "hf_config_path hf_overrides rope_scaling rope_theta disable_sliding_window "
+    "override_attention_dtype tokenizer_revision",
+    "a token as an argument (set HF_TOKEN)": "hf_token",
+    "configuration of reasoning": "reasoning_config",
+    "configuration of poolers": "pooler_config override_pooler_config",
+    "scales of KV caches measured at run time": "calculate_kv_scales",
+    "configuration of kernels": "attention_config kernel_config model_loader_extra_config additional_config "
+    "allow_deprecated_quantization",
+    "configuration of structured outputs": "structured_outputs_config guided_decoding_disable_fallback "
+    "guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties",
+    "prompts as embeddings": "enable_prompt_embeds",
+    "code of one's own in the server": "logits_processors logits_processor_pattern worker_cls worker_extension_cls "
+    "scheduler_cls io_processor_plugin tool_parser_plugin reasoning_parser_plugin middleware tool_server",
+    "profiles and traces of the engine's parts": "profiler_config collect_detailed_traces cudagraph_metrics "
+    "enable_layerwise_nvtx_tracing enable_logging_iteration_details enable_mfu_metrics kv_cache_metrics "
+    "kv_cache_metrics_sample enable_per_request_metrics",
+    "logging of answers, or as a file says": "enable_log_outputs log_config_file log_error_stack "
+    "disable_access_log_for_endpoints",
+    "the tokenizer's own routes": "enable_tokenizer_info_endpoint tokens_only",
+    "TLS beyond key, certificate and authorities": "ssl_ciphers enable_ssl_refresh",
+    "other limits of HTTP headers": "h11_max_incomplete_event_size h11_max_header_count",
+    "other fingerprints": "fingerprint_mode fingerprint_value",
+}
+NOT_SUPPORTED_YET = {name: feature for feature, names in _FEATURES.items() for name in names.split()}
 
 _NAMES = {*ALWAYS, *ONLY, *NO_EFFECT, *NOT_SUPPORTED_YET}
 
@@ -91,7 +163,7 @@ def check(name: str, value: Any) -> None:
         values, why = ONLY[name]
         if value not in values:
             allowed = " or ".join(map(repr, values))
-            raise ConfigError(f"{name}={value!r} is not supported ({why}): give {allowed}, or drop it")
+            raise ConfigError(f"{name}={value!r} is not supported yet ({why}): give {allowed}, or drop it")
     elif name in NO_EFFECT:
         if value:
             logger.warning("%s=%r has no effect: %s", name, value, NO_EFFECT[name][1])
@@ -100,11 +172,11 @@ def check(name: str, value: Any) -> None:
 
 
 def not_supported_yet(name: str) -> str:
-    """The value is not repeated: it may be a secret."""
-    return f"{name} is not supported yet: {_INSTEAD.get(name, 'drop it')}"
+    """What is said of an argument, or its flag, that is not built. The value is not repeated: it may be a secret."""
+    feature = NOT_SUPPORTED_YET[name.lstrip("-").replace("-", "_")]
+    return f"{name} is not supported yet ({feature}); leave it out"
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``"; did you mean X?"``, where one of ``names`` or of vLLM's comes close, else nothing."""
-    close = difflib.get_close_matches(name, sorted({*names, *_NAMES}), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, own_names: Iterable[str]) -> str:
+    """``"; did you mean X?"``, where one of ``own_names`` or of vLLM's comes close, else nothing."""
+    return names.did_you_mean(name, [*own_names, *_NAMES])

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.names import did_you_mean
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])([iI][bB]?|[bB])?)?")
+_POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def add_flags(
@@ -23,7 +28,7 @@ def add_flags(
     skip: Iterable[str] = (),
 ) -> None:
     """A flag for every field of ``cls`` but those in ``skip``. Flags that are not given are left out of the namespace,
-    so that the dataclass's defaults hold."""
+    so that the dataclass's defaults hold. A help text that does not state the default has it added."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
@@ -32,19 +37,35 @@ def add_flags(
         names = [kebab, *(aliases or {}).get(field.name, [])]
         kind, is_list = _element(hints[field.name])
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        default = field.default if field.default is not dataclasses.MISSING else None
-        options["help"] = helps[field.name] + ("" if default in (None, "", False) else f" (default: {default})")
+        options["help"] = helps[field.name]
+        if "default:" not in options["help"]:
+            options["help"] += f" (default: {_default(field)})"
+        options["help"] = options["help"].replace("%", "%%")
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
         else:
             options["type"] = kind
             options["metavar"] = kind.__name__.upper()
             if choices and field.name in choices:
-                options["choices"] = list(choices[field.name])
-                options.pop("metavar")
+                options["type"] = one_of(list(choices[field.name]))
+                options["metavar"] = "{" + ",".join(choices[field.name]) + "}"
             if is_list:
                 options["nargs"] = "+"
         parser.add_argument(*names, **options)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """A field's default as the command line would say it."""
+    value = field.default
+    if value is dataclasses.MISSING:
+        value = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(value) or "none"
+    if value in (None, "", {}):
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _element(hint: Any) -> tuple[Any, bool]:
@@ -58,27 +79,57 @@ def _element(hint: Any) -> tuple[Any, bool]:
         return _json_object, False
     if typing.get_origin(hint) is list:
         return typing.get_args(hint)[0], True
-    return hint, False
+    return (parse_int if hint is int else hint), False
+
+
+def one_of(values: list[str]) -> Callable[[str], str]:
+    """The type of a flag with choices; a mistake names the nearest of them."""
+
+    def check(text: str) -> str:
+        if text not in values:
+            near = did_you_mean(text, values)
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(values)}, got {text!r}{near}")
+        return text
+
+    return check
+
+
+def parse_int(text: str) -> int:
+    """A number, or one with a unit as vLLM takes it: 4k and 2GB are decimal, 4K, 2G and 11.12GiB are binary.
+
+    Raises ArgumentTypeError.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    match = _SIZE.fullmatch(text.strip())
+    if not match or (match[2] is None and "." in match[1]):
+        raise argparse.ArgumentTypeError(f"must be a whole number, or one with a unit (4k, 2G, 1.5GiB), got {text!r}")
+    number, unit, suffix = match.groups()
+    binary = suffix.lower() != "b" if suffix else bool(unit) and unit.isupper()
+    base = 1024 if binary else 1000
+    return round(float(number) * base ** _POWER[unit.lower()]) if unit else int(number)
+
+
+parse_int.__name__ = "int"
 
 
 def _int_or_word(text: str) -> int | str:
     """A number (also as 8k or 1M) or a word such as "auto"."""
-    units = {"k": 1_000, "m": 1_000_000, "K": 1 << 10, "M": 1 << 20}
-    if text[-1:] in units and text[:-1].isdigit():
-        return int(text[:-1]) * units[text[-1]]
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    return text if text.isalpha() else parse_int(text)
 
 
 _int_or_word.__name__ = "int"
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
     return value
 
 

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 
 from octavo import __version__
 from octavo.cli.flags import with_dashes
+from octavo.cli.parser import CommandParser
 from octavo.errors import OctavoError
+from octavo.names import did_you_mean
 
 COMMANDS = {
-    "serve": "serve a model behind OpenAI's API",
-    "chat": "talk to a model in the terminal",
-    "bench": "measure a server or an engine",
-    "plan": "what a model needs and what a machine can run",
-    "fetch": "fetch a model and keep it",
+    "serve": "Serve a model behind OpenAI's API.",
+    "chat": "Talk to a model in the terminal.",
+    "bench": "Measure a server or an engine.",
+    "fetch": "Fetch a model and keep it on this machine.",
 }
+_NOT_BUILT = {"plan": "what a model needs and what a machine can run"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command. Errors meant for people are one line on stderr and exit code 1."""
+    """Run a command. Errors meant for people are one line on stderr; the status is 1, or 2 for a wrong command line."""
     argv = sys.argv[1:] if argv is None else argv
     command = argv[0] if argv else None
     if command not in COMMANDS:
         return _top_level(argv)
     module = import_module(f"octavo.cli.{command}")
-    # Half a flag would mean another one when flags are added, and gets past whoever looks for the whole of it.
-    parser = argparse.ArgumentParser(
-        prog=f"octavo {command}", description=COMMANDS[command].capitalize() + ".", allow_abbrev=False
-    )
+    parser = CommandParser(prog=f"octavo {command}", description=COMMANDS[command])
     module.add_arguments(parser)
     return run_command(lambda: module.run(parser.parse_args(with_dashes(argv[1:]))))
 
 
-def run_command(command) -> int:  # type: ignore[no-untyped-def]
+def run_command(command: Callable[[], int]) -> int:
     """What every way into a command shares: no stack trace for what a person can put right."""
     try:
         return command()
@@ -49,15 +47,19 @@ def run_command(command) -> int:  # type: ignore[no-untyped-def]
 
 
 def _top_level(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="octavo", description="Serve large language models.")
+    parser = CommandParser(prog="octavo", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, text in COMMANDS.items():
-        if find_spec(f"octavo.cli.{name}") is not None:
-            commands.add_parser(name, help=text)
-    parser.parse_args(argv)  # prints help or an error, and leaves
+        commands.add_parser(name, help=text)
+    if argv and not argv[0].startswith("-"):
+        if argv[0] in _NOT_BUILT:
+            parser.error(f"octavo {argv[0]} is not supported yet ({_NOT_BUILT[argv[0]]})")
+        known = did_you_mean(argv[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+        parser.error(f"there is no command {argv[0]!r}{known}")
+    parser.parse_args(argv)  # prints help, the version or an error, and leaves
     parser.print_help()
-    return 0 if not argv else 2
+    return 0
 
 
 if __name__ == "__main__":

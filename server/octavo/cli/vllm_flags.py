@@ -1,5 +1,5 @@
-"""Flags of vLLM that no option of ours stands for: scripts may go on giving them, with the values that say what is so
-anyway. What each means is told by `octavo.vllm_arguments`."""
+"""The table of vLLM's arguments (`octavo.vllm_arguments`) as flags: scripts may go on giving them, with the values that
+say what is so anyway."""
 
 from __future__ import annotations
 
@@ -10,36 +10,60 @@ from typing import Any
 
 from octavo import vllm_arguments as vllm
 
-_SHORT = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp"}
+_SHORT = {
+    "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp",
+    "decode_context_parallel_size": "-dcp", "prefill_context_parallel_size": "-pcp", "api_server_count": "-asc",
+    "nnodes": "-n", "node_rank": "-r", "compilation_config": "-O", "enable_expert_parallel": "-ep",
+    "speculative_config": "-sc", "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",
+    "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa", "data_parallel_rpc_port": "-dpp",
+    "data_parallel_backend": "-dpb", "data_parallel_hybrid_lb": "-dph",
+}  # fmt: skip
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("flags of vLLM that change nothing here")
-    options = parser._option_string_actions
     for name, text in vllm.ALWAYS.items():
-        if _flag(name) not in options:
-            group.add_argument(_flag(name), action="store_true", default=argparse.SUPPRESS, dest="_always", help=text)
+        group.add_argument(*_flags(name), action="store_true", default=argparse.SUPPRESS, dest="_always", help=text)
     for name, (values, text) in vllm.ONLY.items():
-        names = [_flag(name), *([_SHORT[name]] if name in _SHORT else [])]
         spelt = tuple(map(str, values))
         group.add_argument(
-            *names, type=_one_of(spelt), default=argparse.SUPPRESS, dest="_only", metavar="|".join(spelt), help=text
-        )
+            *_flags(name), type=_one_of(spelt, text), default=argparse.SUPPRESS, dest="_only",
+            metavar="|".join(spelt), help=text,
+        )  # fmt: skip
     for name, (count, text) in vllm.NO_EFFECT.items():
         group.add_argument(
-            _flag(name), action=_NoEffect, nargs=None if count else 0, metavar="X" if count else None,
+            *_flags(name), action=_NoEffect, nargs=None if count == 1 else count, metavar="X" if count else None,
             default=argparse.SUPPRESS, dest="_no_effect", help=f"no effect: {text}", const=text,
         )  # fmt: skip
-    for name in sorted(vllm.NOT_SUPPORTED_YET):
-        if _flag(name) not in options:
-            group.add_argument(
-                _flag(name), action=_NotSupported, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
-                dest="_not_supported", const=name,
-            )  # fmt: skip
+    for name in vllm.NOT_SUPPORTED_YET:
+        group.add_argument(
+            *_flags(name), action=_NotSupported, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+            dest="_not_supported",
+        )  # fmt: skip
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def judge_unknown_flag(flag: str) -> str | None:
+    """What is to be said of ``flag``, which the parser does not know: a sentence if vLLM has it, '' if it switches off
+    what is not there anyway, None if vLLM does not have it either.
+
+    vLLM takes single keys of JSON, as in ``--eplb-config.window_size``, and ``--no-`` before most switches.
+    """
+    whole = flag.partition(".")[0]
+    name = whole.removeprefix("--").replace("-", "_")
+    if whole != flag:
+        if name in vllm.NOT_SUPPORTED_YET:
+            return vllm.not_supported_yet(whole)
+        return f"{whole} has no effect ({vllm.NO_EFFECT[name][1]}); leave it out" if name in vllm.NO_EFFECT else None
+    negated = name.removeprefix("no_")
+    if negated == name:
+        return None
+    if negated in vllm.ALWAYS and negated != "disable_log_requests":
+        return f"{flag} is not supported yet ({vllm.ALWAYS[negated]}); leave it out"
+    return "" if vllm.is_known(negated) else None
+
+
+def _flags(name: str) -> list[str]:
+    return ["--" + name.replace("_", "-"), *([_SHORT[name]] if name in _SHORT else [])]
 
 
 class _NoEffect(argparse.Action):
@@ -49,13 +73,13 @@ class _NoEffect(argparse.Action):
 
 class _NotSupported(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        parser.error(vllm.not_supported_yet(str(option_string)))
+        parser.error(vllm.not_supported_yet(self.option_strings[0]))
 
 
-def _one_of(values: tuple[str, ...]) -> Callable[[str], str]:
+def _one_of(values: tuple[str, ...], reason: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in values:
-            raise argparse.ArgumentTypeError(f"{text} is not supported: only {' or '.join(values)} is")
+            raise argparse.ArgumentTypeError(f"{text} is not supported yet ({reason}): give {' or '.join(values)}")
         return text
 
     return check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from octavo.cli import serve
 from octavo.cli.flags import from_flags, with_dashes
 from octavo.cli.main import main
+from octavo.cli.parser import CommandParser
 from octavo.config import EngineArgs
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
@@ -56,13 +58,14 @@ def _other_value(cls: type, name: str, default: object) -> tuple[str, object]:
     return ("7.5", 7.5) if "float" in kind else ("other", "other")
 
 
-@pytest.mark.parametrize("argument", ["--management-por=9001", "--served-model=x"])
+@pytest.mark.parametrize("argument", ["--management-por=9001", "--served-model=x", "--max-model=5"])
 def test_half_a_flag_is_none(argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The operator's rules about engine.args name flags; the start of one must not do the same."""
     with pytest.raises(SystemExit) as stopped:
         main(["serve", str(tmp_path / "no-model"), argument])
     assert stopped.value.code == 2
-    assert f"unrecognized arguments: {argument}" in capsys.readouterr().err
+    flag = argument.partition("=")[0]
+    assert f"octavo: error: unknown flag {flag}; did you mean {flag}" in capsys.readouterr().err
 
 
 def test_both_spellings():
@@ -71,10 +74,34 @@ def test_both_spellings():
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("auto", "auto"), ("4096", 4096), ("4k", 4000), ("4K", 4096), ("1M", 1 << 20)]
+    ("text", "value"), [("auto", "auto"), ("4096", 4096), ("4k", 4000), ("4K", 4096), ("1M", 1 << 20), ("1.5k", 1500)]
 )
 def test_lengths(text, value):
     assert parse("--max-model-len", text).max_model_len == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2G", 2 << 30), ("2GiB", 2 << 30), ("2Gi", 2 << 30), ("2g", 2 * 10**9), ("2GB", 2 * 10**9), ("1.5M", 3 << 19),
+     ("11.12GiB", round(11.12 * 2**30)), ("1T", 1 << 40), ("512", 512)],
+)  # fmt: skip
+def test_sizes(text, value):
+    """vLLM's human-readable integers, and the units that people and Kubernetes write."""
+    assert parse("--kv-cache-memory-bytes", text).kv_cache_memory_bytes == value
+
+
+@pytest.mark.parametrize("text", ["2X", "G", "1.5", "2GG", "", "2 GiB B"])
+def test_a_size_that_is_none_is_said_with_the_forms(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", f"--kv-cache-memory-bytes={text}"])
+    assert one_error(capsys) == (
+        f"--kv-cache-memory-bytes: must be a whole number, or one with a unit (4k, 2G, 1.5GiB), got {text!r}"
+    )
+
+
+def test_other_names_of_dtypes():
+    assert EngineArgs(dtype="half")._dtype({}) == "float16" and EngineArgs(dtype="float")._dtype({}) == "float32"
+    assert parse("--dtype", "half").dtype == "half"
 
 
 def test_lists_in_both_forms():
@@ -128,10 +155,65 @@ def test_two_models_are_one_too_many(capsys):
     assert "one and two" in capsys.readouterr().err
 
 
-def test_unknown_flags_and_commands(capsys):
-    for argv in (["serve", "--no-such-flag"], ["dance"]):
-        with pytest.raises(SystemExit) as caught:
-            main(argv)
-        assert caught.value.code == 2
+def one_error(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said, which must be one line that begins as all of them do."""
+    err = capsys.readouterr().err
+    assert err.startswith("octavo: error: ") and err.count("\n") == 1, err
+    return err.removeprefix("octavo: error: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["serve", "--max-modle-len", "3"], "unknown flag --max-modle-len; did you mean --max-model-len?"),
+        (["serve", "--max_modle_len=3"], "unknown flag --max-modle-len; did you mean --max-model-len?"),
+        (["bench", "serve", "--num-promts", "3"], "unknown flag --num-promts; did you mean --num-prompts?"),
+        (["chat", "--temprature", "0"], "unknown flag --temprature; did you mean --temperature?"),
+        (["serve", "--xyzzy"], "unknown flag --xyzzy; see octavo serve --help"),
+        (["serve", "one", "two"], "unexpected argument 'two'; see octavo serve --help"),
+        (["serve", "--dtype", "flaot"], "--dtype: must be one of auto, float32, .*'flaot'; did you mean float\\?"),
+        (["serve", "--enable-lora"], r"--enable-lora is not supported yet \(LoRA adapters\)"),
+        (["serve", "--lora_modules", "a=b", "c=d"], "--lora-modules is not supported yet"),
+        (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
+        (["serve", "--speculative-config.method", "ngram"], "--speculative-config is not supported yet"),
+        (["serve", "--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported yet"),
+        (["serve", "-tp", "2"], "--tensor-parallel-size/-tp: 2 is not supported yet (one device, for now): give 1"),
+        (["plan", "some/model"], "octavo plan is not supported yet"),
+        (["srve"], "there is no command 'srve'; did you mean serve?"),
+        (["dance"], "there is no command 'dance'; there are serve, chat, bench, fetch"),
+    ],
+)
+def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the flag that was meant; what vLLM has and we have not is called by its name; no usage."""
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    said = one_error(capsys)
+    assert says in said or re.match(says, said), said
+
+
+def test_what_is_not_built_may_be_switched_off(capsys):
+    args = CommandParser(prog="octavo serve")
+    serve.add_arguments(args)
+    args.parse_args(["--no-enable-lora", "--no-trust-remote-code", "--no-use-tqdm-on-load", "--port", "1"])
+    assert not capsys.readouterr().err
+
+
+def test_help_states_every_default(capsys):
+    """Of each flag, by device where it depends on that; the group that changes nothing excepted."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out.split("flags of vLLM that change nothing here")[0]
+    entries = re.split(r"\n  (?=-)", text)[1:]
+    assert len(entries) > 55
+    for entry in entries:
+        entry = " ".join(entry.split())
+        assert entry.startswith("-h,") or "(default: " in entry, entry
+    assert "8192 on a GPU, 192 on a CPU" in " ".join(text.split())
+
+
+def test_commands(capsys):
+    """What is not built is not listed."""
     assert main([]) == 0
-    assert "serve" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(f"\n    {command} " in shown for command in ("serve", "chat", "bench", "fetch")) and "plan" not in shown

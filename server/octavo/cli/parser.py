@@ -1,0 +1,59 @@
+"""The parser of every command: a mistake is one line on stderr, with the flag that was meant where one is near."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from octavo.cli.vllm_flags import judge_unknown_flag
+from octavo.names import did_you_mean
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Exits with status 2 after a line on stderr that begins with ``octavo: error:``; no usage is printed.
+
+    Half a flag is none: it would mean another one when flags are added, and gets past whoever looks for the whole.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        self.takes_vllm_flags = False
+        self.source = ""  # where the arguments come from, if not from the command line
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("argument -"):
+            message = message.removeprefix("argument ")
+        print(f"octavo: error: {self.source}{message}", file=sys.stderr)
+        sys.exit(2)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        known, unknown = self.parse_known_args(args, namespace)
+        problems = list(dict.fromkeys(self._problems(unknown)))
+        if problems:
+            self.error("; ".join(problems))
+        return known
+
+    def _problems(self, unknown: list[str]) -> Iterator[str]:
+        flags = [argument.partition("=")[0] for argument in unknown if _is_flag(argument)]
+        for flag in flags:
+            judged = judge_unknown_flag(flag) if self.takes_vllm_flags else None
+            if judged is None:
+                yield f"unknown flag {flag}{did_you_mean(flag, self.flags()) or f'; see {self.prog} --help'}"
+            elif judged:
+                yield judged
+        if unknown and not flags:  # beside an unknown flag they may be its values
+            yield f"unexpected argument {unknown[0]!r}; see {self.prog} --help"
+
+    def flags(self) -> list[str]:
+        """Every flag in its long form."""
+        found = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += [flag for parser in action.choices.values() for flag in parser.flags()]
+        return found
+
+
+def _is_flag(argument: str) -> bool:
+    return argument.startswith("-") and argument.strip("-") != "" and not argument[1:2].isdigit()
