@@ -228,7 +228,8 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
-    """``x [T, K]`` times a packed weight ``[N, K]`` plus ``bias [N]``: ``[T, N]`` in x.dtype (float32 or bfloat16).
+    """``x [T, K]`` times a packed weight ``[N, K]`` plus ``bias [N]``: ``[T, N]`` in x.dtype (float32 or bfloat16), or
+    float32 if the weight has a margin.
 
     Each row's result is bit-equal whatever T is. Raises ValueError when widths or terms do not match.
     """

@@ -40,8 +40,9 @@ class PackedPart:
 class PackedLinear:
     """A quantised weight ``[channels, width]``: parts one after the other, as merged layers have several kinds.
 
-    ``margin`` above 0, for one part, two terms and float32: of each row only those BLOCKs of channels are computed with
-    the second term that have a product within ``margin`` of the row's largest (by the first term alone).
+    ``margin`` above 0, for one part and two terms (a head's): products are float32 whatever the rows' dtype, and of
+    each row only those BLOCKs of channels are computed with the second term that have a product within ``margin`` of
+    the row's largest (by the first term alone).
     """
 
     parts: tuple[PackedPart, ...]

@@ -185,6 +185,28 @@ def test_foreign_operations_are_refused_by_name():
     assert not mine.any(), "what cannot be recorded is not done either"
 
 
+@torch.inference_mode()  # as the engine runs: elsewhere torch takes these operations apart first
+def test_what_may_be_a_view_or_a_copy_is_judged_by_where_it_lies():
+    """`to`, `contiguous` and `reshape` have the schemas of views: a copy would be left out of the program."""
+    plain, ones = torch.randn(ROWS, 64), torch.ones(64)
+
+    def step(change):
+        return octavo_kernels.rms_norm(change(plain), ones, 1e-5)
+
+    program = cpu.record(lambda: step(lambda x: x.float().contiguous().reshape(2, -1, 64).view(ROWS, 64)))
+    plain.normal_()
+    program.replay()
+    assert torch.equal(program.outputs, octavo_kernels.rms_norm(plain, ones, 1e-5))
+    for copy in (
+        lambda x: x.bfloat16().float(),
+        lambda x: x.view(64, ROWS).T.contiguous(),
+        lambda x: x.view(64, ROWS).T.reshape(ROWS, 64),
+        lambda x: x.to(torch.float64).float(),
+    ):
+        with pytest.raises(cpu.RecordingError, match=r"torch's own aten::"):
+            cpu.record(lambda copy=copy: step(copy))
+
+
 def test_without_the_library_nothing_is_recorded():
     before = runtime.get_library()
     runtime.use_library(None)

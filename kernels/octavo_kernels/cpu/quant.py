@@ -64,7 +64,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     library = get_library()
     if library is None or x.dtype not in DTYPES:
         return reference.quantized_linear(x, packed, bias)
-    if packed.margin and x.dtype == torch.float32:
+    if packed.margin:
         return _head(library, x, packed, bias, None)[0]
     rows, program, _keep = _rows(library, x, packed)
     count = rows.pairs.shape[0]
@@ -96,13 +96,13 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
 
 
 def quantized_head(x: Tensor, packed: PackedLinear, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Logits float32 [T, N] of ``x`` float32 [T, K], and their `argmax`. None: there is no kernel for that.
+    """Logits float32 [T, N] of ``x`` float32 or bfloat16 [T, K], and their `argmax`. None: there is no kernel for that.
 
     ``packed`` has a margin. The logits are undefined where ``wants_logits`` int64 [1] is 0 when the operation runs:
     writing them takes a fifth of its time.
     """
     library = get_library()
-    if library is None or x.dtype != torch.float32:
+    if library is None or x.dtype not in DTYPES:
         return None
     return _head(library, x, packed, None, wants_logits)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Library
 from octavo_kernels.cpu.runtime import get_library
@@ -147,19 +148,31 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._schema.name
-        if name not in _ROOM and not _is_view(func._schema):
-            raise RecordingError(f"the step uses torch's own {name}: it cannot be recorded")
-        result = func(*args, **(kwargs or {}))
+        name, kwargs = func._schema.name, kwargs or {}
         if name in _ROOM:
+            result = func(*args, **kwargs)
             self.buffers.append(result)
-        return result
+            return result
+        if _may_be_view(func._schema):
+            result = func(*args, **kwargs)
+            if _storages(result) <= _storages((args, kwargs)):
+                return result
+        raise RecordingError(f"the step uses torch's own {name}: it cannot be recorded")
 
 
-def _is_view(schema: Any) -> bool:
-    """Whether all that an operation returns lies where an argument lies, so that nothing is computed."""
+def _may_be_view(schema: Any) -> bool:
+    """Whether the schema lets an operation return its arguments in another shape, and keeps it from changing them.
+
+    It may copy all the same: `to`, `contiguous` and `reshape` return a view or a copy, as the argument demands.
+    """
     returns = [returned.alias_info for returned in schema.returns]
     return bool(returns) and not schema.is_mutable and all(info is not None for info in returns)
+
+
+def _storages(value: Any) -> set[int]:
+    """Addresses of the memory of all tensors in (nested) arguments or results."""
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def _plan(

@@ -86,12 +86,12 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.terms)
     result = _product(rows, packed, bias, rows.terms)
-    if packed.margin and rows.dtype == torch.float32:
+    if packed.margin:
         first = _product(rows, packed, bias, 1)
         pad = torch.nn.functional.pad(first, (0, -packed.channels % BLOCK), value=float("-inf"))
         highest = pad.unflatten(1, (-1, BLOCK)).amax(dim=2)
         near = highest >= highest.amax(dim=1, keepdim=True) - packed.margin
-        result = torch.where(near.repeat_interleave(BLOCK, dim=1)[:, : packed.channels], result, first)
+        return torch.where(near.repeat_interleave(BLOCK, dim=1)[:, : packed.channels], result, first)
     return result.to(rows.dtype)
 
 

@@ -39,7 +39,8 @@ class Int8LinearMethod(LinearMethod):
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
         if layer.has_bias:
-            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=dtype), requires_grad=False)
+            # What the kernels add: a bias converted while a step is recorded would be gone when it is replayed.
+            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         yield WeightSlot(part, "weight", shard.shape, lambda source: self._pack(part, shard, source))
