@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_NEAR = 0.6  # of 1: the same
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean X?``, or nothing where no known name is near. Case, - and _ do not count."""
-    import difflib  # only where something is wrong
+    """``; did you mean X?``, or nothing where no known name is near."""
+    best = nearest(name, known)
+    return f"; did you mean {best}?" if best is not None else ""
 
-    plain = {_plain(one): one for one in known}
-    asked = _plain(name)
-    if not asked:
-        return ""
-    begins = sorted((one for one in plain if one.startswith(asked) or asked.startswith(one)), key=len)
-    near = difflib.get_close_matches(asked, plain, n=1, cutoff=0.6)
-    best = near[0] if near else begins[0] if begins and len(asked) > 2 else None
-    return f"; did you mean {plain[best]}?" if best is not None else ""
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is nearest, if one is near. Case, - and _ do not count; a name's beginning is near to it."""
+    from difflib import SequenceMatcher  # only where something is wrong
+
+    matcher = SequenceMatcher(b=_plain(name))
+    best, score = None, _NEAR
+    for one in known:
+        matcher.set_seq1(_plain(one))
+        whole = matcher.ratio()
+        matcher.set_seq1(_plain(one)[: len(name)])
+        found = max(whole, 0.9 * matcher.ratio() if len(name) > 2 else 0.0)
+        if found > score:
+            best, score = one, found
+    return best
 
 
 def _plain(name: str) -> str:

@@ -18,7 +18,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
-from octavo.loader.sources import DEFAULT_MODEL
+from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
 from octavo.logs import FORMATS, LEVELS, setup_logging
 
 logger = logging.getLogger("octavo.serve")
@@ -144,6 +144,8 @@ def run(namespace: argparse.Namespace) -> int:
     args.api_key = args.api_key or _keys_from_environment()
     args.check()
     engine_args._validate()
+    for name in (engine_args.model, engine_args.tokenizer):
+        check_model_name(name, engine_args.download_dir)
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
     process = CoreProcess()

@@ -30,6 +30,23 @@ def cache_dir(download_dir: str | None = None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "octavo"
 
 
+def hub_cache(download_dir: str | None = None) -> Path:
+    """Where models of a hub lie: the folder that every Hugging Face tool shares, or ``download_dir``."""
+    if download_dir:
+        return Path(download_dir).expanduser()
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser()
+    return hf_home() / "hub"
+
+
+def hf_home() -> Path:
+    """Hugging Face's own folder."""
+    if os.environ.get("HF_HOME"):
+        return Path(os.environ["HF_HOME"]).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
+
+
 def seeded(place: str) -> Path | None:
     """A file or folder of the cache that OCTAVO_CACHE_SEED has: a cache that is only read, as a container image's."""
     seed = os.environ.get("OCTAVO_CACHE_SEED")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class ModelFiles:
     directory: str
     weights: tuple[str, ...] = ()
     tokenizer_directory: str | None = None
+    sampling: dict[str, float] = field(default_factory=dict)  # recommended by an alias where the files say nothing
 
     @property
     def path(self) -> Path:

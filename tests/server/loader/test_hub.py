@@ -28,13 +28,46 @@ def fetch(model: str = "org/model", **options: object) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("name", ["org/model", "hf://org/model"])
+@pytest.mark.parametrize(
+    "name",
+    ["org/model", "hf://org/model", "hf.co/org/model", "https://huggingface.co/org/model/",
+     "https://huggingface.co/org/model/tree/main", "huggingface.co/org/model?library=transformers"],
+)  # fmt: skip
 def test_only_what_is_served_from_is_fetched(name: str, hub: Hub) -> None:
     assert fetch(name) == NEEDED
     files = resolve_model(name)
     assert files.model == "org/model"
     ((_, source),) = iterate_weights(files)
     assert torch.equal(source.load(), torch.arange(200_000, dtype=torch.float32))
+
+
+def test_a_page_may_name_revision_and_file(hub: Hub) -> None:
+    gguf = {"model-Q4_K_M.gguf": b"not really", "model-Q8_0.gguf": b"neither"}
+    hub.repos["org/gguf"] = Repo(dict(gguf))
+    page = "https://huggingface.co/org/gguf/blob/main/model-Q8_0.gguf"
+    for name, file in (("hf.co/org/gguf:Q4_K_M", "model-Q4_K_M.gguf"), (page, "model-Q8_0.gguf")):
+        with pytest.raises(ModelError, match=file):  # that it is no GGUF file is known once it is here
+            resolve_model(name, progress=False)
+    with pytest.raises(ModelError, match="no revision 'v9'"):
+        resolve_model("https://huggingface.co/org/model/tree/v9", progress=False)
+    with pytest.raises(ModelError, match=r"two revisions are named, v9 by .* and main"):
+        resolve_model("https://huggingface.co/org/model/tree/v9", revision="main")
+    for page in ("hf.co/datasets/org/data", "https://huggingface.co/org", "hf.co/org/model/blob/main/config.json"):
+        with pytest.raises(ModelError, match="is not the page of a model"):
+            resolve_model(page)
+
+
+def test_a_near_miss_names_what_was_fetched_before(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve_model("org/model", progress=False)
+    asked = len(hub.seen)
+    with pytest.raises(ModelError, match=r"'modle' is no model; did you mean org/model\?"):
+        resolve_model("modle")
+    assert len(hub.seen) == asked, "nobody was asked"
+    with pytest.raises(ModelError, match=r"there is no model org/modle .*did you mean org/model\?"):
+        resolve_model("org/modle")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelError, match=r"org/modle .*did you mean org/model\?"):
+        resolve_model("org/modle")
 
 
 def test_without_weights_only_the_description(hub: Hub) -> None:

