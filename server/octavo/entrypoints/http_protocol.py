@@ -1,8 +1,11 @@
-"""uvicorn's HTTP parser with limits: heads have a bounded size, and clients send at a reasonable pace or are let go."""
+"""uvicorn's HTTP parser with limits: heads have a bounded size, and clients send at a reasonable pace or are let go.
+A client that has closed its sending side only is answered."""
 
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +19,8 @@ HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further reque
 MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
 BODY_SECONDS = 20.0
 UNREAD_SECONDS = 60.0  # that a client may leave what it was sent unread, when that is more than a few pieces
+PROBE_SECONDS = 2.0  # between two probes whether a client that sends nothing more still listens
+ECHO_SECONDS = 0.25  # in which a probe of a closed connection comes back
 LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
 
 
@@ -65,6 +70,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cycles: list[RequestResponseCycle] = []  # of requests that have no whole answer yet
         self.on_writable: Callable[[], None] | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._probe: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -74,6 +80,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._cancel_deadline()
         self._cancel_farewell()
         self._cancel_unread()
+        if self._probe is not None:
+            self._probe.cancel()
         for cycle in self._cycles:  # uvicorn itself tells the last of pipelined requests only
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -151,6 +159,51 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+    # The client sends nothing more.
+
+    def eof_received(self) -> bool:
+        """Its requests are answered all the same, when they are whole: it may have closed its sending side only
+        (`nc -N`, `shutdown(SHUT_WR)`). Returns whether the connection stays open; TLS cannot be half closed."""
+        self._cancel_deadline()
+        if self.cycle is not None and self.cycle.more_body:  # never whole
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        waiting = [cycle for cycle in self._cycles if not (cycle.response_complete or cycle.disconnected)]
+        if not waiting or self.scheme == "https":
+            return False
+        waiting[-1].keep_alive = False  # closes the connection behind its answer
+        self._set_keepalive_probes()
+        self._probe = self.loop.call_later(PROBE_SECONDS, self._probe_client)
+        return True
+
+    def _set_keepalive_probes(self) -> None:
+        """Have the kernel notice that a client has vanished, within about a minute also when nothing is written."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+                if hasattr(socket, option):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), 5)
+
+    def _probe_client(self) -> None:
+        """TCP tells a closed connection from a half-closed one only when something is sent. Before an answer begins
+        that is a 100 Continue: HTTP/1.1 allows any number of them."""
+        begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
+        if not begun and self.cycle.scope["http_version"] == "1.1" and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._probe = self.loop.call_later(ECHO_SECONDS, self._end_if_closed)
+
+    def _end_if_closed(self) -> None:
+        """End the requests of a client that has closed its whole connection."""
+        if self.transport.is_closing():
+            return
+        poller = select.poll()
+        poller.register(self.transport.get_extra_info("socket").fileno(), 0)  # hang-ups and errors are always told
+        if poller.poll(0):
+            self.transport.abort()
+        else:
+            self._probe = self.loop.call_later(PROBE_SECONDS, self._probe_client)
 
     # The server is about to end.
 

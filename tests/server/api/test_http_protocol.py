@@ -80,6 +80,27 @@ def impatient(monkeypatch):
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.4)
     monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.4)
+    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(http_protocol, "ECHO_SECONDS", 0.1)
+
+
+class Slow:
+    """Answers after a while, unless its client leaves before."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.left = asyncio.Event()
+
+    async def __call__(self, scope, receive, send) -> None:
+        assert (await receive())["type"] == "http.request"
+        gone = asyncio.ensure_future(receive())
+        await asyncio.wait((gone,), timeout=self.seconds)
+        if gone.done():
+            self.left.set()
+            return
+        gone.cancel()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
@@ -253,3 +274,49 @@ def test_a_client_that_leaves_ends_all_its_requests():
                 await asyncio.sleep(0.02)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_half_closed_connection_gets_all_its_answers(loop, version):
+    async def main() -> None:
+        async with serving(Slow(0.3)) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            first = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+            writer.write(first + first.replace(b"1.1", version.encode()))
+            writer.write_eof()
+            received = await asyncio.wait_for(reader.read(), 10)
+        answers = received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"\r\n\r\nok")
+        assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 2 + [b""]
+        assert b"connection: close" in answers[1].lower()
+        assert version == "1.0" or b" 100 " in received, "the probe is on its way while the answer takes its time"
+
+    asyncio.run(main()) if loop == "asyncio" else pytest.importorskip("uvloop").run(main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("half_first", [False, True])
+def test_a_client_that_closes_its_connection_ends_its_request(loop, half_first):
+    """Also one that has closed only one half of it first."""
+
+    async def main() -> None:
+        app = Slow(60)
+        async with serving(app) as port:
+            sock = socket.create_connection(("127.0.0.1", port))
+            sock.sendall(GET)
+            if half_first:
+                sock.shutdown(socket.SHUT_WR)
+            await asyncio.sleep(0.05)
+            sock.close()
+            await asyncio.wait_for(app.left.wait(), 5)
+
+    asyncio.run(main()) if loop == "asyncio" else pytest.importorskip("uvloop").run(main())
+
+
+def test_a_half_closed_connection_whose_request_is_not_whole_is_closed():
+    async def conversation(reader, writer) -> None:
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+
+    run(conversation)
