@@ -179,9 +179,12 @@ class Events(Protocol):
 class EventStream(Response):
     """Server-sent events: what ``events`` makes of the outputs of ``run``.
 
+    The head leaves together with the first event. Until then nothing has been promised: an error is an answer with a
+    status of its own, and a proxy may send the request to another replica. Later on an error is the last event, in
+    OpenAI's form.
+
     Each step's news go to the connection at once, in the step's own turn on the event loop. A client that does not keep
-    up gets them in larger pieces. One that leaves aborts the work behind. An error is the last event, in OpenAI's form,
-    for the status has been sent already.
+    up gets them in larger pieces. One that leaves aborts the work behind.
     """
 
     def __init__(self, run: Running, events: Events) -> None:
@@ -196,14 +199,21 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: DirectBody = scope["state"][DIRECT_BODY]
+        first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        advance = partial(self._advance, body, last)
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
+            self._listen(partial(self._begin, body, first), body)
+            await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                return
+            if (error := first.exception()) is not None:
+                await to_api_error(error).response()(scope, receive, send)
+                return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            self.run.stream.on_news = advance
-            body.when_writable(advance)
-            advance()  # what came before anybody listened
+            if first.result():
+                body.write(first.result())
+            self._listen(partial(self._advance, body, last), body)
             await asyncio.wait((last, gone), return_when=asyncio.FIRST_COMPLETED)
             if last.done():
                 await send({"type": "http.response.body", "body": last.result(), "more_body": False})
@@ -212,6 +222,28 @@ class EventStream(Response):
             self.run.close()
             gone.cancel()
             scope["state"]["streamed_bytes"] = body.num_bytes
+
+    def _listen(self, on_news: Callable[[], None], body: DirectBody) -> None:
+        """Have ``on_news`` called when there is something to write, and when the client has caught up."""
+        self.run.stream.on_news = on_news
+        body.when_writable(on_news)
+        on_news()  # what came before anybody listened
+
+    def _begin(self, body: DirectBody, first: asyncio.Future[bytes]) -> None:
+        """``first`` becomes the first events, or the error that came before any. What comes then waits in the run."""
+        if first.done() or not body.is_writable:
+            return
+        try:
+            item = self.run.take()
+            while item is not None:
+                if news := self.events.write(item):
+                    first.set_result(news)
+                    return
+                item = self.run.take() if self.run.stream.news else None
+            if self.run.finished:
+                first.set_result(b"")
+        except Exception as error:
+            first.set_exception(error)
 
     def _advance(self, body: DirectBody, last: asyncio.Future[bytes]) -> None:
         """Write what there is to say, unless the client is behind; ``last`` then becomes the end of the answer."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -16,6 +18,7 @@ import pytest
 
 SMALL = ("--kv-cache-memory-bytes", str(32 << 20), "--max-num-seqs", "8")
 LONG_STREAM = {"prompt": "The quick", "max_tokens": 1000, "temperature": 0, "ignore_eos": True, "stream": True}
+LONG_CHAT = {**LONG_STREAM, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]}
 
 
 def children(pid: int) -> list[int]:
@@ -47,6 +50,15 @@ def wait_until(condition, seconds: float) -> float:
         assert time.monotonic() - start < seconds, "it did not happen in time"
         time.sleep(0.02)
     return time.monotonic() - start
+
+
+def post(server, path: str, body: dict) -> socket.socket:
+    """A connection over which a request has been sent."""
+    connection = server.connect()
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
 
 
 class Stream(threading.Thread):
@@ -146,12 +158,24 @@ def test_a_drain_does_not_wait_where_nobody_is(start):
 
 @pytest.mark.slow
 def test_after_the_shutdown_timeout_streams_are_cut_off_with_an_error(start):
-    server = start(*SMALL, "--shutdown-timeout", "0")
+    """Streams that still wait for their first token have not begun: not a byte of them is out, and what they get is a
+    503, which a proxy sends on to another replica."""
+    server = start(*SMALL, "--max-num-seqs", "1", "--shutdown-timeout", "0")
     stream = Stream(server)
+    waiting = [post(server, "/v1/completions", LONG_STREAM), post(server, "/v1/chat/completions", LONG_CHAT)]
+    wait_until(lambda: server.get("/load").json()["num_queued"] == 2, 5)
+    time.sleep(0.2)
+    assert not select.select(waiting, [], [], 0)[0], "a head without an event"
+    assert stream.is_alive(), "the waiting ones did not wait"
     assert server.stop(timeout=20) == 0
     stream.join(20)
     assert stream.error is None and stream.lines[-1] == "data: [DONE]"
     assert stream.error_code == "aborted"
+    for connection in waiting:
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 503 and answer.getheader("retry-after")
+        assert json.loads(answer.read())["error"]["code"] == "aborted"
 
 
 @pytest.mark.slow
