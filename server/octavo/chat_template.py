@@ -19,13 +19,26 @@ if TYPE_CHECKING:
 _MARK = "\ue000octavo-end-of-message\ue001 "
 
 
+# The arguments of `render`, which a template's further variables cannot replace.
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
+
+
 class ChatTemplateError(ValueError):
     """The template refused the conversation or is broken."""
+
+
+def check_variables(variables: Mapping[str, Any], field: str) -> None:
+    """Raises ValueError when ``variables`` for a template, which ``field`` holds, replace one of `render`'s own."""
+    if reserved := sorted(RESERVED & variables.keys()):
+        raise ValueError(f"{field} must not hold {', '.join(reserved)}: give each as an option of its own")
 
 
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    /,  # variables may have any name
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
@@ -41,17 +54,21 @@ def render(
 
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError("continue_final_message and add_generation_prompt cannot both be set")
-    chat = [_plain(message) for message in messages]
-    if continue_final_message:
-        _mark_end(chat)
+    compiled = _compile(template)
     try:
-        text = _compile(template).render(
-            messages=chat, tools=_plain(tools), documents=_plain(documents),
-            add_generation_prompt=add_generation_prompt, **{name: _plain(value) for name, value in variables.items()},
-        )  # fmt: skip
+        chat = [_plain(message) for message in messages]
+        if continue_final_message:
+            _mark_end(chat)
+        text = compiled.render({
+            **{name: _plain(value) for name, value in variables.items()},
+            "messages": chat, "tools": _plain(tools), "documents": _plain(documents),
+            "add_generation_prompt": add_generation_prompt,
+        })  # fmt: skip
+    except ChatTemplateError:
+        raise
     except TemplateError as error:
         raise ChatTemplateError(f"the chat template refused the messages: {error}") from None
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+    except Exception as error:  # a template is a program of the model's author: it may raise anything
         raise ChatTemplateError(f"the chat template failed on the messages: {error}") from None
     return _cut_at_mark(text) if continue_final_message else text
 

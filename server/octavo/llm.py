@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo import vllm_arguments
+from octavo.chat_template import check_variables
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
@@ -171,6 +172,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
         tokenizer = self._require_tokenizer("chat")
+        check_variables(chat_template_kwargs or {}, "chat_template_kwargs")
         conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
         prompts: list[Prompt] = []
         for conversation in conversations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.chat_template import check_variables
 from octavo.errors import ConfigError
 
 
@@ -70,5 +71,9 @@ class ServerArgs:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none")
+        try:
+            check_variables(self.default_chat_template_kwargs, "default_chat_template_kwargs")
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         if any(not key for key in self.api_key):
             raise ConfigError("api_key must not be empty; leave it out to serve without a key")

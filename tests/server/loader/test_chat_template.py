@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from octavo.chat_template import ChatTemplateError, render
+from octavo.chat_template import ChatTemplateError, check_variables, render
 from octavo.tokenizer import Tokenizer
 
 # Templates of our own in the shapes that popular models use.
@@ -195,3 +195,26 @@ def test_named_templates_are_chosen_by_name_and_by_tools() -> None:
     assert ours.apply_chat_template(messages, tools=TOOLS) == "with tools"
     assert ours.apply_chat_template(messages, chat_template="rag") == "with documents"
     assert ours.apply_chat_template(messages, chat_template="{{ messages[0].content }}!") == "hi!"
+
+
+names = st.sampled_from(
+    ["self", "template", "messages", "tools", "documents", "context", "environment", "loop", "caller", "range",
+     "namespace", "raise_exception", "bos_token", "add_generation_prompt", "not a name", "", "None", "True", "__class__"]
+) | st.text(max_size=5)  # fmt: skip
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([HEADERS, NAMESPACES, "{{ self }}{{ x }}{{ messages[0].content }}"]),
+       st.dictionaries(names, json_values, max_size=4))  # fmt: skip
+def test_variables_of_any_name_are_taken_or_refused(template, variables):
+    """And never stand for the conversation itself."""
+    messages = [{"role": "user", "content": "the question"}]
+    try:
+        check_variables(variables, "chat_template_kwargs")
+        assert "the question" in pair(template)[0].apply_chat_template(messages, **variables)
+    except ValueError as error:
+        assert isinstance(error, ChatTemplateError) or str(error).startswith("chat_template_kwargs must not hold")
