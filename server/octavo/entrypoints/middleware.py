@@ -67,8 +67,9 @@ class Gate:
         try:
             if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
                 error = APIError(
-                    401, "Send a valid API key: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
-                )
+                    401, "Send a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY",
+                    headers={"www-authenticate": "Bearer"},
+                )  # fmt: skip
                 await error.response()(scope, receive, send_with_id)
                 return
             await self.app(scope, receive, send_with_id)
@@ -92,11 +93,12 @@ class Gate:
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Compares hashes in constant time, every key every time: neither length nor position shows."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        digest = hashlib.sha256(token.strip()).digest()
+        given = [token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         found = False
-        for known in self._key_hashes:
-            found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == b"bearer"
+        for digest in [hashlib.sha256(key).digest() for key in given]:
+            for known in self._key_hashes:
+                found |= hmac.compare_digest(digest, known)
+        return found
 
 
 def _path(scope: Scope) -> str:

@@ -55,7 +55,10 @@ def document(operations: Sequence[Operation], state: ServerState, title: str, ro
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "apiKey": {"type": "http", "scheme": "bearer"},
+                "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            },
         },
     }
     if root_path:
@@ -88,7 +91,7 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
         name = operation.path.partition("{")[2].partition(":")[0].partition("}")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if has_keys and not operation.open:
-        described["security"] = [{"apiKey": []}]
+        described["security"] = [{"apiKey": []}, {"apiKeyHeader": []}]
     return described
 
 

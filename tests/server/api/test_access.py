@@ -41,8 +41,10 @@ def test_everything_but_the_probes_asks_for_the_key(guarded, path):
         answer = guarded.get(path, headers=headers)
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
-    allowed = guarded.get(path, headers={"authorization": "bearer secret-key"})
-    assert allowed.status_code == (404 if path == "/nowhere" else 200)
+        assert guarded.get(path, headers={"x-api-key": "wrong", **headers}).status_code == 401
+    for headers in ({"authorization": "bearer secret-key"}, {"x-api-key": "secret-key"},
+                    {"authorization": "Bearer another's", "x-api-key": "secret-key"}):  # fmt: skip
+        assert guarded.get(path, headers=headers).status_code == (404 if path == "/nowhere" else 200)
 
 
 @pytest.mark.parametrize("path", PROBES)
@@ -98,7 +100,8 @@ def test_options_that_vllms_users_know(start, tmp_path):
     assert prompt(**tools) == "xloud" and prompt(chat_template_kwargs={"tone": "soft"}) == "xsoft"
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "x", "max_tokens": 3})):
         events = server.post(path, {**body, "stream": True}).text.split("\n\n")
-        assert json.loads(events[-3].removeprefix("data: "))["usage"]["total_tokens"] >= 4
+        usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events[:-2]]
+        assert all(usages) and usages[-1]["total_tokens"] >= 4, "on every chunk, as in vLLM"
     assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 404
     assert server.get("/llm/v1/models").status_code == server.get("/v1/models").status_code == 200
     assert server.stop() == 0

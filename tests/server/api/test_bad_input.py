@@ -187,7 +187,7 @@ BAD_CHATS = {
     ),
     "broken tool call": ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ["messages.0.tool_calls.0"]),
     "broken arguments": (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{} x"}}]}]},
         ["arguments"],
     ),
     "the template says no": ({"messages": [{"role": "tool", "content": ""}]}, ["empty tool answer"]),
@@ -201,7 +201,9 @@ BAD_CHATS = {
     "continue and generate": (
         {"continue_final_message": True, "add_generation_prompt": True}, ["continue_final_message"]
     ),
-    "reserved template variable": ({"chat_template_kwargs": {"messages": []}}, ["chat_template_kwargs"]),
+    "reserved template variables": (
+        {"chat_template_kwargs": {"tools": [], "x": 1, "messages": []}}, ["chat_template_kwargs", "messages, tools"]
+    ),
     "audio": ({"modalities": ["audio"]}, ["modalities"]),
 }  # fmt: skip
 

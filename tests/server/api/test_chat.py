@@ -103,6 +103,29 @@ def test_all_roles_and_text_parts(client):
     assert answer.prompt_token_ids == plain.choices[0].prompt_token_ids
 
 
+def test_template_variables_may_have_any_name(shared_server):
+    for name in ("template", "self", "loop", "range", "bos_token", "not a name", ""):
+        body = {"messages": USER, "max_tokens": 1, "chat_template_kwargs": {name: 1}}
+        assert shared_server.post("/v1/chat/completions", body).status_code == 200, name
+
+
+def test_assistant_messages_without_content(shared_server):
+    """As OpenAI's API answers them: a refusal has its text elsewhere, and calls or thoughts may be all there is."""
+
+    def prompt(**message: object) -> str:
+        body = {"messages": [*USER, {"role": "assistant", **message}, *USER]}
+        assert shared_server.post("/v1/chat/completions", {**body, "max_tokens": 1}).status_code == 200
+        tokens = shared_server.post("/tokenize", body).json()["tokens"]
+        return shared_server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+
+    empty = prompt(content="")
+    assert "<|assistant|><|end|>" in empty
+    for message in ({}, {"content": None}, {"content": None, "tool_calls": []}, {"refusal": None}, {"content": []}):
+        assert prompt(**message) == empty
+    assert "<|assistant|>No.<|end|>" in prompt(content=None, refusal="No.")
+    assert prompt(content="Yes.", refusal=None) == prompt(content="Yes.")
+
+
 def test_the_last_message_can_be_continued(client):
     messages = [*USER, {"role": "assistant", "content": "Once upon"}]
     body = {"continue_final_message": True, "return_token_ids": True}

@@ -89,6 +89,25 @@ def test_streamed_token_ids_and_usage_of_every_chunk(client):
     assert counts == sorted(counts) and counts[-1] == 6
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_usage_comes_as_asked(shared_server, path):
+    """On the last chunk with include_usage; on all of them only with both options; no token before the first one."""
+    body = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "stream": True, "seed": 1}
+    body |= {"prompt": PROMPT} if path == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
+
+    def counts(**options: bool) -> list[int | None]:
+        text = shared_server.post(f"/v1/{path}", {**body, "stream_options": options}).text
+        chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
+        return [usage["completion_tokens"] if (usage := chunk.get("usage")) else None for chunk in chunks]
+
+    assert set(counts()) == {None} == set(counts(continuous_usage_stats=True))
+    *before, last = counts(include_usage=True)
+    assert set(before) == {None} and last == 5
+    running = counts(include_usage=True, continuous_usage_stats=True)
+    assert running == sorted(running, key=lambda count: count or 0) and running[-2:] == [5, 5]
+    assert running[0] == (1 if path == "completions" else 0), "the chunk with the role counts no token"
+
+
 def test_text_ids_and_batches_of_both_are_prompts(client, backend):
     ids = backend.encode(PROMPT).ids
     options = {"model": "tiny", "max_tokens": 8, "temperature": 0}

@@ -83,11 +83,14 @@ def test_json_logs_of_both_processes(start):
         "--log-format", "json", "--enable-log-requests", "--trust-remote-code", "-tp", "1", "--enable-chunked-prefill",
         "--enable-prompt-tokens-details",
     )  # fmt: skip
-    server.post("/v1/completions", {"prompt": "my secret", "max_tokens": 1})
+    body = {"prompt": "my secret", "stop": ["my secret"], "bad_words": ["my secret"], "max_tokens": 1}
+    for constraint in ({}, {"choice": ["my secret"]}, {"regex": "my secret"}, {"json": {"title": "my secret"}}):
+        assert server.post("/v1/completions", {**body, "structured_outputs": constraint or None}).status_code == 200
     server.stop()
     first, _, log = server.log.partition("\n")
     assert "--trust-remote-code has no effect" in first
-    assert "'max_tokens': 1" in log and "my secret" not in log
+    assert "max_tokens=1, " in log and "stop=<1>" in log and "structured_outputs=<regex>" in log
+    assert "secret" not in log
     lines = [json.loads(line) for line in log.splitlines()]
     assert {line["process"] for line in lines} == {"api", "core"}
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)

@@ -7,6 +7,7 @@ import json
 import openai
 import pytest
 
+from octavo.entrypoints.openai.chat_messages import check_messages
 from octavo.loader.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -193,6 +194,19 @@ def test_calls_and_results_in_the_history_reach_the_template(start):
     )
     answer = server.client().chat.completions.create(model="tiny", max_tokens=2, **body)
     assert answer.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "city"),
+    [("", ""), ("{", ""), ('{"ci', ""), ('{"city": "Par', "Par"), ('{"city": "Paris", "days": 1', "Paris"),
+     ('{"city": "Paris", "near": [{"x": tr', "Paris"), ('{"city": "Pa\\u00', "Pa")],
+)  # fmt: skip
+def test_calls_that_were_cut_off_can_be_sent_back(arguments, city):
+    """What there is of the arguments reaches the template as an object."""
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    (message,) = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    found = message["tool_calls"][0]["function"]["arguments"]
+    assert isinstance(found, dict) and found.get("city", "") == city
 
 
 def function(**fields) -> dict:

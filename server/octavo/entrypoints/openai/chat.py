@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat_template import check_variables
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving, tools
@@ -39,10 +40,6 @@ from octavo.outputs import CompletionOutput, RequestOutput
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
 _LONG_CHAT = 20_000  # bytes of a body from which rendering and tokenising is worth a thread
-# What the template is given by us; chat_template_kwargs may not replace it.
-_RESERVED = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
-)
 
 
 @dataclass
@@ -152,10 +149,7 @@ def _generates(body: ChatCompletionRequest) -> bool:
 def render(state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]) -> list[int]:
     """The conversation as token ids. Raises ValueError."""
     template = _template(state, body)
-    if reserved := (body.chat_template_kwargs or {}).keys() & _RESERVED:
-        raise bad_request(
-            f"chat_template_kwargs must not hold {', '.join(sorted(reserved))}: these are fields of the request"
-        )
+    check_variables(body.chat_template_kwargs or {}, "chat_template_kwargs")
     variables = {**state.args.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -244,8 +238,7 @@ class _Events:
         self._parsers: dict[int, AnswerParser] = {}
         self._completion_tokens = 0
         self._last: RequestOutput | None = None
-        self._continuous_usage = job.body.continuous_usage
-        self._include_usage = serving.include_usage(job.state, job.body)
+        self._include_usage, self._continuous_usage = serving.streamed_usage(job.state, job.body)
         self._no_usage = None if self._include_usage else UNSET
         self._templates: dict[int, EventTemplate] = {}  # by answer, for pieces that are text and nothing else
         more = job.body.logprobs or job.body.return_token_ids or self._continuous_usage
@@ -255,28 +248,33 @@ class _Events:
         """What one output tells; nothing when all of it is held back."""
         _, output = item
         self._last = output
-        job, body = self._job, self._job.body
+        job = self._job
         events = b""
         for completion in output.outputs:
+            if completion.index not in self._parsers:
+                events += self._open(completion.index, output)  # before the first token is counted
             self._completion_tokens += len(completion.token_ids)
-            used = _usage(output, self._completion_tokens) if self._continuous_usage else self._no_usage
             template = self._templates.get(completion.index)
             if template is not None and completion.finish_reason is None:
                 if completion.text:
                     events += template.fill(completion.text)
                 continue
-            if completion.index not in self._parsers:
-                self._parsers[completion.index] = job.new_parser()
-                opening = ChatChunkChoice(completion.index, ChatDelta(role=job.role, content=job.echo))
-                prompt_ids = output.prompt_token_ids if body.return_token_ids else UNSET
-                events += event(job.chunk([opening], used, prompt_ids))
-                if self._only_text:
-                    self._templates[completion.index] = EventTemplate(
-                        partial(_text_only, job, completion.index, self._no_usage)
-                    )
             if piece := _piece(job, completion, self._parsers[completion.index]):
-                events += event(job.chunk([piece], used))
+                events += event(job.chunk([piece], self._used(output)))
         return events
+
+    def _open(self, index: int, output: RequestOutput) -> bytes:
+        """The chunk with the role, before an answer's first token."""
+        job = self._job
+        self._parsers[index] = job.new_parser()
+        if self._only_text:
+            self._templates[index] = EventTemplate(partial(_text_only, job, index, self._no_usage))
+        opening = ChatChunkChoice(index, ChatDelta(role=job.role, content=job.echo))
+        prompt_ids = output.prompt_token_ids if job.body.return_token_ids else UNSET
+        return event(job.chunk([opening], self._used(output), prompt_ids))
+
+    def _used(self, output: RequestOutput) -> Usage | UnsetType | None:
+        return _usage(output, self._completion_tokens) if self._continuous_usage else self._no_usage
 
     def end(self) -> bytes:
         if self._last is None or not self._include_usage:

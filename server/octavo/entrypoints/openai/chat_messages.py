@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from octavo.entrypoints.openai.errors import APIError, bad_request, shown
+from pydantic_core import from_json
+
+from octavo.entrypoints.openai.errors import bad_request, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 10_000
@@ -37,13 +39,14 @@ def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
             del checked["tool_calls"]
     content = checked.get("content")
     if content is None:
-        if role != "assistant" or not ("tool_calls" in checked or message.get("reasoning_content")):
+        if role != "assistant":  # whose answer may have been calls, a refusal, or nothing
             raise bad_request(
-                f"{where}.content is missing: every message but a tool call needs one", f"{where}.content"
+                f"{where}.content is missing: messages of every role but assistant need one", f"{where}.content"
             )
-        checked["content"] = ""
-    else:
-        checked["content"] = _text(content, f"{where}.content")
+        content = checked.get("refusal", "")
+        if not isinstance(content, str):
+            raise bad_request(f"{where}.refusal must be a string, got {shown(content)}", f"{where}.refusal")
+    checked["content"] = _text(content, f"{where}.content")
     return checked
 
 
@@ -81,21 +84,34 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{where} must be an object with function.name, got {shown(call)}", where)
     arguments = function.get("arguments")
-    if isinstance(arguments, str):  # templates write the arguments as JSON themselves
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            raise _bad_arguments(where, arguments) from None
+    arguments = _object_of(arguments) if isinstance(arguments, str) else arguments
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise _bad_arguments(where, arguments)
+        where = f"{where}.function.arguments"
+        raise bad_request(f"{where} must be a JSON object, got {shown(function['arguments'])}", where)
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _bad_arguments(where: str, arguments: Any) -> APIError:
-    where = f"{where}.function.arguments"
-    return bad_request(f"{where} must be a JSON object, got {shown(arguments)}", where)
+def _object_of(arguments: str) -> Any:
+    """The value of arguments written as JSON, because templates write them themselves; "" when they are no JSON.
+
+    A call that was cut off at max_tokens holds the beginning of a JSON text: its value has the whole members, and as
+    much of a last string as there is.
+    """
+    if not arguments.strip():
+        return {}
+    try:
+        return json.loads(arguments)
+    except RecursionError:
+        return ""
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+            return ""  # not cut off: there is too much
+    try:
+        return from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    except (ValueError, TypeError):
+        return ""
 
 
 def for_template(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:

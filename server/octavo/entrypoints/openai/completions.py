@@ -123,8 +123,7 @@ class _Events:
         self._prompt_tokens = sum(len(request.prompt_token_ids) for request in job.requests)
         self._completion_tokens = 0
         self._cached = [0] * len(job.requests)
-        self._continuous_usage = job.body.continuous_usage
-        self._include_usage = serving.include_usage(job.state, job.body)
+        self._include_usage, self._continuous_usage = serving.streamed_usage(job.state, job.body)
         self._no_usage = None if self._include_usage else UNSET
         more = job.body.logprobs is not None or job.body.return_token_ids or self._continuous_usage
         self._only_text = not (more or job.prompt_only)

@@ -206,10 +206,6 @@ class GenerationRequest(BaseModel):
             fields["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return fields
 
-    @property
-    def continuous_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""

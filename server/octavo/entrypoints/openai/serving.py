@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import fields
 from typing import Any
 
 from msgspec import Raw, Struct
@@ -23,6 +23,7 @@ from octavo.entrypoints.openai.structured import Constraint
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.structured_output import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -167,9 +168,19 @@ class Running:
 
 
 def _log_request(request: EngineCoreRequest) -> None:
-    """What is asked for, without a word of the prompt."""
-    params = {k: v for k, v in asdict(request.sampling_params).items() if v != getattr(_DEFAULTS, k)}
-    logger.info("request %s: %d prompt tokens, %s", request.request_id, len(request.prompt_token_ids), params)
+    """What is asked for, without a word of the client's: of texts, lists and objects only the lengths."""
+    params = request.sampling_params
+    changed = {f.name: value for f in fields(params) if (value := getattr(params, f.name)) != getattr(_DEFAULTS, f.name)}
+    described = ", ".join(f"{name}={_size_of(value)}" for name, value in changed.items())
+    logger.info("request %s: %d prompt tokens, %s", request.request_id, len(request.prompt_token_ids), described)
+
+
+def _size_of(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | RequestOutputKind):
+        return str(value)
+    if isinstance(value, StructuredOutputsParams):
+        return next(f"<{name}>" for name, given in vars(value).items() if given not in (None, False))
+    return f"<{len(value)}>" if isinstance(value, Sized) else f"<{type(value).__name__}>"
 
 
 def weight(completion: CompletionOutput, output: RequestOutput) -> int:
@@ -192,13 +203,19 @@ def raise_for(output: RequestOutput) -> None:
     if output.error is not None:
         raise APIError(500, f"The engine failed on this request: {output.error}", code="engine_error")
     if output.finished and any(completion.finish_reason == "abort" for completion in output.outputs):
-        raise APIError(503, "The request was aborted because the server is shutting down", code="aborted")
+        raise APIError(
+            503, "The request was aborted because the server is shutting down", code="aborted",
+            headers={"retry-after": "1"},
+        )  # fmt: skip
 
 
-def include_usage(state: ServerState, body: GenerationRequest) -> bool:
-    """Whether a stream ends with its usage."""
-    asked = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return asked or state.args.enable_force_include_usage
+def streamed_usage(state: ServerState, body: GenerationRequest) -> tuple[bool, bool]:
+    """Whether a stream ends with its usage, and whether each of its chunks carries it, as in vLLM."""
+    if state.args.enable_force_include_usage:
+        return True, True
+    options = body.stream_options
+    include = options is not None and bool(options.include_usage)
+    return include, include and bool(options and options.continuous_usage_stats)
 
 
 def formatter(state: ServerState, body: GenerationRequest) -> LogprobsFormatter:
