@@ -199,7 +199,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body: DirectBody = scope["state"][DIRECT_BODY]
-        first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        first: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
         last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -207,12 +207,13 @@ class EventStream(Response):
             await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 return
-            if (error := first.exception()) is not None:
-                await to_api_error(error).response()(scope, receive, send)
+            news = first.result()
+            if isinstance(news, Exception):
+                await to_api_error(news).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if first.result():
-                body.write(first.result())
+            if news:
+                body.write(news)
             self._listen(partial(self._advance, body, last), body)
             await asyncio.wait((last, gone), return_when=asyncio.FIRST_COMPLETED)
             if last.done():
@@ -229,7 +230,7 @@ class EventStream(Response):
         body.when_writable(on_news)
         on_news()  # what came before anybody listened
 
-    def _begin(self, body: DirectBody, first: asyncio.Future[bytes]) -> None:
+    def _begin(self, body: DirectBody, first: asyncio.Future[bytes | Exception]) -> None:
         """``first`` becomes the first events, or the error that came before any. What comes then waits in the run."""
         if first.done() or not body.is_writable:
             return
@@ -243,7 +244,7 @@ class EventStream(Response):
             if self.run.finished:
                 first.set_result(b"")
         except Exception as error:
-            first.set_exception(error)
+            first.set_result(error)
 
     def _advance(self, body: DirectBody, last: asyncio.Future[bytes]) -> None:
         """Write what there is to say, unless the client is behind; ``last`` then becomes the end of the answer."""

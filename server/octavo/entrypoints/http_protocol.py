@@ -162,7 +162,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     # The client sends nothing more.
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads what uvicorn leaves out
         """Its requests are answered all the same, when they are whole: it may have closed its sending side only
         (`nc -N`, `shutdown(SHUT_WR)`). Returns whether the connection stays open; TLS cannot be half closed."""
         self._cancel_deadline()

@@ -170,8 +170,8 @@ class Running:
 def _log_request(request: EngineCoreRequest) -> None:
     """What is asked for, without a word of the client's: of texts, lists and objects only the lengths."""
     params = request.sampling_params
-    changed = {f.name: value for f in fields(params) if (value := getattr(params, f.name)) != getattr(_DEFAULTS, f.name)}
-    described = ", ".join(f"{name}={_size_of(value)}" for name, value in changed.items())
+    changed = [f.name for f in fields(params) if getattr(params, f.name) != getattr(_DEFAULTS, f.name)]
+    described = ", ".join(f"{name}={_size_of(getattr(params, name))}" for name in changed)
     logger.info("request %s: %d prompt tokens, %s", request.request_id, len(request.prompt_token_ids), described)
 
 
