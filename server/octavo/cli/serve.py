@@ -9,6 +9,7 @@ import os
 import sys
 import time
 
+from octavo.cli.config_file import ConfigFile, with_config_file
 from octavo.cli.flags import add_flags, from_flags
 from octavo.cli.parser import CommandParser
 from octavo.cli.vllm_flags import add_vllm_flags
@@ -125,6 +126,10 @@ _ALIASES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
+    parser.add_argument(
+        "--config", metavar="FILE.yaml", action=ConfigFile, default=argparse.SUPPRESS,
+        help="Take flags from a YAML file whose keys are their names; the command line wins (default: none)",
+    )  # fmt: skip
     add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
     add_flags(parser.add_argument_group("server"), ServerArgs, SERVER_HELP, choices=ENGINE_CHOICES, aliases=_ALIASES)
     add_vllm_flags(parser)
@@ -135,6 +140,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop. Raises OctavoError."""
     started = time.perf_counter()
+    namespace = with_config_file(namespace)
     engine_args: EngineArgs = from_flags(EngineArgs, namespace)
     args: ServerArgs = from_flags(ServerArgs, namespace)
     if namespace.model_tag is not None:

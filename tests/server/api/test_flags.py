@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import serve
+from octavo.cli.config_file import with_config_file
 from octavo.cli.flags import from_flags, with_dashes
 from octavo.cli.main import main
 from octavo.cli.parser import CommandParser
@@ -217,3 +218,78 @@ def test_commands(capsys):
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n    {command} " in shown for command in ("serve", "chat", "bench", "fetch")) and "plan" not in shown
+
+
+# --config
+
+
+def from_file(tmp_path: Path, text: str, *argv: str) -> argparse.Namespace:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    parser = CommandParser(prog="octavo serve")
+    serve.add_arguments(parser)
+    return with_config_file(parser.parse_args(with_dashes([*argv, "--config", str(path)])))
+
+
+SETTINGS = """
+model: org/name
+max_model_len: 4k
+port: 8011
+served-model-name: [a, b]
+enable-prefix-caching: false
+no-enable-auto-tool-choice: true
+override-generation-config: {temperature: 0.5}
+kv-cache-memory-bytes: 2GiB
+chat-template: null
+enable_lora: false
+enable-chunked-prefill: true
+"""
+
+
+def test_flags_from_a_file(tmp_path, capsys):
+    """Flag names as keys, in both spellings; the same as if they had been typed."""
+    said = from_file(tmp_path, SETTINGS)
+    assert from_flags(EngineArgs, said) == EngineArgs(
+        model="org/name", max_model_len=4000, enable_prefix_caching=False, kv_cache_memory_bytes=2 << 30
+    )
+    assert from_flags(ServerArgs, said) == ServerArgs(
+        port=8011, served_model_name=["a", "b"], enable_auto_tool_choice=False,
+        override_generation_config={"temperature": 0.5},
+    )  # fmt: skip
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["other"], ["--model", "other"]])
+def test_the_command_line_wins_over_the_file(tmp_path, argv):
+    argv += ["--port", "9", "--served-model-name", "c", "--enable-prefix-caching"]
+    said = from_file(tmp_path, SETTINGS, *argv)
+    assert (said.model_tag or said.model) == "other" and (argv[0] != "other" or "model" not in said)
+    assert (said.port, said.served_model_name, said.enable_prefix_caching) == (9, ["c"], True)
+    assert said.max_model_len == 4000
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("max-modle-len: 3", "unknown key 'max-modle-len'; did you mean max-model-len?"),
+        ("config: x", "unknown key 'config'"),
+        ("port: [1, 2]", "port: takes one value, got a list"),
+        ("port: abc", "--port: must be a whole number"),
+        ("enforce-eager: 3", "enforce-eager: must be true or false, got 3"),
+        ("enable_lora: true", "--enable-lora is not supported yet"),
+        ("- port", "must hold flags and their values"),
+        ("a: [", "is not valid YAML (line "),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_with_its_name(tmp_path, capsys, text, says):
+    with pytest.raises(SystemExit) as stopped:
+        from_file(tmp_path, text)
+    assert stopped.value.code == 2
+    said = one_error(capsys)
+    assert said.startswith(f"{tmp_path}/serve.yaml: ") and says in said, said
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", str(tmp_path / "none.yaml")])
+    assert "none.yaml: cannot be read (No such file or directory)" in one_error(capsys)
