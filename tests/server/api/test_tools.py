@@ -6,6 +6,7 @@ import json
 
 import openai
 import pytest
+from pydantic_core import from_json
 
 from octavo.entrypoints.openai.chat_messages import check_messages
 from octavo.loader.sources import DEFAULT_MODEL
@@ -163,6 +164,52 @@ def test_a_named_tool_is_called(client):
     assert choice.message.content is None and choice.finish_reason == "tool_calls"
     _, content, calls, finish = added_up(chat(client, tool_choice=named, stream=True))
     assert (content, calls[0]["name"], json.loads(calls[0]["arguments"]), finish) == ("", "now", {}, "tool_calls")
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED], ids=["auto", "required", "named"])
+def test_calls_that_max_tokens_cuts_off(client, choice):
+    """Whole and streamed alike: the beginning of the call, no markup as content, finish_reason "length"; and the call
+    can be sent back."""
+    says = {"says": hermes()} if choice == "auto" else {}
+    for max_tokens in (1, 3, 6, 10, 15, 21, 28, 36, 45):
+        options = {"tool_choice": choice, "max_tokens": max_tokens, "parallel_tool_calls": False, **says}
+        if choice == "required":
+            options["tools"] = [WEATHER]  # the call's name is known from its first token on
+        answer = chat(client, **options).choices[0]
+        message, calls = answer.message, answer.message.tool_calls or []
+        shown = f"{max_tokens} tokens: {message}"
+        assert answer.finish_reason == "length" and not message.content, shown
+        assert calls or (choice == "auto" and max_tokens < 28), shown
+        _, content, streamed, finish = added_up(chat(client, stream=True, **options))
+        assert (content, finish) == ("", "length"), shown
+        assert [(c["name"], c["arguments"]) for c in streamed] == [
+            (c.function.name, c.function.arguments) for c in calls
+        ], shown
+        for call in calls:
+            assert choice != NAMED or call.function.name == "get_weather", shown
+            assert isinstance(from_json(call.function.arguments or "{", allow_partial=True), dict), shown
+        history = [*USER, message.model_dump(exclude_none=True), *USER]
+        client.chat.completions.create(model="tiny", messages=history, max_tokens=1)
+
+
+def test_a_stop_string_inside_a_call_leaves_it_unfinished(client):
+    """What was stopped by the client's own string is no call to be made."""
+    for stream in (False, True):
+        answer = chat(client, says=hermes(), stop=["wea"], stream=stream)
+        if stream:
+            _, content, [call], finish = added_up(answer)
+            name = call["name"]
+        else:
+            (choice,) = answer.choices
+            content, finish, name = (
+                choice.message.content or "",
+                choice.finish_reason,
+                choice.message.tool_calls[0].function.name,
+            )
+        assert (content, finish, name) == ("", "stop", "get_weather")
 
 
 def test_every_sample_has_its_own_calls(client):

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, CallPiece, JsonListParser, Piece, ToolParser, detect
+from octavo.entrypoints.openai.tool_parsers import (
+    TOOL_PARSERS,
+    CallPiece,
+    JsonListParser,
+    NamedCallParser,
+    Piece,
+    ToolParser,
+    detect,
+)
 
+HERMES = TOOL_PARSERS["hermes"]
 NAMES = ("get_weather", "now", "write.file", "f")
 Parsed = tuple[str, list[tuple[str, str]]]
 
@@ -32,10 +41,10 @@ def add_up(pieces: list[Piece]) -> Parsed:
     return content, calls
 
 
-def parse(kind: type[ToolParser], chunks: list[str], names: tuple[str, ...] = NAMES) -> Parsed:
+def parse(kind: type[ToolParser], chunks: list[str], names: tuple[str, ...] = NAMES, cut: bool = False) -> Parsed:
     parser = kind(names)
     pieces = [piece for chunk in chunks for piece in parser.feed(chunk)]
-    return add_up(pieces + parser.finish())
+    return add_up(pieces + parser.finish(cut))
 
 
 def check_every_cut(kind: type[ToolParser], text: str) -> Parsed:
@@ -128,6 +137,87 @@ def test_pythonic(made, before):
 def test_a_constrained_list(made, spelling):
     text = json.dumps([{"name": name, "parameters": arguments} for name, arguments in made], **spelling)
     check_calls(check_every_cut(JsonListParser, text), "", made)
+
+
+# Answers that are cut off at max_tokens.
+
+
+def check_every_end(kind: type[ToolParser], text: str, before: str = "", names: tuple[str, ...] = NAMES) -> None:
+    """Wherever ``text``, which is ``before`` and calls, ends: no markup is content, and the calls are those of the
+    whole text, the last one as far as it came."""
+    _, whole = parse(kind, [text], names)
+    for end in range(len(text) + 1):
+        content, calls = parsed = parse(kind, [text[:end]], names, cut=True)
+        shown = f"{text[:end]!r}: {parsed}"
+        middle = end * 2 // 3
+        assert parse(kind, [text[:middle], text[middle:end]], names, cut=True) == parsed, shown
+        assert before.startswith(content), shown
+        assert [name for name, _ in calls[:-1]] == [name for name, _ in whole[: len(calls)]][:-1], shown
+        for (name, arguments), (whole_name, whole_arguments) in zip(calls, whole, strict=False):
+            assert whole_name.startswith(name) and whole_arguments.startswith(arguments), shown
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.data(), st.lists(calls, min_size=1, max_size=2), prose, spellings)
+def test_calls_that_are_cut_off_keep_what_is_known(data, made, before, spelling):
+    """In every format: the name or its beginning, and the beginning of the arguments."""
+    written = [as_json(*call, spelling, name_first=data.draw(st.booleans())) for call in made]
+    check_every_end(
+        TOOL_PARSERS["hermes"], before + "\n".join(f"<tool_call>{call}</tool_call>" for call in written), before
+    )
+    check_every_end(TOOL_PARSERS["mistral"], f"{before}[TOOL_CALLS] [{', '.join(written)}]", before)
+    named = "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, **spelling)}" for name, arguments in made)
+    check_every_end(TOOL_PARSERS["mistral"], before + named, before)
+    llama = "; ".join(as_json(*call, spelling, "parameters") for call in made)
+    check_every_end(TOOL_PARSERS["llama3_json"], llama)
+    check_every_end(TOOL_PARSERS["llama3_json"], before + "<|python_tag|>" + llama, before)
+    listed = json.dumps([{"name": name, "parameters": arguments} for name, arguments in made], **spelling)
+    check_every_end(JsonListParser, listed)
+    check_every_end(NamedCallParser, json.dumps(made[0][1], **spelling), names=NAMES[:1])
+
+
+@settings(max_examples=5, deadline=None)
+@given(pythonic_calls, prose)
+def test_calls_in_python_that_are_cut_off_keep_whole_arguments(made, before):
+    written = [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in made]
+    check_every_end(TOOL_PARSERS["pythonic"], f"[{', '.join(written)}]")
+    check_every_end(TOOL_PARSERS["pythonic"], f"{before}<|python_start|>[{', '.join(written)}]", before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "calls"),
+    [
+        (HERMES, "<tool_call>", []),
+        (HERMES, '<tool_call>{"name": "w', [("write.file", "")]),  # only one begins so
+        (HERMES, '<tool_call>{"name": "new_too', [("new_too", "")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a', [("f", "")]),
+        (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "w', [("write.file", '{"a": 1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": Tru', [("f", '{"a": ')]),  # no JSON begins so
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": -1', [("f", '{"a": -1')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool', [("f", "{}")]),
+        (TOOL_PARSERS["llama3_json"], '{"na', []),
+        (TOOL_PARSERS["mistral"], "[TOOL_CALLS]get", [("get_weather", "")]),
+        (TOOL_PARSERS["pythonic"], "[f(a=[1, 2], b='x, y', c=(3", [("f", '{"a": [1, 2], "b": "x, y"')]),
+        (JsonListParser, "[", []),
+        (JsonListParser, ' [{"name": "now", "parameters"', [("now", "")]),
+    ],
+)  # fmt: skip
+def test_how_far_a_call_came(kind, text, calls):
+    assert parse(kind, [text], cut=True) == parse(kind, list(text), cut=True) == ("", calls)
+
+
+def test_a_call_of_the_only_tool_has_its_name_from_the_beginning():
+    for kind, text in ((JsonListParser, "["), (NamedCallParser, " "), (NamedCallParser, "{"), (HERMES, "<tool_call>")):
+        _, [(name, arguments)] = parse(kind, [text], ("now",), cut=True)
+        assert name == "now" and arguments in ("", "{")
+        assert parse(kind, [], ("now",), cut=True) == ("", []), "no text, no call"
+
+
+@pytest.mark.parametrize("kind", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("text", ["Paris", '{"city": "Par', '{"name": "Jane", "age', "[1, 2", "a < b and ", "  "])
+def test_other_texts_that_are_cut_off_are_content(kind, text):
+    content, calls = parse(TOOL_PARSERS[kind], [text], cut=True)
+    assert (content, calls) == (text, [])
 
 
 MARKUP = [

@@ -208,7 +208,7 @@ async def _answer(job: _Job) -> Response:
 
 def _choice(job: _Job, completion: CompletionOutput) -> ChatChoice:
     parser = job.new_parser()
-    message = parser.message(completion.text, job.role, job.echo)
+    message = parser.message(completion, job.role, job.echo)
     return ChatChoice(
         completion.index,
         message,
@@ -290,7 +290,7 @@ def _piece(job: _Job, completion: CompletionOutput, parser: AnswerParser) -> Cha
     """The news of one answer; None when all of it is held back for now."""
     logprobs = _logprobs(job, completion)
     ids = completion.token_ids if job.body.return_token_ids else UNSET
-    delta = parser.take(completion.text, completion.finished).delta()
+    delta = parser.take(completion).delta()
     if not (delta or completion.finish_reason or logprobs is not None or (ids is not UNSET and ids)):
         return None
     piece = ChatChunkChoice(

@@ -10,6 +10,7 @@ from octavo.entrypoints.openai.reasoning import ReasoningParser
 from octavo.entrypoints.openai.responses import ChatDelta, ChatMessage, FunctionCall, ToolCall, ToolCallDelta
 from octavo.entrypoints.openai.tool_parsers import Piece
 from octavo.entrypoints.openai.tools import ToolPlan
+from octavo.outputs import CompletionOutput
 
 
 @dataclass
@@ -38,14 +39,13 @@ class AnswerParser:
         self._plan = plan
         self._tools = plan.new_parser() if plan is not None else None
 
-    @property
-    def has_calls(self) -> bool:
-        return self._tools is not None and self._tools.num_calls > 0
-
     def finish_reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self.has_calls else reason
+        is_call = self._tools is not None and self._tools.num_calls > 0 and not self._tools.ends_inside_call
+        return "tool_calls" if reason == "stop" and is_call else reason
 
-    def take(self, text: str, finished: bool) -> Parts:
+    def take(self, completion: CompletionOutput) -> Parts:
+        """The parts of ``completion``'s text, which is new."""
+        text, finished = completion.text, completion.finished
         parts = Parts()
         if self._reasoning is not None:
             parts.reasoning, text = self._reasoning.feed(text)
@@ -59,7 +59,8 @@ class AnswerParser:
             return parts
         pieces = self._tools.feed(text) if text else []
         if finished:
-            pieces += self._tools.finish()
+            stopped = isinstance(completion.stop_reason, str)  # by one of the client's strings
+            pieces += self._tools.finish(cut=completion.finish_reason == "length" or stopped)
         for piece in pieces:
             self._add(parts, piece)
         return parts
@@ -77,9 +78,9 @@ class AnswerParser:
             function = FunctionCall(piece.name, piece.arguments)
             parts.calls.append(ToolCallDelta(piece.index, function, self._plan.new_id(), "function"))
 
-    def message(self, text: str, role: str, echo: str) -> ChatMessage:
+    def message(self, completion: CompletionOutput, role: str, echo: str) -> ChatMessage:
         """The whole answer at once."""
-        parts = self.take(text, finished=True)
+        parts = self.take(completion)
         calls: list[ToolCall] = []
         for piece in parts.calls:
             if piece.id is not UNSET:

@@ -3,11 +3,13 @@
 A parser reads like one of a whole text (recursive descent), but it is a generator that pauses wherever the text has
 not come further yet. It decides by the text alone, never by how it was cut: the pieces of a stream add up to what the
 whole text gives. Every character is a call's arguments, part of a call's markup, or content: what turns out to be no
-call comes out as content.
+call comes out as content. Where a text was cut off inside a call, the call is given out as far as it came: its name, or
+the beginning of it, and the beginning of its arguments. A call of which not even that is known is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
@@ -23,6 +25,8 @@ MAX_DEPTH = 200  # of nested values in arguments; deeper ones are no call
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR = re.compile(r"[A-Za-z0-9+\-.]*")
+_NUMBER_BEGIN = re.compile(r"-?((0|[1-9][0-9]*)(\.([0-9]+([eE][+-]?[0-9]*)?)?|[eE][+-]?[0-9]*)?)?")
+_CALL_BEGIN = re.compile(r'\{\s*("(n(a(m(e("\s*(:\s*"?)?)?)?)?)?)?)?')
 _VALID_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 
 
@@ -42,6 +46,10 @@ class NotACall(Exception):
     """What looked like a call is none, or not any more; the text since the last settled position is content."""
 
 
+class CutOff(NotACall):
+    """The text was cut off where more of a call was to come."""
+
+
 class ToolParser(ABC):
     """Feed it the text as it comes, then `finish`; both return the pieces that are certain by then.
 
@@ -59,6 +67,10 @@ class ToolParser(ABC):
         self._ended = False
         self._space = ""  # read as content; given out only when more content follows
         self._in_arguments = False
+        self._name: str | None = None  # of a call that is not given out yet, as far as it is known; None: no call
+        self._held = ""  # the beginning of its arguments
+        self._cut = False
+        self.ends_inside_call = False
         self._pieces: list[Piece] = []
         self._steps = self._run()
 
@@ -68,9 +80,9 @@ class ToolParser(ABC):
         self._settled = 0
         return self._advance()
 
-    def finish(self) -> list[Piece]:
-        """The text has ended."""
-        self._ended = True
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The text has ended. ``cut``: not by the model's will, so it may have ended anywhere."""
+        self._ended, self._cut = True, cut
         return self._advance()
 
     def _advance(self) -> list[Piece]:
@@ -79,7 +91,12 @@ class ToolParser(ABC):
         return pieces
 
     def _run(self) -> Steps[None]:
-        yield from self._parse()
+        while not self._text:
+            if self._ended:
+                return
+            yield
+        with contextlib.suppress(CutOff):  # before any call
+            yield from self._parse()
         yield from self._content_until()
         if not self.num_calls:
             self._give(self._space)
@@ -111,7 +128,7 @@ class ToolParser(ABC):
         self._give(visible)
 
     def _start_call(self, name: str) -> None:
-        self._space = ""
+        self._space, self._name, self._held = "", None, ""
         self.num_calls += 1
         self._give(CallPiece(self.num_calls - 1, name, ""))
 
@@ -128,12 +145,35 @@ class ToolParser(ABC):
         try:
             yield from call
             self._settled = self._at
+        except CutOff:
+            self._give_cut_call()
         except NotACall:
-            if self._in_arguments and self._ended and self._at == len(self._text):  # cut off: the client sees how far
+            if self._in_arguments and self._ended and self._at == len(self._text):  # the client sees how far it came
                 self._give_arguments(self._text[self._settled :])
             else:
                 self._settle_as_content(self._at)
-            self._in_arguments = False
+        self._in_arguments, self._name, self._held = False, None, ""
+
+    def _give_cut_call(self) -> None:
+        rest = self._text[self._settled :]
+        self._at = len(self._text)
+        if self._in_arguments:
+            self.ends_inside_call = True
+            self._give_arguments(rest if _begins_value(rest) else "")
+        elif self._name is not None:
+            self.ends_inside_call = True
+            if name := self._completed(self._name):
+                self._give_call(name, self._held)
+        self._settled = self._at
+
+    def _completed(self, beginning: str) -> str:
+        """The name of a tool where only one begins so."""
+        names = [name for name in self._names if name.startswith(beginning)]
+        return names[0] if len(names) == 1 else beginning
+
+    def _may_become_known(self) -> bool:
+        """Whether the name that was cut off may be one of a tool."""
+        return not self._names or any(name.startswith(self._name or "") for name in self._names)
 
     # Reading. Read text is dropped at a pause once it is settled: lengths stay true over one, positions do not.
 
@@ -146,17 +186,29 @@ class ToolParser(ABC):
                 self._at = found.start()
                 self._settle_as_content(self._at)
                 return found.group()
-            hold = 0 if self._ended else max((_overlap(self._text, marker) for marker in markers), default=0)
+            hold = max((_overlap(self._text, marker) for marker in markers), default=0)
+            if self._ended and not self._cut:
+                hold = 0
             self._at = max(self._at, len(self._text) - hold)
             self._settle_as_content(self._at)
             if self._ended:
+                self._at = self._settled = len(self._text)  # without the marker's beginning
                 return ""
             yield
 
+    def _more(self) -> Steps[bool]:
+        """Wait for more text. False when it has ended; raises CutOff when it was cut off."""
+        if self._cut:
+            raise CutOff
+        if not self._ended:
+            yield
+            return True
+        return False
+
     def _peek(self) -> Steps[str]:
         """The next character; "" at the end of the text."""
-        while self._at == len(self._text) and not self._ended:
-            yield
+        while self._at == len(self._text) and (yield from self._more()):
+            pass
         return self._text[self._at : self._at + 1]
 
     def _skip_space(self) -> Steps[str]:
@@ -170,9 +222,8 @@ class ToolParser(ABC):
             ahead = self._text[self._at : self._at + len(literal)]
             if ahead == literal:
                 return True
-            if self._ended or not literal.startswith(ahead):
+            if not literal.startswith(ahead) or not (yield from self._more()):
                 return False
-            yield
 
     def _read(self, literal: str) -> Steps[bool]:
         """Read ``literal`` if it comes next."""
@@ -193,9 +244,8 @@ class ToolParser(ABC):
             assert found is not None
             self._at = found.end()
             run += found.group()
-            if self._at < len(self._text) or self._ended:
+            if self._at < len(self._text) or not (yield from self._more()):
                 return run
-            yield
 
     # JSON. ``out`` gets the text of a value as it is read; strict, but for what models often forget to escape.
 
@@ -307,6 +357,16 @@ class ToolParser(ABC):
         yield from self._json_string(held.append)
         return as_unicode(json.loads("".join(held)))
 
+    def _called_name(self, read: Steps[str], quote: str = "") -> Steps[str]:
+        """The name that ``read`` reads. Where that is cut off, what there is of it stays known."""
+        begin = self._at - self._settled + len(quote)  # nothing is settled meanwhile
+        try:
+            self._name = yield from read
+        except CutOff:
+            self._name = self._text[self._settled + begin :].partition("\\")[0]
+            raise
+        return self._name
+
     # Calls written as JSON.
 
     def _json_call(self, known_only: bool = False) -> Steps[None]:
@@ -314,7 +374,19 @@ class ToolParser(ABC):
 
         A missing brace at the end, where models lose count, is forgiven.
         """
+        begin = self._at - self._settled
         yield from self._expect("{")
+        self._name = ""
+        try:
+            yield from self._json_call_members(known_only)
+        except CutOff:
+            if known_only and self._name is not None:
+                begun = self._name or _CALL_BEGIN.fullmatch(self._text, self._settled + begin)
+                if not begun or not self._may_become_known():
+                    raise NotACall from None
+            raise
+
+    def _json_call_members(self, known_only: bool) -> Steps[None]:
         name: str | None = None
         held: str | None = None  # arguments that came before the name
         done = False
@@ -326,12 +398,12 @@ class ToolParser(ABC):
             self._at += 1
             yield from self._skip_space()
             if key == "name" and name is None:
-                name = yield from self._decoded_string()
+                name = yield from self._called_name(self._decoded_string(), '"')
                 if not name or (known_only and self._names and name not in self._names):
                     raise NotACall
             elif key in ("arguments", "parameters") and not done and held is None:
                 if name is None:
-                    held = yield from self._held_arguments()
+                    held = self._held = yield from self._held_arguments()
                 else:
                     yield from self._arguments(name)
                     done = True
@@ -397,6 +469,13 @@ class ToolParser(ABC):
             yield from self._skip_space()
         if following:  # the text may end without the bracket
             yield from self._expect("]")
+
+
+def _begins_value(text: str) -> bool:
+    """False for what no number and no word of JSON begins with."""
+    if not _SCALAR.fullmatch(text) or not text:
+        return True
+    return bool(_NUMBER_BEGIN.fullmatch(text)) or any(word.startswith(text) for word in ("true", "false", "null"))
 
 
 def _overlap(text: str, marker: str) -> int:

@@ -21,6 +21,7 @@ class HermesParser(ToolParser):
 
     def _block(self) -> Steps[None]:
         self._at += len(self.BEGIN)
+        self._name = ""
         following = yield from self._skip_space()
         while True:
             if following == "[":
@@ -56,6 +57,7 @@ class Llama3JsonParser(ToolParser):
 
     def _tagged(self) -> Steps[None]:
         self._at += len(self.TAG)
+        self._name = ""
         yield from self._skip_space()
         yield from self._calls()
 
@@ -88,6 +90,7 @@ class MistralParser(ToolParser):
 
     def _calls(self) -> Steps[None]:
         self._at += len(self.MARK)
+        self._name = ""
         following = yield from self._skip_space()
         if following == "[":
             yield from self._json_calls()
@@ -97,7 +100,7 @@ class MistralParser(ToolParser):
             yield from self._named_call()
 
     def _named_call(self) -> Steps[None]:
-        name = yield from self._run_of(_NAME)
+        name = yield from self._called_name(self._run_of(_NAME))
         if not name:
             raise NotACall
         yield from self._skip_space()
@@ -114,14 +117,22 @@ class JsonListParser(ToolParser):
     """``[{"name": "f", "parameters": {...}}, ...]`` and nothing else: what `required` constrains a model to."""
 
     def _parse(self) -> Steps[None]:
+        yield from self._attempt(self._list())
+
+    def _list(self) -> Steps[None]:
+        self._name = ""
         yield from self._skip_space()
-        yield from self._attempt(self._json_calls())
+        yield from self._json_calls()
 
 
 class NamedCallParser(ToolParser):
     """The text is the arguments of the one tool that may be called."""
 
     def _parse(self) -> Steps[None]:
-        yield from self._skip_space()
+        yield from self._attempt(self._call())
+
+    def _call(self) -> Steps[None]:
         (name,) = self._names
-        yield from self._attempt(self._arguments(name))
+        self._name = name
+        yield from self._skip_space()
+        yield from self._arguments(name)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import warnings
 from typing import Any
 
-from octavo.entrypoints.openai.tool_parsers.core import MAX_DEPTH, NotACall, Steps, ToolParser
+from octavo.entrypoints.openai.tool_parsers.core import MAX_DEPTH, CutOff, NotACall, Steps, ToolParser
 
 MAX_CALL_CHARS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9_.]*")
-_PLAIN = re.compile(r"[^\"'\\()\[\]{}]*")
+_PLAIN = re.compile(r"[^\"'\\()\[\]{},]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}  # models mix the languages up
 
 
@@ -20,6 +21,7 @@ class PythonicParser(ToolParser):
     """The list stands at the beginning of the text, or behind ``<|python_start|>``. Nothing is evaluated: arguments
     are literals. A call is given out when it is whole, because Python's spelling becomes JSON's only then."""
 
+    _comma = 0  # behind the last argument that is known to be whole, from the settled position
     START, END = "<|python_start|>", "<|python_end|>"
     needs_special_tokens = True
 
@@ -31,6 +33,7 @@ class PythonicParser(ToolParser):
 
     def _tagged(self) -> Steps[None]:
         self._at += len(self.START)
+        self._name = ""
         yield from self._skip_space()
         yield from self._calls()
 
@@ -56,10 +59,28 @@ class PythonicParser(ToolParser):
     def _call(self) -> Steps[tuple[str, str]]:
         """A call up to its closing parenthesis: its name and its source."""
         begin = self._at - self._settled  # nothing is settled meanwhile
-        name = yield from self._run_of(_NAME)
+        try:
+            name = yield from self._called_name(self._run_of(_NAME))
+        except CutOff:
+            if not self._may_become_known():
+                raise NotACall from None
+            raise
         if not name or (self._names and name not in self._names):
             raise NotACall
         yield from self._expect("(")
+        self._comma = 0
+        try:
+            yield from self._rest_of_call()
+        except CutOff:
+            if self._comma:
+                source = self._text[self._settled + begin : self._settled + self._comma]
+                with contextlib.suppress(NotACall):
+                    self._held = arguments_of(source + ")").removesuffix("}")
+            raise
+        return name, self._text[self._settled + begin : self._at]
+
+    def _rest_of_call(self) -> Steps[None]:
+        """Read up to the closing parenthesis; keeps where the last comma between arguments stands."""
         open_brackets = 1
         while True:
             yield from self._run_of(_PLAIN)
@@ -69,6 +90,8 @@ class PythonicParser(ToolParser):
             if character in "\"'":
                 yield from self._string(character)
                 continue
+            if character == "," and open_brackets == 1:
+                self._comma = self._at - self._settled
             self._at += 1
             if character in "([{":
                 open_brackets += 1
@@ -77,7 +100,7 @@ class PythonicParser(ToolParser):
             elif character in ")]}":
                 open_brackets -= 1
                 if open_brackets == 0:
-                    return name, self._text[self._settled + begin : self._at]
+                    return
 
     def _string(self, quote: str) -> Steps[None]:
         end = quote * 3 if (yield from self._starts_with(quote * 3)) else quote
