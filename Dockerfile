@@ -31,8 +31,7 @@ FROM build AS octavo
 # The CPU kernels, compiled for every instruction set: a step of its own, because it is half a minute of work.
 COPY kernels/octavo_kernels/cpu/compiler.py /src/kernels/octavo_kernels/cpu/
 COPY kernels/octavo_kernels/cpu/csrc /src/kernels/octavo_kernels/cpu/csrc
-RUN cd /src/kernels/octavo_kernels/cpu \
-    && python3 -c 'import compiler, multiprocessing.pool as p; print(p.ThreadPool().map(compiler.build, compiler.all_isas()))'
+RUN python3 /src/kernels/octavo_kernels/cpu/compiler.py --all
 COPY pyproject.toml hatch_build.py README.md LICENSE /src/
 COPY kernels /src/kernels
 COPY operator /src/operator

@@ -16,22 +16,38 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins clean
 
+serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
+	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
+
 demo:  ## a cluster, both images, the operator, a model, an answer; KEEP=1, KUBE_CONTEXT=name (Linux, root)
 	@$(PYTHON) examples/demo.py
 
-setup: $(VENV)/.installed  ## .venv with everything pinned, and the CPU kernels built
+setup: $(VENV)/.installed  ## .venv with everything pinned, tests and linters too, and the CPU kernels built
 
-$(VENV)/.installed: requirements/dev.txt pyproject.toml
+KERNELS := kernels/octavo_kernels/cpu/compiler.py
+UV_INSTALL := $(BIN)/uv pip install --python $(BIN)/python
+
+$(BIN)/uv: requirements/build.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
-	$(BIN)/uv pip install --python $(BIN)/python --require-hashes --compile-bytecode -r requirements/dev.txt
-	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	python -m octavo_kernels.cpu.build
-	python -m compileall -q server kernels operator
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	@touch $@
 
-serve: setup  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
-	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
+$(VENV)/.installed: requirements/dev.txt pyproject.toml $(BIN)/uv
+	$(UV_INSTALL) --require-hashes --compile-bytecode -r requirements/dev.txt
+	$(UV_INSTALL) --no-deps --no-build-isolation --editable .
+	python $(KERNELS)
+	python -m compileall -q server kernels operator
+	@touch $@ $(VENV)/.serve
+
+# What serving needs and no more: no tests, and NVIDIA's libraries only where there is a driver for them. The kernels are
+# compiled meanwhile.
+$(VENV)/.serve: requirements/serve.txt requirements/server.txt pyproject.toml | $(BIN)/uv
+	@python $(KERNELS) & \
+	if python -c "import ctypes; ctypes.CDLL('libcuda.so.1')" 2>/dev/null; \
+	then $(UV_INSTALL) --require-hashes -r requirements/server.txt; \
+	else $(UV_INSTALL) --require-hashes --no-deps -r requirements/serve.txt; fi \
+	&& $(UV_INSTALL) --no-deps --no-build-isolation --editable . && wait
+	@touch $@
 
 test: setup  ## every test that runs without a GPU or a cluster of your own
 	python -m pytest -m "not gpu and not cluster" $(ARGS)
@@ -92,9 +108,10 @@ crd: setup  ## generate the CRD and the chart's copy
 	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
 
 pins:  ## resolve requirements/*.in anew
-	for name in dev server operator engine build; do \
+	for name in dev server serve operator engine build; do \
 	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
 	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
+	    $$([ $$name != serve ] || echo --excludes requirements/serve.excludes) \
 	    --output-file requirements/$$name.txt || exit 1; \
 	done
 	uv pip compile requirements/model.in --generate-hashes --no-deps --no-emit-index-url --no-header --quiet \

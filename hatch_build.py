@@ -1,7 +1,7 @@
 """Build hook of the wheel: compiles the CPU kernels for every instruction set of the machine's architecture.
 
 Without a C compiler the wheel is built all the same, without them: plain torch takes their place, which is slower.
-An editable install is left alone (``python -m octavo_kernels.cpu.build`` compiles there, or the first use does).
+An editable install is left alone (`make setup` compiles there, or the first use does).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class KernelBuildHook(BuildHookInterface):
         compiler = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(compiler)
         try:
-            libraries = [compiler.build(isa) for isa in compiler.all_isas()]
+            libraries = compiler.build_several(compiler.all_isas())
         except compiler.BuildError as error:
             self.app.display_warning(f"CPU kernels left out of the wheel: {error}")
             return

@@ -43,7 +43,7 @@ def limits() -> dict[str, float]:
     """What this machine can do: GB/s of reading, and thousand million int8 products a second."""
     library = runtime.get_library()
     if library is None:
-        raise SystemExit("the CPU kernels are not built: python -m octavo_kernels.cpu.build")
+        raise SystemExit("the CPU kernels are not built: make setup")
     threads, rounds = torch.get_num_threads(), 100_000
     memory, out = torch.ones(1 << 29, dtype=torch.uint8), torch.zeros(threads, dtype=torch.int64)
     read = library.pack("read_memory", memory.data_ptr(), out.data_ptr(), memory.numel())

@@ -279,7 +279,7 @@ def main() -> None:
     rows_of = [int(rows) for rows in args.rows.split(",")]
     library = runtime.get_library()
     if library is None:
-        raise SystemExit("the CPU kernels are not built: python -m octavo_kernels.cpu.build")
+        raise SystemExit("the CPU kernels are not built: make setup")
     from compare import machine
 
     torch.manual_seed(0)

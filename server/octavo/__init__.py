@@ -38,4 +38,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "LLM":
+        from octavo.quick_torch import import_whole_torch
+
+        import_whole_torch()
     return getattr(import_module(_EXPORTS[name]), name)

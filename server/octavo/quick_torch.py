@@ -1,14 +1,16 @@
 """Torch for a process that has no GPU: the same torch, without what only a GPU or a compiler needs.
 
 PyPI's torch is linked with NVIDIA's libraries. Where there is no GPU nothing in them is ever called, but to load them
-takes 200 MB of memory and time at each start. So libraries of the same names with nothing in them are loaded first: the
-system's loader then takes those for what torch asks for, and symbols are looked up when they are called, that is never.
+takes 200 MB of memory and time at each start, and to install them 2 GB. So libraries of the same names with nothing in
+them are loaded first: the system's loader then takes those for what torch asks for, and symbols are looked up when they
+are called, that is never. `make serve` installs torch without NVIDIA's libraries where there is no GPU.
 """
 
 from __future__ import annotations
 
 import _ctypes
 import ctypes
+import importlib
 import importlib.util
 import logging
 import os
@@ -22,28 +24,68 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from octavo.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 # Of these torch uses functions alone, which are looked up when they are first called. Not of the others: the runtime
 # (cudart) has work to do while torch is loaded.
-_UNUSED = re.compile(r"lib(cublas|cublasLt|cudnn|cufft|cufile|curand|cusparse|cusparseLt|nccl|nvrtc)\.so\.\d+")
+_UNUSED = re.compile(
+    r"lib(cublas|cublasLt|cudnn|cufft|cufile|cupti|curand|cusparse|cusparseLt|nccl|nvrtc|nvshmem_host)\.so\.\d+"
+)
 # Formulas for tensors without data, and exported graphs: only torch.compile and its kin read them.
 _FOR_COMPILERS = ("torch._meta_registrations", "torch.export")
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
 
 
 def import_torch() -> None:
-    """Import torch; where there is no GPU in a fraction of the memory, and quicker."""
+    """Import torch; where there is no GPU in a fraction of the memory, and quicker. For a process that is ours alone.
+
+    Raises ConfigError where there is a GPU and NVIDIA's libraries are not installed.
+    """
     if "torch" not in sys.modules and not _may_have_gpu():
         for name in _FOR_COMPILERS:
             sys.modules[name] = types.ModuleType(name)
         if "cuda" not in sys.modules:
             sys.modules["cuda"] = None  # type: ignore[assignment]
         with _without_cuda_libraries():
-            import torch
+            importlib.import_module("torch")
         if sys.modules["cuda"] is None:
             del sys.modules["cuda"]
-    import torch  # noqa: F401
+    import_whole_torch()
+
+
+def import_whole_torch() -> None:
+    """Import torch as it is, for a process that may be somebody else's; NVIDIA's libraries need not be installed where
+    there is no GPU.
+
+    Raises ConfigError where there is one and they are not.
+    """
+    if "torch" not in sys.modules and _lacks_cuda_libraries() and not _may_have_gpu():
+        with _without_cuda_libraries():
+            importlib.import_module("torch")
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        if (missing := _UNUSED.match(str(error))) is None:
+            raise
+        raise ConfigError(
+            f"there is a GPU's driver here, but torch was installed without {missing[0]} and NVIDIA's other libraries: "
+            f"`make setup` installs them"
+        ) from None
+
+
+def _torch_folder() -> Path | None:
+    found = importlib.util.find_spec("torch")
+    return None if found is None or found.origin is None or sys.platform != "linux" else Path(found.origin).parent
+
+
+def _lacks_cuda_libraries() -> bool:
+    """Whether torch is linked with NVIDIA's libraries and their packages are not installed."""
+    folder = _torch_folder()
+    if folder is None or not (folder / "lib" / "libtorch_cuda.so").exists():
+        return False
+    return not any((folder.parent / "nvidia").glob("*/lib/libcudnn.so.*"))
 
 
 def _may_have_gpu() -> bool:
@@ -57,28 +99,29 @@ def _may_have_gpu() -> bool:
 
 @contextmanager
 def _without_cuda_libraries() -> Iterator[None]:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None or sys.platform != "linux" or "LD_BIND_NOW" in os.environ:
+    folder = _torch_folder()
+    if folder is None or "LD_BIND_NOW" in os.environ:
         yield
         return
-    folder = Path(found.origin).parent
     nvidia = folder.parent / "nvidia"
     names = {path.name for path in nvidia.glob("*/lib/*.so.*") if _UNUSED.fullmatch(path.name)}
     flags, load = sys.getdlopenflags(), ctypes.CDLL
-    empty: list[ctypes.CDLL] = []
+    empty: dict[str, ctypes.CDLL] = {}
 
     def load_what_is_used(name: Any, *args: Any, **options: Any) -> ctypes.CDLL | None:
         """Torch also loads the libraries by their paths, where no other library can stand in for them."""
         return None if str(name).startswith(f"{nvidia}/") else load(name, *args, **options)
 
     try:
-        empty += _load({name: empty_library(name) for name in names})
-        load(str(folder / "lib" / "libtorch_python.so"), mode=os.RTLD_LAZY)  # and with it all the others
+        with ExitStack() as files:
+            empty = {name: _load_empty(name, files) for name in names}
+            while missing := _missing_of(folder / "lib" / "libtorch_python.so", without=set(empty)):
+                empty[missing] = _load_empty(missing, files)
         sys.setdlopenflags(os.RTLD_LAZY)
         ctypes.CDLL = load_what_is_used  # type: ignore[misc, assignment]
     except OSError as error:  # a torch that needs more of them: it gets the real ones
         logger.info("torch is loaded with all of CUDA's libraries: %s", error)
-        for library in empty:
+        for library in empty.values():
             _ctypes.dlclose(library._handle)
     try:
         yield
@@ -87,16 +130,26 @@ def _without_cuda_libraries() -> Iterator[None]:
         ctypes.CDLL = load  # type: ignore[misc]
 
 
-def _load(files: dict[str, bytes]) -> list[ctypes.CDLL]:
-    """Libraries that lie nowhere but in memory. The loader knows them by their paths, so these must all differ."""
-    with ExitStack() as stack:
-        paths = []
-        for name, data in files.items():
-            file = stack.enter_context(os.fdopen(os.memfd_create(name), "wb"))
-            file.write(data)
-            file.flush()
-            paths.append(f"/proc/self/fd/{file.fileno()}")
-        return [ctypes.CDLL(path, mode=os.RTLD_LAZY) for path in paths]
+def _missing_of(library: Path, without: set[str]) -> str | None:
+    """Load a library and all that it needs. The name of one that is not installed and that nothing needs without a GPU,
+    or None when all is loaded. Raises OSError."""
+    try:
+        ctypes.CDLL(str(library), mode=os.RTLD_LAZY)
+    except OSError as error:
+        # "libcudnn.so.9: cannot open shared object file: No such file or directory"
+        name, _, reason = str(error).partition(": ")
+        if _UNUSED.fullmatch(name) and name not in without and reason.startswith("cannot open"):
+            return name
+        raise
+    return None
+
+
+def _load_empty(name: str, files: ExitStack) -> ctypes.CDLL:
+    """A library that lies nowhere but in memory. The loader knows libraries by their paths: ``files`` is not to be
+    closed before the last one is loaded, so that they all differ."""
+    file = files.enter_context(os.fdopen(os.memfd_create(name), "wb", buffering=0))
+    file.write(empty_library(name))
+    return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=os.RTLD_LAZY)
 
 
 def empty_library(soname: str) -> bytes:

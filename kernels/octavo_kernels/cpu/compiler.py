@@ -1,11 +1,13 @@
 """Compile the C kernels: one small shared library for each instruction set, cached by a hash of the sources.
 
 Needs a C compiler (``CC``, else cc, gcc or clang) and nothing else: no Python headers, no OpenMP.
-Imports only the standard library, so that the build hook of the wheel can use this file on its own.
+Imports only the standard library, so that it runs before anything is installed: ``python compiler.py [--all]``, as
+`make setup`, the build hook of the wheel and the images do.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -14,6 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -134,3 +138,30 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
             if old != target:
                 old.unlink(missing_ok=True)
     return target
+
+
+def build_several(isas: Iterable[str]) -> list[Path]:
+    """The libraries for several instruction sets, compiled side by side. Raises BuildError."""
+    with ThreadPool() as pool:
+        return pool.map(build, isas)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
+    parser.add_argument(
+        "--all", action="store_true", help="every instruction set of this architecture, not only this CPU's"
+    )
+    isas = all_isas() if parser.parse_args().all else supported_isas()[:1]
+    if not isas:
+        print(f"There are no CPU kernels for {machine()}: plain torch will be used, which is slower.")
+    try:
+        for library in build_several(isas):
+            print(library)
+    except BuildError as error:
+        # A machine without a compiler can still be set up.
+        print(f"CPU kernels not built: {error}. Plain torch takes their place: about 50 times slower.", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

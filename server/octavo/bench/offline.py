@@ -24,7 +24,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _make_llm(args: argparse.Namespace) -> Any:
-    from octavo.llm import LLM
+    from octavo import LLM
 
     return LLM(**{name: getattr(args, name) for name in EngineArgs.field_names() if hasattr(args, name)})
 
@@ -39,8 +39,12 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
     add_dataset_arguments(parser)
     parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
-    parser.add_argument("--baseline", choices=("hf",), help="run Hugging Face generate on the same prompts and compare")
-    parser.add_argument("--hf-max-batch-size", type=int, default=1, help="prompts a batch of the baseline (default: 1)")
+    parser.add_argument(
+        "--baseline",
+        choices=("hf",),
+        help="compare with Hugging Face generate on the same prompts, one at a time and in static batches",
+    )
+    parser.add_argument("--hf-max-batch-size", type=int, default=20, help="prompts a batch of it (default: 20)")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
 
@@ -75,10 +79,7 @@ def run_throughput(args: argparse.Namespace) -> int:
     print(f"Total num prompt tokens:  {num_prompt}")
     print(f"Total num output tokens:  {num_output}")
     if args.baseline:
-        rate = _hugging_face(llm, samples, args.hf_max_batch_size, not args.disable_tqdm)
-        figures |= {"baseline_output_tokens_per_second": rate, "ratio": num_output / elapsed / rate}
-        print(f"Hugging Face generate:    {rate:.2f} output tokens/s (batches of {args.hf_max_batch_size})")
-        print(f"Octavo / Hugging Face:    {figures['ratio']:.2f}x")
+        figures |= _compare(llm, samples, figures["output_tokens_per_second"], args)
     _save(args.output_json, figures)
     return 0
 
@@ -92,8 +93,28 @@ def transformers_arguments(gguf_file: Path) -> dict[str, Any]:
     return where | ({"quantization_config": unpack(dequantize=True)} if unpack else {})
 
 
-def _hugging_face(llm: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
-    """Output tokens a second of transformers' `generate`: same weights, dtype and prompts, left-padded batches."""
+def _compare(llm: Any, samples: list[SampleRequest], ours: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Octavo's rate beside that of Hugging Face generate, in output tokens a second, printed and as figures."""
+    model, scheduler = llm.config.model, llm.config.scheduler
+    dtype = str(model.dtype)
+    as_filed = "the file's own" if model.files.format == "gguf" else dtype
+    weights = f"{model.quantization or as_filed} weights, {dtype} between layers"
+    print(f"Octavo:                   {ours:.2f} output tokens/s ({weights}, up to {scheduler.max_num_seqs} at a time)")
+    reference = _load_hugging_face(llm)
+    # One at a time takes a batch's size times as long: some prompts of every length say the same.
+    some = sorted(samples, key=lambda sample: sample.prompt_len)[:: max(1, len(samples) // 8)]
+    baselines = []
+    for size, chosen in {1: some, args.hf_max_batch_size: samples}.items():
+        rate = _generate(reference, chosen, size, not args.disable_tqdm)
+        way = "one at a time" if size == 1 else f"batches of {size}"
+        print(f"Hugging Face generate:    {rate:.2f} output tokens/s ({dtype}, {way}, {len(chosen)} prompts)")
+        print(f"Octavo / Hugging Face:    {ours / rate:.2f}x ({way})")
+        baselines.append({"dtype": dtype, "batch_size": size, "output_tokens_per_second": rate, "ratio": ours / rate})
+    return {"weights": weights, "baselines": baselines}
+
+
+def _load_hugging_face(llm: Any) -> Any:
+    """The same weights in transformers, in the dtype in which Octavo computes. Raises ConfigError."""
     try:
         import torch
         import transformers
@@ -103,7 +124,13 @@ def _hugging_face(llm: Any, samples: list[SampleRequest], batch_size: int, show_
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(config.files.path)}
     if config.files.format == "gguf":
         where = transformers_arguments(Path(config.files.weights[0]))
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype)).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype)).eval()
+
+
+def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
+    """Output tokens a second of transformers' `generate` in left-padded batches of prompts of like length."""
+    import torch
+
     samples = sorted(samples, key=lambda sample: sample.prompt_len)
     num_output, started = 0, time.perf_counter()
     with progress_bar("Hugging Face", len(samples), show_progress) as advance:

@@ -208,13 +208,16 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
 
+    from octavo.errors import OctavoError
     from octavo.quick_torch import import_torch
 
-    import_torch()
+    try:
+        import_torch()
+    except OctavoError as error:
+        return _fail(channel, error)
     import octavo.worker.worker  # noqa: F401
     from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
-    from octavo.errors import OctavoError
     from octavo.logs import setup_logging
 
     imported = time.perf_counter()
@@ -227,9 +230,7 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     try:
         core = EngineCore(EngineConfig.from_dict(message["config"]))
     except OctavoError as error:
-        channel.send(Kind.FAILED, msgspec.msgpack.encode(str(error)))
-        channel.drain(2.0)
-        return 1
+        return _fail(channel, error)
     proc = CoreProc(core, channel, heartbeat)
     # Modules and weights live as long as we do: the collector need not look at them again in the middle of a step.
     gc.collect()
@@ -243,6 +244,15 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     channel.send(Kind.READY, msgspec.msgpack.encode(ready))
     proc.run()
     return 0
+
+
+def _fail(channel: Channel, error: Exception) -> int:
+    """Tell the front end why there will be no engine; returns the exit status."""
+    import msgspec
+
+    channel.send(Kind.FAILED, msgspec.msgpack.encode(str(error)))
+    channel.drain(2.0)
+    return 1
 
 
 if __name__ == "__main__":

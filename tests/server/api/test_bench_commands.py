@@ -76,11 +76,17 @@ def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
     ])  # fmt: skip
     assert code == 0
     lines = capsys.readouterr().out
-    assert "Throughput: " in lines and "Total num output tokens:  36" in lines and "Octavo / Hugging Face:" in lines
+    assert "Throughput: " in lines and "Total num output tokens:  36" in lines
+    assert "output tokens/s (float32 weights, float32 between layers, up to " in lines, (
+        "precisions and batch sizes are named"
+    )
+    assert "output tokens/s (float32, one at a time, 6 prompts)" in lines
+    assert "output tokens/s (float32, batches of 3, 6 prompts)" in lines
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["num_requests"] == 6
-    ratio = figures["output_tokens_per_second"] / figures["baseline_output_tokens_per_second"]
-    assert figures["ratio"] == pytest.approx(ratio)
+    assert [one["batch_size"] for one in figures["baselines"]] == [1, 3]
+    for one in figures["baselines"]:
+        assert one["ratio"] == pytest.approx(figures["output_tokens_per_second"] / one["output_tokens_per_second"])
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def test_goals_are_judged_against_each_rival_at_its_best() -> None:
     assert judged["1 user, tok/s / vLLM float32"].value == 5.5
     assert judged["1 user, tok/s / llama.cpp Q4_0"].value == 1.0
     assert judged["20 users, tok/s / generate, one at a time"].value == 50
+    assert judged["20 users, tok/s / generate, static batches of 20"].value == pytest.approx(500 / 90)
     assert judged["warm prefix of 800, TTFT / vLLM bfloat16"].value == pytest.approx(0.4)
     assert judged["ready, warm cache"].value == 2 and judged["ready, warm cache"].met
     assert not any("64 users" in what for what in judged)  # nothing was measured there
@@ -105,3 +106,13 @@ def test_only_the_section_between_its_marks_is_replaced(tmp_path: Path) -> None:
         assert page.read_text() == "before\n<!-- begin: a -->\nnew\n<!-- end: a -->\nafter\n"
     with pytest.raises(ValueError, match="no section b"):
         replace_section(page, "b", "new")
+
+
+def test_the_page_says_what_the_figures_say() -> None:
+    """Beside the ratio to Hugging Face one at a time stands that to its batches, and how precisely each computes."""
+    root = BENCHMARKS.parent
+    section = report.markdown(json.loads((root / "benchmarks/results/comparison.json").read_text()))
+    assert section in (root / "README.md").read_text()
+    rows = [line for line in section.splitlines() if line.startswith("| 20 users, tok/s / Hugging Face")]
+    assert len(rows) == 2 and "bfloat16, one at a time" in rows[0] and "bfloat16, static batches of 20" in rows[1]
+    assert "Q4_1: 4 bits" in section
