@@ -123,8 +123,14 @@ def rope_and_cache(
     rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements
     of a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
     ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``. An
-    fp8 (e4m3) cache holds ``k / k_scale`` and ``v / v_scale``, cut to +-448.
+    fp8 (e4m3) cache holds ``k / k_scale`` and ``v / v_scale``, cut to +-448. Raises ValueError for a ``rot_dim`` that
+    is odd or above D.
     """
+    if cos_sin_cache is not None and (cos_sin_cache.shape[1] > head_size or cos_sin_cache.shape[1] % 2):
+        raise ValueError(
+            f"cos_sin_cache: {cos_sin_cache.shape[1]} elements of a head cannot be rotated, it has {head_size}; "
+            "they must be even and no more"
+        )
     return backend_for(qkv).rope_and_cache(
         qkv,
         positions,

@@ -222,7 +222,7 @@ class EngineArgs:
         if self.dtype != "auto":
             return DTYPE_NAMES.get(self.dtype, self.dtype)
         stored = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32").removeprefix("torch.")
-        return stored if stored in DTYPES else "float32"
+        return stored if stored in DTYPES[1:] else "float32"
 
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:

@@ -8,7 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+import octavo_kernels
 from octavo_kernels import cpu, reference
+from octavo_kernels.cpu import runtime
 from octavo_kernels.cpu.attention import is_paired, unpair
 
 
@@ -106,3 +108,15 @@ def test_copies_read_before_they_write(isa, dtype, data):
         for source, target in pairs.tolist():
             expected[:, target] = old[:, source]
         assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize("rot_dim", [7, 10, 96])
+def test_a_table_wider_than_a_head_is_refused_everywhere(isa, rot_dim):
+    """By the interface for all backends, and by C itself: a model file's number must not lead out of a buffer."""
+    qkv, table, slots = torch.randn(2, 32), torch.randn(4, rot_dim), torch.tensor([1, 2])
+    args = (qkv, torch.tensor([0, 1]), table, torch.zeros(2, 2, 1, 4, 8), slots, 2, 1, 8)
+    with pytest.raises(ValueError, match=rf"{rot_dim} elements of a head"):
+        octavo_kernels.rope_and_cache(*args)
+    if runtime.get_library() is not None:
+        with pytest.raises(RuntimeError, match="or its sizes"):
+            cpu.rope_and_cache(*args)

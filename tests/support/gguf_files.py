@@ -102,6 +102,9 @@ def write_metadata(path: Path, arch: str, values: dict[str, Any], fill: Callable
     """A file with a header and no model: for what reads the header alone."""
     writer = GGUFWriter(path, arch)
     for key, value in values.items():
+        if type(value) is int and not 0 <= value < 1 << 32:
+            writer.add_int64(key, value)
+            continue
         {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
          list: writer.add_array}[type(value)](key, value)  # fmt: skip
     fill(writer)

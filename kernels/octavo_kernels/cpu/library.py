@@ -85,7 +85,9 @@ class Library:
         """`run` for packed operations that may also be given by their address."""
         bad = self._run(program, words, threads or torch.get_num_threads())
         if bad:
-            raise RuntimeError(f"{self.path.name} does not know the operation at word {bad - 1}: rebuild the kernels")
+            raise RuntimeError(
+                f"{self.path.name} does not know the operation at word {bad - 1}, or its sizes: rebuild the kernels"
+            )
 
 
 def _share_openmp(library: ctypes.CDLL) -> None:

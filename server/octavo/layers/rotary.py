@@ -18,24 +18,24 @@ from octavo.errors import ModelError
 
 
 class RotaryEmbedding(nn.Module):
-    """``cos_sin_cache`` float32 [max_model_len, rot_dim]: row p holds the cosines, then the sines of position p.
-
-    ``rot_dim`` is less than the head size when only the first part of each head is rotated.
-    """
+    """``cos_sin_cache`` float32 [max_model_len, head_size]: row p holds the cosines, then the sines of position p."""
 
     cos_sin_cache: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         parameters = rope_parameters(config.hf_config)
-        rot_dim = int(config.head_size * parameters.get("partial_rotary_factor", 1.0))
         rope_type = parameters["rope_type"]
         if rope_type not in _SCALINGS:
             raise ModelError(f"config.json asks for rope_type {rope_type!r}; known are {', '.join(_SCALINGS)}")
         try:
-            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, rot_dim), parameters)
+            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, config.head_size), parameters)
         except KeyError as error:
             raise ModelError(f"config.json's rope parameters of type {rope_type!r} lack {error}") from None
+        if torch.get_default_device().type == "meta":  # a table of its size, for who wants to know no more
+            table = torch.empty(config.max_model_len, config.head_size, dtype=torch.float32)
+            self.register_buffer("cos_sin_cache", table, persistent=False)
+            return
         # Computed on the CPU whatever the device is, so that every platform turns by the same angles.
         angles = torch.arange(config.max_model_len, dtype=torch.float32, device="cpu")[:, None] * inv_freq
         table = torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
@@ -49,9 +49,8 @@ def rope_parameters(hf_config: dict[str, Any]) -> dict[str, Any]:
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError("config.json has rope parameters that differ between layers, which is not supported here")
     parameters.setdefault("rope_type", parameters.get("type", "default"))
-    for key, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
-        stated_value = hf_config.get(key)
-        parameters.setdefault(key, default if stated_value is None else stated_value)
+    theta = hf_config.get("rope_theta")
+    parameters.setdefault("rope_theta", 10000.0 if theta is None else theta)
     # Beside the dictionary it wins (as Phi-3 writes it); without any, the model was not trained for less.
     original = hf_config.get("original_max_position_embeddings")
     if original is not None:
@@ -61,8 +60,8 @@ def rope_parameters(hf_config: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _inverse_frequencies(parameters: dict[str, Any], rot_dim: int) -> Tensor:
-    exponents = torch.arange(0, rot_dim, 2, dtype=torch.float32, device="cpu") / rot_dim
+def _inverse_frequencies(parameters: dict[str, Any], head_size: int) -> Tensor:
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size
     return 1.0 / (parameters["rope_theta"] ** exponents)
 
 

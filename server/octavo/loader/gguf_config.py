@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.loader.config_checks import check_config, shown_value
 from octavo.loader.gguf_reader import GGUFFile
 
 # GGUF architecture -> (model_type, class name). Mistral and SmolLM files call themselves llama too.
@@ -15,6 +16,19 @@ ARCHITECTURES = {
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
 }
+_NAMES = {  # config.json's field -> metadata key
+    "hidden_size": "{arch}.embedding_length", "intermediate_size": "{arch}.feed_forward_length",
+    "num_hidden_layers": "{arch}.block_count", "num_attention_heads": "{arch}.attention.head_count",
+    "num_key_value_heads": "{arch}.attention.head_count_kv", "head_dim": "{arch}.attention.key_length",
+    "rms_norm_eps": "{arch}.attention.layer_norm_rms_epsilon", "max_position_embeddings": "{arch}.context_length",
+    "rope_theta": "{arch}.rope.freq_base", "sliding_window": "{arch}.attention.sliding_window",
+    "rope_scaling.factor": "{arch}.rope.scaling.factor",
+    "rope_scaling.original_max_position_embeddings": "{arch}.rope.scaling.original_context_length",
+    "rope_scaling.beta_fast": "{arch}.rope.scaling.yarn_beta_fast",
+    "rope_scaling.beta_slow": "{arch}.rope.scaling.yarn_beta_slow",
+    "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
+}  # fmt: skip
+_REQUIRED = object()
 _SAMPLING = {  # general.sampling.* -> generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
@@ -27,61 +41,63 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         raise ModelError(
             f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
-    if int(meta.get("split.count", 1)) > 1:
-        raise ModelError(f"{file.path} is one part of {meta['split.count']}; join them with llama-gguf-split --merge")
+    parts = meta.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
+        raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
     if meta.get(f"{arch}.expert_count"):
         raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
 
-    def count(key: str, default: int | None = None) -> int:
+    def stated(key: str, default: Any = _REQUIRED) -> Any:
         if f"{arch}.{key}" not in meta:
-            if default is not None:
+            if default is not _REQUIRED:
                 return default
             raise ModelError(f"{file.path}: the header has no {arch}.{key}; the file is damaged or converted wrongly")
         value = meta[f"{arch}.{key}"]
         if isinstance(value, np.ndarray):  # one number a layer
             if len(set(value.tolist())) != 1:
                 raise ModelError(f"{file.path}: {arch}.{key} differs from layer to layer, which is not supported")
-            value = value[0]
-        if int(value) < 1:
-            raise ModelError(f"{file.path}: {arch}.{key} is {value}, expected at least 1; the file is damaged")
-        return int(value)
-
-    def real(key: str, default: float) -> float:
-        return _shortest(meta.get(f"{arch}.{key}", default))
+            value = value[0].item()
+        return value
 
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in file.tensors:
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
     model_type, class_name = ARCHITECTURES[arch]
-    heads, hidden = count("attention.head_count"), count("embedding_length")
-    head_dim = count("attention.key_length", hidden // heads)
+    heads = stated("attention.head_count")
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
-        "hidden_size": hidden,
-        "intermediate_size": count("feed_forward_length"),
-        "num_hidden_layers": count("block_count"),
+        "hidden_size": stated("embedding_length"),
+        "intermediate_size": stated("feed_forward_length"),
+        "num_hidden_layers": stated("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": count("attention.head_count_kv", heads),
-        "head_dim": head_dim,
+        "num_key_value_heads": stated("attention.head_count_kv", heads),
+        "head_dim": stated("attention.key_length", None),
         "hidden_act": "silu",
-        "rms_norm_eps": real("attention.layer_norm_rms_epsilon", 1e-6),
-        "max_position_embeddings": count("context_length"),
-        "rope_theta": real("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, head_dim),
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "rms_norm_eps": _shortest(stated("attention.layer_norm_rms_epsilon", 1e-6)),
+        "max_position_embeddings": stated("context_length"),
+        "rope_theta": _shortest(stated("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(file),
+        "vocab_size": (file.tensors["token_embd.weight"].shape or (0,))[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "bos_token_id": _token(file, "bos"),
         "eos_token_id": _eos(file),
     }
-    rotary = count("rope.dimension_count", head_dim)
-    if rotary != head_dim:
-        config["partial_rotary_factor"] = rotary / head_dim
-    if window := meta.get(f"{arch}.attention.sliding_window"):
-        config["sliding_window"] = int(window)
+    if window := stated("attention.sliding_window", 0):
+        config["sliding_window"] = window
         config["use_sliding_window"] = True
+    config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
+    head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
+    rotary = stated("rope.dimension_count", head_dim)
+    if rotary != head_dim:
+        raise ModelError(
+            f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "
+            f"it, got {shown_value(rotary)}; the file is damaged or converted wrongly"
+        )
+    if config.get("rope_scaling") is None:
+        config["rope_scaling"] = _from_frequency_factors(file, head_dim)
     stored = file.tensors["token_embd.weight"].qtype
     if stored in ("F32", "F16", "BF16"):
         config["dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[stored]
@@ -99,27 +115,29 @@ def generation_config(file: GGUFFile) -> dict[str, Any]:
 
 def _token(file: GGUFFile, name: str) -> int | None:
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return None if value is None else int(value)
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _eos(file: GGUFFile) -> int | list[int] | None:
     """Where generation ends: end of text and, where the model has one, end of turn."""
     ids = [i for i in (_token(file, "eos"), _token(file, "eot"), _token(file, "eom")) if i is not None]
-    unique = list(dict.fromkeys(ids))
+    unique = [token for at, token in enumerate(ids) if token not in ids[:at]]
     return unique if len(unique) > 1 else unique[0] if unique else None
 
 
-def _shortest(value: float) -> float:
-    """1e-05 for the float32 that reads 9.999999747378752e-06 as a float64."""
-    return float(str(np.float32(value)))
+def _shortest(value: Any) -> Any:
+    """1e-05 for the float32 that reads 9.999999747378752e-06 as a float64. What is no such number stays as it is."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _rope_scaling(file: GGUFFile, head_dim: int) -> dict[str, Any] | None:
-    arch, meta = file.architecture, file.metadata
+def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
+    arch = file.architecture
+    found = {key: file.metadata[key] for key in file.metadata if key.startswith(f"{arch}.rope.")}
+    meta = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in found.items()}
     prefix = f"{arch}.rope.scaling."
     original = meta.get(prefix + "original_context_length")
     if "rope_freqs.weight" in file.tensors:
-        return _from_frequency_factors(file, head_dim)
+        return None  # these factors are all of it
     kind = meta.get(prefix + "type", "none")
     factor = meta.get(prefix + "factor") or meta.get(f"{arch}.rope.scale_linear")
     if kind == "none" and not factor:
@@ -131,18 +149,23 @@ def _rope_scaling(file: GGUFFile, head_dim: int) -> dict[str, Any] | None:
         raise ModelError(f"{file.path}: rope scaling of type {kind!r} is not supported; none, linear and yarn are")
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     if original:
-        scaling["original_max_position_embeddings"] = int(original)
+        scaling["original_max_position_embeddings"] = original
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         if meta.get(prefix + key) is not None:
             scaling[name] = _shortest(meta[prefix + key])
     return scaling
 
 
-def _from_frequency_factors(file: GGUFFile, head_dim: int) -> dict[str, Any]:
+def _from_frequency_factors(file: GGUFFile, head_dim: int) -> dict[str, Any] | None:
     """Llama 3's scaling is stored as the finished divisor of each frequency: find the parameters that give them."""
-    info = file.tensors["rope_freqs.weight"]
-    if info.qtype != "F32":
-        raise ModelError(f"{file.path}: rope_freqs.weight is {info.qtype}, expected F32")
+    info = file.tensors.get("rope_freqs.weight")
+    if info is None:
+        return None
+    if info.qtype != "F32" or info.shape != (head_dim // 2,):
+        raise ModelError(
+            f"{file.path}: rope_freqs.weight is {info.qtype} {list(info.shape)}, expected F32 [{head_dim // 2}]; "
+            "the file is damaged: fetch it again"
+        )
     factors = file.raw(info).reshape(-1).view("<f4").astype(np.float64)
     base = float(file.metadata.get(f"{file.architecture}.rope.freq_base", 10000.0))
     wavelength = 2 * np.pi * base ** (np.arange(0, 2 * len(factors), 2) / (2 * len(factors)))

@@ -21,7 +21,7 @@ from octavo.loader.files import NO_TOKENIZER
 if TYPE_CHECKING:
     from octavo.loader.gguf_reader import GGUFFile
 
-_VERSION = 2  # raise it when what is derived changes
+_VERSION = 3  # raise it when what is derived changes
 
 
 def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:

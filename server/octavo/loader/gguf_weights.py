@@ -74,9 +74,10 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
         interleaved = None
         if arch == "llama":
             interleaved = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else None
-            if interleaved and info.shape[0] % (2 * interleaved):
+            rows = info.shape[0] if info.shape else 1
+            if interleaved and rows % (2 * interleaved):
                 raise ModelError(
-                    f"{path}: tensor {info.name!r} has {info.shape[0]} rows, which are not {interleaved} heads of an "
+                    f"{path}: tensor {info.name!r} has {rows} rows, which are not {interleaved} heads of an "
                     "even size; the file is damaged: fetch it again"
                 )
         yield name, GGUFWeight(name, file, info, interleaved)

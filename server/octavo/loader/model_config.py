@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.loader.config_checks import Fields, check_config
 from octavo.loader.files import ModelFiles
-
-_NUMBERS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -18,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}); fetch the model again") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object; fetch the model again")
@@ -35,17 +34,15 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
-    for key in _NUMBERS:
-        value = config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{path}: {key} must be a positive integer, got {value!r}")
-    return config
+    return check_config(config, str(path))
 
 
 def load_generation_config(files: ModelFiles) -> dict[str, Any]:
     """generation_config.json over what the model's alias recommends. Raises ModelError."""
     path = files.path / "generation_config.json"
-    return {**files.sampling, **(read_json(path) if path.exists() else {})}
+    config = {**files.sampling, **(read_json(path) if path.exists() else {})}
+    Fields(config, str(path), str).token_ids("eos_token_id")
+    return config
 
 
 def weight_map_files(index: Path) -> list[str]:

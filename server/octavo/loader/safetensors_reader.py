@@ -72,7 +72,7 @@ class SafetensorsFile:
         try:
             self.header: dict[str, Any] = json.loads(header)
             self.header.pop("__metadata__", None)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             raise self._damaged("its header is not JSON") from None
         self._start = 8 + length
 
@@ -81,7 +81,7 @@ class SafetensorsFile:
             try:
                 qtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
                 first, last = map(int, entry["data_offsets"])
-            except (TypeError, KeyError, ValueError):
+            except (TypeError, KeyError, ValueError, OverflowError):
                 raise self._damaged(f"the entry of tensor {name!r} is not complete") from None
             if qtype not in _DTYPES:
                 raise ModelError(f"{self.path}: tensor {name!r} has type {qtype!r}; known are {', '.join(_DTYPES)}")

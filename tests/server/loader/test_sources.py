@@ -131,8 +131,8 @@ def test_a_file_that_is_no_gguf_or_an_empty_folder(folder: Path) -> None:
         ("[1]", "expected an object"),
         ({}, "does not name the model's architecture"),
         (CONFIG | {"architectures": "Llama"}, "does not name the model's architecture"),
-        (CONFIG | {"vocab_size": 0}, "vocab_size must be a positive integer, got 0"),
-        (CONFIG | {"hidden_size": "big"}, "hidden_size must be a positive integer, got 'big'"),
+        (CONFIG | {"vocab_size": 0}, "vocab_size must be a positive integer up to 16777216, got 0"),
+        (CONFIG | {"hidden_size": "big"}, "hidden_size must be a positive integer up to 1048576, got 'big'"),
         ({k: v for k, v in CONFIG.items() if k != "num_hidden_layers"}, "num_hidden_layers must be .*got None"),
     ],
 )

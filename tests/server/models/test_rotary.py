@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_models import VOCAB_SIZE
-from transformers import LlamaConfig, StableLmConfig
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.stablelm.modeling_stablelm import StableLmRotaryEmbedding
 
 from octavo.config import ModelConfig
 from octavo.errors import ModelError
@@ -75,15 +74,17 @@ def test_angles_are_those_of_transformers(scaling: dict[str, Any], theta: float,
     assert torch.equal(ours, table(**common, rope_theta=theta, rope_scaling=dict(scaling)))
 
 
-@pytest.mark.parametrize("place", ["beside", "within"])
-def test_partial_rotary_factor(place: str) -> None:
-    config = StableLmConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=256, num_attention_heads=4, partial_rotary_factor=0.25, rope_theta=10000.0
-    )
-    within = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
-    ours = table(partial_rotary_factor=0.25) if place == "beside" else table(rope_parameters=within)
-    assert ours.shape == (LENGTH, 16)
-    torch.testing.assert_close(ours, reference(StableLmRotaryEmbedding, config), rtol=0, atol=1e-5)
+@pytest.mark.parametrize("factor", [0.25, 1.5])
+def test_partial_rotary_factor_means_nothing_to_llama(factor: float) -> None:
+    """As in transformers, whose Llama turns whole heads whatever this says."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=256, num_attention_heads=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor},
+    )  # fmt: skip
+    expected = reference(LlamaRotaryEmbedding, config)
+    for ours in (table(partial_rotary_factor=factor), table(rope_parameters=dict(config.rope_parameters))):
+        assert ours.shape == expected.shape == (LENGTH, 64)
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,13 @@ static void run_team(void *data) {
     run_member(t, omp_thread_num(), omp_num_threads());
 }
 
+// Whether an operation's numbers keep it within its memory, where a number of a model's file could lead out of it.
+static int in_bounds(op_fn run, const void *args) {
+    if (run != (op_fn)op_rope_and_cache) return 1;
+    const struct rope_and_cache_args *rope = args;
+    return rope->rot_dim >= 0 && rope->rot_dim % 2 == 0 && rope->rot_dim <= rope->head_size;
+}
+
 // Run a program: operations one after the other, each as opcode, number of argument words, arguments.
 // Returns 0, or 1 + the offset of the first operation that is malformed (nothing has run then).
 EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
@@ -143,8 +150,10 @@ EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
     for (int64_t at = 0; at < words; operations++) {
         int64_t code = program[at];
         if (at + 2 > words || code < 0 || code >= NUM_OPS || program[at + 1] * 8 != (int64_t)OPS[code].bytes) return at + 1;
+        const int64_t *args = program + at + 2;
         at += 2 + program[at + 1];
         if (at > words) return at + 1;
+        if (!in_bounds(OPS[code].run, args)) return (int64_t)(args - program) - 1;
     }
     if (threads > MAX_TEAM) threads = MAX_TEAM;
     if (threads < 1 || !omp_parallel) threads = 1;

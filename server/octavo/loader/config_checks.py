@@ -1,0 +1,202 @@
+"""What config.json and GGUF metadata may say: every number that sizes, loops or divides is checked before it is used.
+
+A file comes from anywhere, and one number in it can ask for all memory, or for memory that is not there. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from octavo.errors import ModelError
+
+# Well above what any model has, and low enough for what is computed from them.
+MAX_VOCAB = 1 << 24
+MAX_WIDTH = 1 << 20  # of hidden states and of what lies between two layers of an MLP
+MAX_LAYERS = 1024
+MAX_HEADS = 4096
+MAX_HEAD_SIZE = 1024
+MAX_POSITIONS = 1 << 27
+MAX_WINDOW = (1 << 31) - 1  # kernels count positions in 32 bits
+MAX_FACTOR = 1e6  # of a rope scaling
+
+_LLAMA = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Fields that mean nothing in these families, whatever they say: transformers does not read them either.
+_IGNORED = {
+    "OPTForCausalLM": ("head_dim", "num_key_value_heads", "rope_parameters", "rope_scaling", "rope_theta"),
+    **dict.fromkeys(_LLAMA, ("partial_rotary_factor",)),
+}
+
+Name = Callable[[str], str]
+
+
+def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[str, Any]:
+    """The configuration without fields that its family does not have, and without nulls. Raises ModelError for the
+    first value that cannot be meant: of the wrong type, out of bounds, or at odds with another field.
+
+    ``name``: what ``source`` calls a field (a GGUF header has other names than config.json).
+    """
+    architecture = config["architectures"][0]
+    ignored = _IGNORED.get(architecture, ())
+    # A null is as good as nothing, but for Mistral's window, which has a default.
+    given = ((key, value) for key, value in config.items() if value is not None or key == "sliding_window")
+    config = {key: value for key, value in given if key not in ignored}
+    fields = Fields(config, source, name)
+    hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
+    heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
+    fields.integer("vocab_size", 1, MAX_VOCAB)
+    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    fields.integer("max_position_embeddings", 1, MAX_POSITIONS, optional=architecture != "OPTForCausalLM")
+    fields.token_ids("eos_token_id")
+    fields.flag("tie_word_embeddings")
+    fields.table("quantization_config")
+    _check_heads(fields, hidden, heads)
+    if architecture == "OPTForCausalLM":
+        _check_opt(fields)
+    elif architecture in _LLAMA:
+        _check_llama(fields, layers)
+    return config
+
+
+def _check_heads(fields: Fields, hidden: int, heads: int) -> None:
+    kv_heads = fields.integer("num_key_value_heads", 1, MAX_HEADS, optional=True) or heads
+    if heads % kv_heads:
+        kv_name, name = fields.name("num_key_value_heads"), fields.name("num_attention_heads")
+        raise fields.error(f"{kv_name} ({kv_heads}) must divide {name} ({heads})")
+    size = fields.integer("head_dim", 2, MAX_HEAD_SIZE, optional=True)
+    if size is None:
+        if hidden % heads:
+            raise fields.error(
+                f"{fields.name('num_attention_heads')} ({heads}) must divide {fields.name('hidden_size')} ({hidden})"
+            )
+        size = hidden // heads
+        what = f"{fields.name('hidden_size')} ({hidden}) / {fields.name('num_attention_heads')} ({heads})"
+        if size > MAX_HEAD_SIZE:
+            raise fields.error(f"{what} is a head size of {size}, more than {MAX_HEAD_SIZE}")
+    else:
+        what = fields.name("head_dim")
+    if size % 2 and fields.config["architectures"][0] in _LLAMA:
+        raise fields.error(f"{what} must be even, as rotary embeddings turn pairs, got {size}")
+
+
+def _check_llama(fields: Fields, layers: int) -> None:
+    if "intermediate_size" not in fields.config:
+        raise fields.error(f"it lacks 'intermediate_size', which {fields.config['architectures'][0]} needs")
+    fields.integer("intermediate_size", 1, MAX_WIDTH * 4)
+    fields.number("rms_norm_eps", 0.0, 1.0)
+    fields.number("rope_theta", 1.0, 1e15, above=True)
+    fields.text("hidden_act")
+    fields.integer("sliding_window", 1, MAX_WINDOW, optional=True)
+    fields.integer("max_window_layers", 0, MAX_LAYERS, optional=True)
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        fields.flag(key)
+    types = fields.config.get("layer_types")
+    if types is not None:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(types, list) or any(kind not in known for kind in types):
+            fields.refuse("layer_types", f"must be a list of {' and '.join(known)}")
+        if len(types) != layers:
+            length = f"{len(types)} entries for {fields.name('num_hidden_layers')} ({layers})"
+            raise fields.error(f"{fields.name('layer_types')} has {length}")
+    fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
+    for key in ("rope_scaling", "rope_parameters"):
+        table = fields.table(key)
+        if table is not None and ("rope_type" in table or "type" in table):
+            _check_rope(Fields(table, fields.source, partial(_inner_name, fields.name, key)))
+
+
+def _inner_name(name: Name, outer: str, inner: str) -> str:
+    return name(f"{outer}.{inner}")
+
+
+def _check_rope(rope: Fields) -> None:
+    """A table of rope_type and whatever the type needs; those that it lacks are named where it is used."""
+    for key in ("rope_type", "type"):
+        rope.text(key)
+    rope.number("rope_theta", 1.0, 1e15, above=True)
+    rope.number("factor", 0.0, MAX_FACTOR, above=True)
+    low = rope.number("low_freq_factor", 0.0, MAX_FACTOR, above=True)
+    high = rope.number("high_freq_factor", 0.0, MAX_FACTOR, above=True)
+    if low is not None and high is not None and high <= low:
+        rope.refuse("high_freq_factor", f"must be above {rope.name('low_freq_factor')} ({low:g})")
+    rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
+    for key in ("beta_fast", "beta_slow", "attention_factor"):
+        rope.number(key, 0.0, MAX_FACTOR, above=True)
+    for key in ("mscale", "mscale_all_dim"):
+        rope.number(key, 0.0, MAX_FACTOR)
+    rope.flag("truncate")
+
+
+def _check_opt(fields: Fields) -> None:
+    if "ffn_dim" not in fields.config:
+        raise fields.error("it lacks 'ffn_dim', which OPTForCausalLM needs")
+    fields.integer("ffn_dim", 1, MAX_WIDTH * 4)
+    fields.integer("word_embed_proj_dim", 1, MAX_WIDTH, optional=True)
+    fields.text("activation_function")
+    for key in ("enable_bias", "layer_norm_elementwise_affine", "do_layer_norm_before", "_remove_final_layer_norm"):
+        fields.flag(key)
+
+
+class Fields:
+    """Values of one table, each read with what it may be. Raises ModelError that names the field as ``name`` does."""
+
+    def __init__(self, config: dict[str, Any], source: str, name: Name) -> None:
+        self.config, self.source, self.name = config, source, name
+
+    def integer(self, key: str, low: int, high: int, optional: bool = False) -> Any:
+        """The integer, or None where it is not there and need not be."""
+        value = self.config.get(key)
+        if value is None and optional:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            kind = "a positive integer up to" if low == 1 else f"an integer from {low} to"
+            self.refuse(key, f"must be {kind} {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float, above: bool = False) -> Any:
+        """The finite number, or None where it is not there. ``above``: ``low`` itself is not meant."""
+        value = self.config.get(key)
+        if value is None:
+            return None
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+        if not fits or not math.isfinite(value) or (above and value == low):
+            limits = f"above {low:g} and up to" if above else f"from {low:g} to"
+            self.refuse(key, f"must be a number {limits} {high:g}")
+        return value
+
+    def flag(self, key: str) -> None:
+        if not isinstance(self.config.get(key), (bool, type(None))):
+            self.refuse(key, "must be true or false")
+
+    def text(self, key: str) -> None:
+        if not isinstance(self.config.get(key), (str, type(None))):
+            self.refuse(key, "must be a string")
+
+    def table(self, key: str) -> dict[str, Any] | None:
+        value = self.config.get(key)
+        if not isinstance(value, (dict, type(None))):
+            self.refuse(key, "must be an object")
+        return value
+
+    def token_ids(self, key: str) -> None:
+        value = self.config.get(key)
+        for one in value if isinstance(value, list) else [] if value is None else [value]:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < MAX_VOCAB:
+                self.refuse(key, f"must be a token id, or a list of them, from 0 to {MAX_VOCAB - 1}")
+
+    def refuse(self, key: str, demand: str) -> None:
+        shown = shown_value(self.config.get(key))
+        raise self.error(f"{self.name(key)} {demand}, got {shown}")
+
+    def error(self, text: str) -> ModelError:
+        return ModelError(f"{self.source}: {text}; correct the file or fetch the model again")
+
+
+def shown_value(value: Any) -> str:
+    """A value as an error shows it: in one short line, whatever it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
