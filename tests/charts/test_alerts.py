@@ -29,6 +29,10 @@ def alerts() -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
+def rules_with_expressions() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
 @pytest.fixture(scope="module")
 def promtool() -> Path:
     if (found := prometheus.programs()) is None:
@@ -46,6 +50,37 @@ def test_the_rules_are_clean(promtool: Path) -> None:
 def test_every_alert_fires_and_resolves(promtool: Path) -> None:
     done = subprocess.run([promtool, "test", "rules", CASES], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_clusters_in_one_prometheus_are_told_apart(promtool: Path, tmp_path: Path) -> None:
+    """Every case in two clusters at once: each alert fires in each."""
+    cases = yaml.safe_load(CASES.read_text())
+    cases["rule_files"] = [str(RULES)]
+    for case in cases["tests"]:
+        case["input_series"] = [
+            {**one, "series": one["series"].replace("{", f'{{cluster="{cluster}", ')}
+            for one in case["input_series"]
+            for cluster in ("east", "west")
+        ]
+        for look in case["promql_expr_test"]:
+            (selector,) = re.findall(r"ALERTS{[^}]*}", look["expr"])
+            look["expr"] = f"count by (cluster) ({selector})"
+            if samples := look.get("exp_samples"):
+                count = sum(one["value"] for one in samples)
+                look["exp_samples"] = [
+                    {"labels": f'{{cluster="{cluster}"}}', "value": count} for cluster in ("east", "west")
+                ]
+    file = tmp_path / "cases.yaml"
+    file.write_text(yaml.safe_dump(cases))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", rules_with_expressions(), ids=lambda rule: rule.get("alert", rule.get("record")))
+def test_no_rule_mixes_clusters(rule: dict[str, Any]) -> None:
+    for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]):
+        assert "cluster" in re.split(r",\s*", labels), labels
+    assert not re.search(r"\b(sum|max|min|avg|count|group)\s*\(", rule["expr"]), "an aggregation without labels"
 
 
 def test_every_alert_is_seen_quiet_firing_and_quiet_again() -> None:

@@ -66,10 +66,27 @@ def test_panels_say_what_they_show_and_in_which_unit(name: str) -> None:
 @pytest.mark.parametrize("name", BOARDS)
 def test_variables_are_used_and_defined(name: str) -> None:
     defined = [variable["name"] for variable in BOARDS[name]["templating"]["list"]]
-    assert {"datasource", "namespace", "llmdeployment"} <= set(defined)
+    assert {"datasource", "cluster", "namespace", "llmdeployment"} <= set(defined)
     text = json.dumps([panel["targets"] for panel in panels(name)])
     used = set(re.findall(r"\$\{?(\w+)\}?", text)) - {"__rate_interval", "__range"}
     assert used == set(defined)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_clusters_are_told_apart(name: str) -> None:
+    """Where one Prometheus knows several: what is shown is of the chosen ones, and no join mixes them."""
+    for panel in panels(name):
+        for target in panel["targets"]:
+            expression = target["expr"]
+            chosen = re.sub(r'[\w:]+{cluster=~"\$cluster"[^}]*}', "", expression)
+            assert not metric_names(chosen) - {"octavo:engine_alive", "octavo:engine_ready"}, (
+                panel["title"],
+                expression,
+            )
+            for labels in re.findall(r"\bon \(([^)]*)\)", expression):
+                assert "cluster" in labels.split(", "), panel["title"]
+            if "namespace" in (by := " ".join(re.findall(r"\bby \(([^)]*)\)", expression))):
+                assert "cluster" in by, panel["title"]
 
 
 def test_metric_names_are_found_in_expressions() -> None:
