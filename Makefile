@@ -103,7 +103,8 @@ cluster-down:
 test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTAVO_E2E_KUBECONFIG
 	python tests/cluster/suite.py $(ARGS)
 
-crd: setup  ## generate the CRD and the chart's copy
+crd: setup  ## generate the CRD, the chart's copy and the operator's list of the engine's flags
+	python tests/support/engine_flags.py > operator/octavo_operator/engine_flags.py
 	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml
 	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
 

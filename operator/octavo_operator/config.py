@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo_operator import __version__
+from octavo_operator.api.engine import FOLLOW, PINNED
 
 DEFAULT_IMAGE = f"ghcr.io/octavo-dev/octavo-server:{__version__}"
 
@@ -19,6 +20,9 @@ class ConfigError(ValueError):
 class OperatorConfig:
     engine_image: str = DEFAULT_IMAGE  # for specs that name none
     image_pull_secrets: tuple[str, ...] = ()  # for every engine pod
+    image_policy: str = PINNED  # of specs that name neither an image nor a policy
+    image_rollouts: int = 1  # LLMDeployments of policy Follow that may take a new engine image at the same time
+    allow_privileged_pods: bool = False  # podPatches and volumes may leave the restricted Pod Security Standard
     cluster_assigned_ids: bool = False  # leave uid, gid, fsGroup to the cluster (OpenShift) where a spec is silent
     management_namespaces: tuple[str, ...] = ()  # whose pods may reach metrics
     cluster_domain: str = "cluster.local"
@@ -63,9 +67,15 @@ class OperatorConfig:
         log_level = env.get("OCTAVO_LOG_LEVEL") or "info"
         if log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"OCTAVO_LOG_LEVEL must be debug, info, warning or error, got {log_level!r}")
+        image_policy = env.get("OCTAVO_IMAGE_POLICY") or PINNED
+        if image_policy not in (PINNED, FOLLOW):
+            raise ConfigError(f"OCTAVO_IMAGE_POLICY must be {PINNED} or {FOLLOW}, got {image_policy!r}")
         return cls(
             engine_image=env.get("OCTAVO_ENGINE_IMAGE") or DEFAULT_IMAGE,
             image_pull_secrets=words("OCTAVO_IMAGE_PULL_SECRETS"),
+            image_policy=image_policy,
+            image_rollouts=int(number("OCTAVO_IMAGE_ROLLOUTS", 1, 1)),
+            allow_privileged_pods=_truth(env, "OCTAVO_ALLOW_PRIVILEGED_PODS"),
             cluster_assigned_ids=_truth(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
             management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),
             cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",

@@ -14,6 +14,7 @@ from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
+from octavo_operator.image_rollout import ImageRollout
 from octavo_operator.lease import LeaseHolder
 from octavo_operator.metrics import Metrics, Snapshot
 from octavo_operator.plan import CHILD_KINDS, Plan
@@ -38,6 +39,7 @@ class Controller:
         self.queue: WorkQueue[Key] = WorkQueue()
         self._config, self._lease = config, lease
         self._applier = Applier(cluster, self.store, lambda: lease.is_held)
+        self._image_rollout = ImageRollout(self.store, config, time.monotonic)
         self._apis: frozenset[str] = frozenset()
         self.listed_at: float | None = None
         self.knows_all = asyncio.Event()
@@ -155,7 +157,8 @@ class Controller:
     def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
         children = self.store.children((deployment.namespace, deployment.name))
         scaling = self.scaling(deployment)
-        return look(deployment, children, self._config, self._apis, time.time(), problem, scaling)
+        turn = self._image_rollout.turn(deployment)
+        return look(deployment, children, self._config, self._apis, time.time(), problem, scaling, turn)
 
     def _note(self, deployment: LLMDeployment | Unreadable, status: Json) -> None:
         key = (deployment.namespace, deployment.name)

@@ -27,14 +27,22 @@ CONDITION: dict[str, Any] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "Ready, Available (requests are answered now), Progressing, ModelCached, AutoscalerReady or "
-            "Degraded.",
+            "description": "Ready, Available (requests are answered now), Progressing, ModelCached, ImageUpToDate, "
+            "AutoscalerReady or Degraded.",
         },
-        "status": {"type": "string", "enum": ["True", "False", "Unknown"], "description": "Whether it holds."},
-        "observedGeneration": {"type": "integer", "format": "int64", "description": "Of the spec that was looked at."},
-        "lastTransitionTime": {"type": "string", "format": "date-time", "description": "When status changed last."},
-        "reason": {"type": "string", "description": "Cause in one word."},
-        "message": {"type": "string", "description": "Cause and way out in a sentence."},
+        "status": {
+            "type": "string",
+            "enum": ["True", "False", "Unknown"],
+            "description": "Whether the condition holds.",
+        },
+        "observedGeneration": {
+            "type": "integer",
+            "format": "int64",
+            "description": "Generation of the spec that the condition is about.",
+        },
+        "lastTransitionTime": {"type": "string", "format": "date-time", "description": "Last change of status."},
+        "reason": {"type": "string", "description": "Cause, in one word."},
+        "message": {"type": "string", "description": "Cause and remedy, in a sentence."},
     },
 }
 
@@ -45,24 +53,24 @@ def _count(description: str) -> dict[str, Any]:
 
 STATUS: dict[str, Any] = {
     "type": "object",
-    "description": "What is.",
+    "description": "Observed state.",
     "properties": {
         "observedGeneration": {
             "type": "integer",
             "format": "int64",
-            "description": "Of the spec that this status tells of.",
+            "description": "Generation of the spec that this status is about.",
         },
-        "replicas": _count("Pods that there are."),
-        "readyReplicas": _count("Pods that take requests."),
-        "availableReplicas": _count("Pods that have been ready for rollout.minReadySeconds."),
-        "updatedReplicas": _count("Pods of the latest spec."),
-        "selector": {"type": "string", "description": "Labels of the pods, for autoscalers."},
+        "replicas": _count("Number of pods."),
+        "readyReplicas": _count("Number of ready pods."),
+        "availableReplicas": _count("Number of pods ready for at least rollout.minReadySeconds."),
+        "updatedReplicas": _count("Number of pods of the latest spec."),
+        "selector": {"type": "string", "description": "Label selector of the pods, for autoscalers."},
         "url": {"type": "string", "description": "Address of the OpenAI API in the cluster."},
-        "image": {"type": "string", "description": "Image that the pods run."},
-        "replicaCapacity": _count("Requests that one pod was seen to hold at once; autoscaling counts with it."),
+        "image": {"type": "string", "description": "Image of the pods."},
+        "replicaCapacity": _count("Requests that one pod handles at once, as observed; used by autoscaling."),
         "conditions": {
             "type": "array",
-            "description": "What can be said about it.",
+            "description": "Current conditions.",
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
             "items": CONDITION,
@@ -78,12 +86,12 @@ def _column(name: str, path: str, kind: str = "string", description: str = "", p
 
 _READY = ".status.conditions[?(@.type=='Ready')]"
 COLUMNS = [
-    _column("Model", ".spec.model.uri", description="Where the model comes from."),
-    _column("Ready", f"{_READY}.status", description="All replicas of the latest spec answer."),
-    _column("Reason", f"{_READY}.reason", description="Why, or why not."),
-    _column("Replicas", ".status.readyReplicas", "integer", "Pods that take requests."),
-    _column("Desired", ".spec.replicas", "integer", "Pods that are wanted."),
-    _column("URL", ".status.url", description="Address in the cluster."),
+    _column("Model", ".spec.model.uri", description="Source of the model."),
+    _column("Ready", f"{_READY}.status", description="Whether all replicas of the latest spec answer requests."),
+    _column("Reason", f"{_READY}.reason", description="Reason of the condition Ready."),
+    _column("Replicas", ".status.readyReplicas", "integer", "Number of ready pods."),
+    _column("Desired", ".spec.replicas", "integer", "Desired number of pods."),
+    _column("URL", ".status.url", description="Address of the API in the cluster."),
     _column("Age", ".metadata.creationTimestamp", "date"),
 ]
 del COLUMNS[-1]["description"]
@@ -91,7 +99,7 @@ del COLUMNS[-1]["description"]
 
 def manifest() -> dict[str, Any]:
     """The CRD as an object of the API."""
-    spec = object_schema(api.LLMDeploymentSpec, "What is wanted.")
+    spec = object_schema(api.LLMDeploymentSpec, "Desired state.")
     schema = {
         "type": "object",
         "description": "A large language model, served by pods of the Octavo engine behind one Service with OpenAI's "

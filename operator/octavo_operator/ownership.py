@@ -7,8 +7,9 @@ everybody's, in pod templates too (`kubectl rollout restart` writes one).
 
 from __future__ import annotations
 
+import fnmatch
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Json = Any
@@ -47,6 +48,36 @@ def foreign_additions(live: Json, manager: str) -> list[str]:
             found.add(pointer)
     tops = [p for p in found if not any(p[:length] in found for length in range(1, len(p)))]
     return ["".join(f"/{_escape(part)}" for part in pointer) for pointer in sorted(tops, key=_order, reverse=True)]
+
+
+def left_alone(pointer: str, live: Json, allowed: Iterable[str]) -> bool:
+    """Whether an addition at `pointer` is covered by one of the paths of spec.foreignFields: the same path or one above
+    it, items of lists by their name (or index), `*` for any text within a segment."""
+    found = _named(pointer, live)
+    for path in allowed:
+        segments = path.split("/")[1:]
+        if len(segments) <= len(found) and all(
+            any(fnmatch.fnmatchcase(spelling, segment) for spelling in spellings)
+            for segment, spellings in zip(segments, found, strict=False)
+        ):
+            return True
+    return False
+
+
+def _named(pointer: str, live: Json) -> list[tuple[str, ...]]:
+    """Each segment of a JSON pointer, and the name of the item where it is the index of one."""
+    out: list[tuple[str, ...]] = []
+    here = live
+    for segment in pointer.split("/")[1:]:
+        part = segment.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, list):
+            here = here[int(part)] if part.isdigit() and int(part) < len(here) else None
+            name = here.get("name") if isinstance(here, dict) else None
+            out.append((segment, str(name)) if name else (segment,))
+        else:
+            here = here.get(part) if isinstance(here, dict) else None
+            out.append((segment,))
+    return out
 
 
 def _leaves(fields: Json, path: Path) -> Iterator[Path]:

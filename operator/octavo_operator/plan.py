@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.api import GROUP, KIND, LLMDeployment, to_json
+from octavo_operator.api import GROUP, KIND, LLMDeployment, stable_json
 from octavo_operator.diff import digest, first_difference
-from octavo_operator.render.names import OWNER_LABEL
+from octavo_operator.ownership import left_alone
+from octavo_operator.render.names import ENGINE, OWNER_LABEL
 from octavo_operator.store import Observed
 
 Manifest = dict[str, Any]
@@ -35,7 +36,14 @@ _POD_FIELDS = (
     "probes",
     "auth",
     "podPatches",
+    "podLabels",
+    "podAnnotations",
+    "volumes",
+    "volumeMounts",
+    "envFrom",
+    "clusterAssignedIds",
 )
+_NOT_OF_PODS = ("imagePolicy", "imagePriority")  # of engine: they say when, not what
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,9 @@ def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Itera
         elif owner == "foreign":
             out.conflicts.append(f"{one.kind} {one.name}")
         else:
-            if one.foreign:
-                out.actions.append(TakeOut(one, one.foreign, manifest))
+            allowed = [rule.path for rule in deployment.spec.foreign_fields if rule.kind == one.kind]
+            if foreign := tuple(pointer for pointer in one.foreign if not left_alone(pointer, body, allowed)):
+                out.actions.append(TakeOut(one, foreign, manifest))
             if why := _why_apply(marked, body):
                 out.actions.append(Apply(marked, why, exists=True))
     for place, one in live.items():
@@ -129,29 +138,61 @@ def with_digest(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata}
 
 
-def pod_spec_digest(deployment: LLMDeployment) -> str:
-    """Hash of all that a user said about the pods; defaults do not count, so that a new field changes nothing."""
-    said = to_json(deployment.spec)
-    return digest({name: said[name] for name in _POD_FIELDS if name in said})
+def pod_spec_digest(deployment: LLMDeployment, *, or_default: bool = False) -> str:
+    """Hash of all that a user said about the pods. Defaults do not count, and neither do later changes of them.
+    `or_default`: what equals a default of today does not count, either."""
+    said = stable_json(deployment.spec, or_default=or_default)
+    said["engine"] = {name: value for name, value in said.get("engine", {}).items() if name not in _NOT_OF_PODS}
+    return digest({name: said[name] for name in _POD_FIELDS if name in said and (name, said[name]) != ("engine", {})})
 
 
 def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifest | None:
     """The pod template that is running, if it was made for the very spec of today: another version of the operator, or
     other settings of it, must not replace pods."""
-    if live is None:
+    record = _record(live)
+    if record is None or record["digest"] != digest(record["template"]):
         return None
-    try:
-        record = json.loads((live["metadata"].get("annotations") or {})[TEMPLATE])
-        if record["spec"] == pod_spec_digest(deployment) and record["digest"] == digest(record["template"]):
-            return dict(record["template"])
-    except (KeyError, ValueError, TypeError):
-        pass
+    if record["spec"] == pod_spec_digest(deployment):
+        return dict(record["template"])
+    # Where an object was stored before a field was known, the API server fills in the default of today, and that may
+    # have changed since. What is of the same generation was not written by anybody.
+    same = (deployment.uid, deployment.generation, pod_spec_digest(deployment, or_default=True))
+    if (record.get("uid"), record.get("generation"), record.get("explicit")) == same:
+        return dict(record["template"])
     return None
 
 
-def template_annotation(deployment: LLMDeployment, template: Manifest) -> dict[str, str]:
-    record = {"spec": pod_spec_digest(deployment), "digest": digest(template), "template": template}
+def template_annotation(deployment: LLMDeployment, template: Manifest, image: str | None = None) -> dict[str, str]:
+    """`image`: the operator's engine image of the time when the template was made."""
+    record = {
+        "spec": pod_spec_digest(deployment), "explicit": pod_spec_digest(deployment, or_default=True),
+        "uid": deployment.uid, "generation": deployment.generation,
+        "image": image, "digest": digest(template), "template": template,
+    }  # fmt: skip
     return {TEMPLATE: json.dumps(record, separators=(",", ":"), sort_keys=True)}
+
+
+def kept_annotation(live: Manifest) -> dict[str, str]:
+    """What is recorded, as it is: a new generation alone is no reason to write the Deployment."""
+    return {TEMPLATE: live["metadata"]["annotations"][TEMPLATE]}
+
+
+def recorded_image(live: Manifest) -> str | None:
+    """The operator's engine image of the time when the pod template of `live` was made."""
+    record = _record(live)
+    if record and record.get("image"):
+        return str(record["image"])
+    # Made by a version that did not record it.
+    containers = ((live["spec"].get("template") or {}).get("spec") or {}).get("containers") or []
+    return next((container.get("image") for container in containers if container.get("name") == ENGINE), None)
+
+
+def _record(live: Manifest | None) -> Manifest | None:
+    try:
+        record = json.loads(((live or {})["metadata"].get("annotations") or {})[TEMPLATE])
+        return record if {"spec", "digest", "template"} <= record.keys() else None
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def _why_apply(marked: Manifest, live: Manifest) -> str | None:

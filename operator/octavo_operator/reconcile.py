@@ -9,8 +9,9 @@ from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem, claim_pending
-from octavo_operator.plan import Plan, pinned_template, plan, template_annotation
-from octavo_operator.render import BadPodPatch, expected_template, names, render
+from octavo_operator.image_rollout import ImageTurn
+from octavo_operator.plan import Plan, kept_annotation, pinned_template, plan, recorded_image, template_annotation
+from octavo_operator.render import BadTemplate, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.rollout import MAKE_ROOM, make_room
 from octavo_operator.schema import SpecError
@@ -51,8 +52,10 @@ def look(
     now: float,
     problem: Problem | None = None,
     scaling: Scaling = Scaling(),
+    image_turn: ImageTurn | None = None,
 ) -> Outcome:
-    """`problem`: what went wrong when this was tried last, to be said along with the rest."""
+    """`problem`: what went wrong when this was tried last, to be said along with the rest. `image_turn`: of one that
+    follows the operator's engine image."""
     if deployment.deleting:
         return Outcome()
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
@@ -61,18 +64,23 @@ def look(
     room, again = make_room(deployment, live, pods, now)
     todo, pending, template = Plan(), True, None
     try:
-        template = pinned_template(deployment, live) or expected_template(deployment, config)
-    except BadPodPatch as error:
-        problem = Problem("BadPodPatch", f"{error}; the pods stay as they were")
+        template = pinned_template(deployment, live)
+        if template is None or live is None or (image_turn and image_turn.may_go):
+            template = expected_template(deployment, config)
+            record = template_annotation(deployment, template, config.engine_image)
+        elif live["spec"].get("replicas") == deployment.replicas:
+            record = kept_annotation(live)
+        else:  # the Deployment is written anyway
+            record = template_annotation(deployment, template, recorded_image(live))
+    except BadTemplate as error:
+        problem = Problem(error.reason, f"{error}; the pods stay as they were")
     else:
         unavailable = room.unavailable if room else None
         desired = render(deployment, config, template=template, unavailable=unavailable, apis=apis)
         for manifest in desired:
             if manifest["kind"] == "Deployment":
-                extra = template_annotation(deployment, template)
-                if room:
-                    extra[MAKE_ROOM] = str(room)
-                manifest["metadata"]["annotations"] = extra
+                made_room = {MAKE_ROOM: str(room)} if room else {}
+                manifest["metadata"]["annotations"] = {**record, **made_room}
         todo = plan(deployment, desired, children)
         pending = todo.changes_pods
         if todo.conflicts and problem is None:
@@ -89,7 +97,11 @@ def look(
     if problem is None:
         problem, claim_again = claim_pending(claim, pods, now)
         again = min((one for one in (again, claim_again) if one is not None), default=None)
-    seen = Observation(live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template)
+    if image_turn and (turn_again := image_turn.again_after):
+        again = min(turn_again, again or turn_again)
+    seen = Observation(
+        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template, image_turn
+    )
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

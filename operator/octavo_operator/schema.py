@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -21,13 +21,32 @@ INT_OR_STRING: dict[str, Json] = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
 }
+# Quantities are judged by rules, so that a person reads a sentence instead of a pattern.
 QUANTITY: dict[str, Json] = {  # 20Gi, 2, 500m
     **INT_OR_STRING,
-    "pattern": r"^(\+)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]+))?$",
     "maxLength": 32,
+    "x-kubernetes-validations": [
+        {
+            "rule": "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
+            "message": "not a quantity: write a number with a unit of Kubernetes or none, such as 2, 500m, 40G "
+            "(10^9) or "
+            "40Gi (2^30)",
+        }
+    ],
 }
-# Of bytes, where the m of 500m, a thousandth, is a slip for M or Mi.
-BYTES: dict[str, Json] = {**QUANTITY, "pattern": QUANTITY["pattern"].replace("[numkMGTPE]", "[kMGTPE]")}
+BYTES: dict[str, Json] = {
+    **INT_OR_STRING,
+    "maxLength": 32,
+    "x-kubernetes-validations": [
+        {
+            "rule": "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0')) && "
+            "!string(self).matches('[num]$')",
+            "message": "not a size: write a number of bytes above 0 with a unit of Kubernetes, such as 40G (40 * "
+            "10^9) or "
+            "40Gi (40 * 2^30); GB is no unit, and m means a thousandth",
+        }
+    ],
+}
 
 
 class SpecError(ValueError):
@@ -44,20 +63,31 @@ class Rule:
 
     rule: str
     message: str
+    optional_old_self: bool = False  # oldSelf is a CEL optional: the rule is judged when objects are created, too
 
-    def schema(self) -> dict[str, str]:
-        return {"rule": self.rule, "message": self.message}
+    def schema(self) -> dict[str, Json]:
+        out: dict[str, Json] = {"rule": self.rule, "message": self.message}
+        return {**out, "optionalOldSelf": True} if self.optional_old_self else out
 
 
 def spec_field(
-    description: str, *, default: Any = dataclasses.MISSING, rules: tuple[Rule, ...] = (), **schema: Json
+    description: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    initial_default: Any = dataclasses.MISSING,
+    rules: tuple[Rule, ...] = (),
+    **schema: Json,
 ) -> Any:
     """A field of a spec dataclass; `schema` adds OpenAPI keywords (minimum, pattern, maxItems, ...) to the type's own.
 
     `items_schema` and `override` replace the generated schema of a list's items, or of the whole field: for parts of
     Kubernetes' own API that are passed on as they are.
+
+    `initial_default`: the default that the field had in the first version that knew it, where that has changed since.
+    `stable_json` leaves it out, so that a changed default is no change of the specs that were stored before.
     """
-    metadata = {"description": description, "schema": schema, "rules": rules}
+    initial = default if initial_default is dataclasses.MISSING else initial_default
+    metadata = {"description": description, "schema": schema, "rules": rules, "initial_default": initial}
     if isinstance(default, type) and dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     if isinstance(default, dict):
@@ -190,17 +220,40 @@ def _read(kind: Any, value: Json, where: str) -> Any:
 
 
 def to_json(value: Any) -> Json:
-    """The API's spelling of a spec, without what equals its default: adding a field with a default changes nothing."""
+    """The API's spelling of a spec, without what equals its default."""
+    return _spell(value, lambda field: (field.default,))
+
+
+def stable_json(value: Any, *, or_default: bool = False) -> Json:
+    """The API's spelling of a spec, for telling whether a user has changed it: without what equals the default that
+    the field had when it was introduced. The API server stores the defaults of the day with every object, and fills in
+    today's where an object has none: neither a new field nor a changed default of a stored one makes a difference here.
+
+    `or_default`: without what equals today's default, either.
+    """
+
+    def left_out(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+        initial = field.metadata["initial_default"]
+        return (initial, field.default) if or_default else (initial,)
+
+    return _spell(value, left_out)
+
+
+def _spell(value: Any, left_out: Callable[[dataclasses.Field[Any]], tuple[Any, ...]]) -> Json:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out = {}
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
-            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-            if item != default:
-                out[camel(field.name)] = to_json(item)
+            spelt = _spell(item, left_out)
+            if field.default_factory is not dataclasses.MISSING:
+                is_default = spelt == {}  # of maps, and of groups all of whose fields have their defaults
+            else:
+                is_default = item in left_out(field)
+            if not is_default:
+                out[camel(field.name)] = spelt
         return out
     if isinstance(value, tuple):
-        return [to_json(item) for item in value]
+        return [_spell(item, left_out) for item in value]
     if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
+        return {key: _spell(item, left_out) for key, item in value.items()}
     return value

@@ -4,6 +4,7 @@ Available     at least one replica answers requests now
 Ready         all replicas answer, all of the latest spec, and nothing is wrong
 Progressing   a rollout is under way (False: finished, or stuck)
 ModelCached   the model has been fetched (absent where nothing is to be fetched)
+ImageUpToDate the pods are of the operator's engine image (absent unless they follow it)
 AutoscalerReady  the number of replicas follows the load (absent without spec.autoscaling)
 Degraded      something is wrong, with its cause
 """
@@ -18,6 +19,7 @@ from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import noted
 from octavo_operator.diagnosis import Problem, diagnose, evicted, is_over, worst
+from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
 
@@ -45,6 +47,7 @@ class Observation:
     apis: frozenset[str] = frozenset()  # optional kinds that the cluster has
     pending: bool = False  # `live` has not been told of the spec of today
     template: Json | None = None  # of pods of the spec of today; None: it makes none (a bad patch)
+    image_turn: ImageTurn | None = None  # of one that follows the operator's engine image
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
@@ -56,6 +59,8 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
         conditions.insert(0, _model_cached(deployment, seen, problem))
     if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling, seen.apis):
         conditions.insert(-1, _condition("AutoscalerReady", *verdict))
+    if seen.image_turn:
+        conditions.insert(-1, _image_up_to_date(seen.image_turn))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
     _stamp(conditions, deployment, now)
     out: Json = {
@@ -250,6 +255,19 @@ def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem
     if known and (known["status"], known["message"]) == ("True", cached) and lasts:
         return _condition("ModelCached", True, "Fetched", cached)
     return _condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
+
+
+def _image_up_to_date(turn: ImageTurn) -> Json:
+    kind = "ImageUpToDate"
+    if not turn.is_behind:
+        return _condition(kind, True, "UpToDate", f"the pods are of the operator's engine image {turn.image}")
+    if turn.may_go:
+        return _condition(kind, False, "RollingOut", f"the pods are about to take {turn.image}")
+    names, more = ", ".join(turn.waits_for[:3]), len(turn.waits_for) - 3
+    return _condition(
+        kind, False, "WaitingForOthers",
+        f"{turn.image} is rolled out step by step; before this one: {names}{f' and {more} more' if more > 0 else ''}",
+    )  # fmt: skip
 
 
 def _fetched(deployment: LLMDeployment) -> str:

@@ -127,8 +127,35 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {**model(credentialsSecretRef={"name": "s"}), "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
         {**model(), "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]}},
     ),
-    ("gpuMemoryUtilization", {"engine": {"gpuMemoryUtilization": 0}}, {"engine": {"gpuMemoryUtilization": 1}}),
-    ("gpuMemoryUtilization", {"engine": {"gpuMemoryUtilization": 101}}, {"engine": {"gpuMemoryUtilization": 100}}),
+    (
+        "engine.gpuMemoryUtilization is a percentage",
+        {"engine": {"gpuMemoryUtilization": 1}},
+        {"engine": {"gpuMemoryUtilization": 10}},
+    ),
+    (
+        "engine.gpuMemoryUtilization is a percentage",
+        {"engine": {"gpuMemoryUtilization": 101}},
+        {"engine": {"gpuMemoryUtilization": 100}},
+    ),
+    (
+        "engine.args: a flag and its value in one string",
+        {"engine": {"args": ["--max-num-seqs 4"]}},
+        {"engine": {"args": ["--max-num-seqs", "4", "--response-role=the model", "two words"]}},
+    ),
+    ("use service, auth", {"engine": {"args": ["--device=cuda"]}}, {"engine": {"args": ["--devices=1"]}}),
+    (
+        "engine.env: NVIDIA_VISIBLE_DEVICES",
+        {"engine": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}},
+        {"engine": {"env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]}},
+    ),
+    (
+        "engine.imagePolicy Follow",
+        {"engine": {"image": "a:1", "imagePolicy": "Follow"}},
+        {"engine": {"imagePolicy": "Follow", "imagePriority": 10}},
+    ),
+    ("imagePolicy", {"engine": {"imagePolicy": "Latest"}}, {"engine": {"image": "a:1", "imagePolicy": "Pinned"}}),
+    ("accelerator.count", {"accelerator": {"count": 2}}, {"accelerator": {"count": 1}}),
+    ("accelerator.count", {"accelerator": {"mig": "1g.10gb", "count": 2}}, {"accelerator": {"mig": "1g.10gb"}}),
     (
         "accelerator: mig",
         {"accelerator": {"mig": "1g.10gb", "resourceName": "a.b/c"}},
@@ -197,6 +224,91 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("replicas", {"replicas": -1}, {"replicas": 0}),
     (
+        "resources: a request must not be above its limit",
+        {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1500Mi"}}},
+        {"resources": {"requests": {"memory": "1024Mi", "cpu": 8}, "limits": {"memory": "1Gi"}}},
+    ),
+    (
+        "resources: a request must not be above its limit",
+        {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": 1}}},
+        {"resources": {"requests": {"cpu": "1000m"}, "limits": {"cpu": 1}}},
+    ),
+    (
+        "not a quantity: write a number",
+        {"resources": {"limits": {"memory": "40GB"}}},
+        {"resources": {"limits": {"memory": "40G"}}},
+    ),
+    ("not a size: write a number", {"shm": {"size": "1GB"}}, {"shm": {"size": "1G"}}),
+    (
+        "not a size: write a number",
+        model(cache={"mode": "pvc", "pvc": {"size": "40GB"}}),
+        model(cache={"mode": "pvc", "pvc": {"size": "40Gi"}}),
+    ),
+    (
+        "not a size: write a number",
+        model(cache={"mode": "pvc", "pvc": {"size": 0}}),
+        model(cache={"mode": "pvc", "pvc": {"size": 1}}),
+    ),
+    ("not a size: write a number", {"shm": {"size": "0"}}, {"shm": {"size": "1Mi"}}),
+    ("not a size: write a number", model(cache={"sizeLimit": "-1Gi"}), model(cache={"sizeLimit": "1Gi"})),
+    (
+        "replicas must not be above autoscaling.maxReplicas",
+        {"replicas": 9, "autoscaling": {"maxReplicas": 2}},
+        {"replicas": 2, "autoscaling": {"maxReplicas": 2}},
+    ),
+    (
+        "rollout.type RollingUpdate needs a second pod",
+        {**model(cache=PVC), "rollout": {"type": "RollingUpdate"}},
+        {**model(cache=RWX), "rollout": {"type": "RollingUpdate"}},
+    ),
+    (
+        "podDisruptionBudget.minAvailable must be below replicas",
+        {"podDisruptionBudget": {"minAvailable": 1}},
+        {"podDisruptionBudget": {"minAvailable": 1}, "replicas": 2},
+    ),
+    (
+        "podDisruptionBudget.minAvailable must be below replicas",
+        {"podDisruptionBudget": {"minAvailable": "100%"}, "replicas": 4},
+        {"podDisruptionBudget": {"minAvailable": 1}, "suspend": True},
+    ),
+    (
+        "podDisruptionBudget.minAvailable must be below replicas",
+        {"podDisruptionBudget": {"minAvailable": 2}, "autoscaling": {"minReplicas": 2, "maxReplicas": 9}},
+        {"podDisruptionBudget": {"minAvailable": 1}, "autoscaling": {"minReplicas": 2, "maxReplicas": 9}},
+    ),
+    (
+        "podLabels: octavo.dev/",
+        {"podLabels": {"octavo.dev/llmdeployment": "other"}},
+        {"podLabels": {"team": "research", "app.kubernetes.io/version": "1"}},
+    ),
+    ("podLabels: octavo.dev/", {"podLabels": {"app.kubernetes.io/component": "x"}}, {"podAnnotations": {"a/b": "x"}}),
+    (
+        "volumes: the names cache",
+        {"volumes": [{"name": "tmp", "emptyDir": {}}]},
+        {"volumes": [{"name": "tmp2", "csi": {"driver": "x", "volumeAttributes": {"a": "b"}}}]},
+    ),
+    (
+        "volumeMounts: /cache, /tmp",
+        {"volumeMounts": [{"name": "x", "mountPath": "/cache"}]},
+        {"volumeMounts": [{"name": "x", "mountPath": "/cache/lora", "subPath": "a", "readOnly": True}]},
+    ),
+    ("envFrom", {"envFrom": [{}]}, {"envFrom": [{"secretRef": {"name": "a", "optional": True}, "prefix": "X_"}]}),
+    (
+        "foreignFields",
+        {"foreignFields": [{"kind": "Secret", "path": "/spec/x"}]},
+        {"foreignFields": [{"kind": "Deployment", "path": "/spec/template/spec/containers/engine/env/STAKATER_*"}]},
+    ),
+    (
+        "service.loadBalancerClass needs",
+        {"service": {"loadBalancerClass": "a.b/c"}},
+        {"service": {"type": "LoadBalancer", "loadBalancerClass": "a.b/c"}},
+    ),
+    (
+        "service.externalTrafficPolicy needs",
+        {"service": {"externalTrafficPolicy": "Local"}},
+        {"service": {"type": "NodePort", "externalTrafficPolicy": "Local"}},
+    ),
+    (
         "unknown field",
         {"scheduling": {"affinity": {"nodeAffinty": {}}}},
         {"scheduling": {"affinity": {"nodeAffinity": {}}}},
@@ -212,6 +324,23 @@ UPDATES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"existingClaim": "x"},
     ),
     ("accessModes cannot", {"size": "1Gi"}, {"size": "1Gi", "accessModes": ["ReadWriteMany"]}, {"size": "1Gi"}),
+]
+
+
+# Of the spec: refused only as changes, or only when they are made.
+CHANGES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    (
+        "loadBalancerClass cannot",
+        {"service": {"type": "LoadBalancer", "loadBalancerClass": "a.b/c"}},
+        {"service": {"type": "LoadBalancer", "loadBalancerClass": "a.b/d"}},
+        {"service": {"type": "ClusterIP"}},
+    ),
+    (
+        "replicas must not be above",
+        {"replicas": 2, "autoscaling": {"maxReplicas": 4}},
+        {"replicas": 3, "autoscaling": {"maxReplicas": 1}},
+        {"replicas": 2, "autoscaling": {"maxReplicas": 1}},  # what the autoscaler wrote, under a lower limit
+    ),
 ]
 
 
@@ -252,15 +381,27 @@ def test_rule_of_changes(cluster: Cluster, namespace: str, message: str, before:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("message", "before", "wrong", "right"), CHANGES, ids=[case[0] for case in CHANGES])
+def test_changes(cluster: Cluster, namespace: str, message: str, before: Any, wrong: Any, right: Any) -> None:
+    suspended = {"suspend": True, **before}
+    cluster.apply(manifest("toy", namespace, **suspended), namespace=namespace)
+    done = cluster.try_kubectl("replace", "-f", "-", input=json.dumps(manifest("toy", namespace, **wrong)))
+    assert message in done.stderr
+    done = cluster.try_kubectl("replace", "-f", "-", input=json.dumps(manifest("toy", namespace, **right)))
+    assert done.returncode == 0, done.stderr
+
+
 def rules(schema: dict[str, Any]) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", []):
         yield rule["message"]
-    for inner in [*schema.get("properties", {}).values(), *filter(None, [schema.get("items")])]:
+    additional = schema.get("additionalProperties")
+    inner_schemas = [schema.get("items"), additional if isinstance(additional, dict) else None]
+    for inner in [*schema.get("properties", {}).values(), *filter(None, inner_schemas)]:
         yield from rules(inner)
 
 
 def test_every_rule_is_tested() -> None:
-    known = [case[0] for case in (*CASES, *UPDATES)] + ["metadata.name"]
+    known = [case[0] for case in (*CASES, *UPDATES, *CHANGES)] + ["metadata.name"]
     schema = copy.deepcopy(crd.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
     untested = [message for message in rules(schema) if not any(part in message for part in known)]
     assert not untested

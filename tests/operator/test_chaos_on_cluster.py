@@ -35,7 +35,7 @@ def random_spec(rng: random.Random) -> dict[str, Any]:
         "service": [{}, {"port": 81}, {"annotations": {"a": "b"}}, {"type": "NodePort"}],
         "routing": [{}, {"strategy": "clientIP"}],
         "networkPolicy": [{}, {"enabled": False}, {"egress": []}],
-        "podDisruptionBudget": [{}, {"enabled": False}, {"minAvailable": 1}],
+        "podDisruptionBudget": [{}, {"enabled": False}, {"minAvailable": "50%"}],
         "engine": [{}, {"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "B", "value": "2"}]}],
         "rollout": [{}, {"type": "Recreate"}, {"type": "RollingUpdate", "maxSurge": 2}],
         "scheduling": [{}, {"nodeSelector": {"a": "b"}}],

@@ -151,10 +151,34 @@ def test_a_patch_makes_what_the_api_server_refuses(cluster: Cluster, namespace: 
     assert "restartPolicy" in degraded("Refused")
 
 
-def test_a_patch_makes_what_pod_security_forbids(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
+def test_a_patch_raises_privileges_and_no_pod_has_them(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     bad = ({"op": "add", "path": "/spec/hostNetwork", "value": True},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "violates PodSecurity" in degraded("PodSecurityViolation")
+    assert degraded("PrivilegedPod").startswith("/spec/hostNetwork must not be true")
+    assert not cluster.get("deployments", namespace=namespace)["items"]
+
+
+def test_a_volume_is_none(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
+    """Volumes are judged with the Deployment: what it refuses is said, with the path."""
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    recovers(cluster, namespace)
+    wrong = toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimit": "much"}}])
+    cluster.apply(wrong, namespace=namespace)
+    assert "emptyDir" in degraded("Refused")
+    assert conditions(cluster, namespace)["Available"]["status"] == "True"
+    cluster.apply(toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimits": "1Mi"}}]), namespace=namespace)
+    eventually(lambda: "sizeLimits" in conditions(cluster, namespace)["Degraded"]["message"], 30)
+    right = toy(
+        IMAGE,
+        volumes=[{"name": "x", "emptyDir": {"sizeLimit": "1Mi"}}],
+        volumeMounts=[{"name": "x", "mountPath": "/x"}],
+        podLabels={"team": "a"},
+    )
+    cluster.apply(right, namespace=namespace)
+    recovers(cluster, namespace)
+    (pod,) = [one for one in cluster.get("pods", "-l", "team=a", namespace=namespace)["items"]
+              if "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+    assert {"name": "x", "mountPath": "/x"} in pod["spec"]["containers"][0]["volumeMounts"]
 
 
 def test_the_quota_is_used_up(cluster: Cluster, namespace: str, degraded: Degraded) -> None:

@@ -17,7 +17,7 @@ from octavo_operator.controller import refusal
 from octavo_operator.diff import quantity
 from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
-from octavo_operator.ownership import foreign_additions
+from octavo_operator.ownership import foreign_additions, left_alone
 from octavo_operator.refusals import Refusals
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
@@ -148,6 +148,31 @@ def test_what_others_added_is_found_and_what_they_may_touch_is_not() -> None:
         },
     }  # fmt: skip
     assert foreign_additions(live, "us") == ["/spec/paused", "/spec/list/2", "/spec/list/1", "/spec/list/0/tty"]
+
+
+ENV = "/spec/template/spec/containers/engine/env"
+
+
+@pytest.mark.parametrize(
+    ("pointer", "path", "alone"),
+    [
+        ("/spec/loadBalancerIP", "/spec/loadBalancerIP", True),
+        ("/spec/loadBalancerIP", "/spec/loadBalancer", False),
+        ("/spec/loadBalancerIP", "/spec/load*", True),
+        ("/spec/template/spec/containers/0/env/1", f"{ENV}/STAKATER_*", True),
+        ("/spec/template/spec/containers/0/env/1", f"{ENV}", True),
+        ("/spec/template/spec/containers/0/env/1", "/spec/template/spec/containers/*/env/STAKATER_KEYS", True),
+        ("/spec/template/spec/containers/0/env/1", "/spec/template/spec/containers/0/env/1", True),
+        ("/spec/template/spec/containers/0/env/0", f"{ENV}/STAKATER_*", False),
+        ("/spec/template/spec/containers/0/env", f"{ENV}/STAKATER_*", False),
+        ("/spec/template/spec/nodeSelector/a.b~1c", "/spec/template/spec/nodeSelector/a.b~1c", True),
+    ],
+)
+def test_what_others_add_on_purpose_is_found_by_its_path(pointer: str, path: str, alone: bool) -> None:
+    env = [{"name": "HOME"}, {"name": "STAKATER_KEYS"}]
+    pod = {"containers": [{"name": "engine", "env": env}], "nodeSelector": {"a.b/c": "x"}}
+    live = {"spec": {"loadBalancerIP": "10.0.0.9", "template": {"spec": pod}}}
+    assert left_alone(pointer, live, ["/spec/other", path]) is alone
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["Ki", "Mi", "Gi"]))
@@ -443,7 +468,15 @@ def test_ready_never_lies(replicas: int, updated: int, available: int) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("OCTAVO_WORKERS", "0"), ("OCTAVO_WORKERS", "many"), ("OCTAVO_LOG_LEVEL", "loud"), ("OCTAVO_LEASE_SECONDS", "1")],
+    [
+        ("OCTAVO_WORKERS", "0"),
+        ("OCTAVO_WORKERS", "many"),
+        ("OCTAVO_LOG_LEVEL", "loud"),
+        ("OCTAVO_LEASE_SECONDS", "1"),
+        ("OCTAVO_IMAGE_POLICY", "Latest"),
+        ("OCTAVO_IMAGE_ROLLOUTS", "0"),
+        ("OCTAVO_ALLOW_PRIVILEGED_PODS", "si"),
+    ],
 )
 def test_settings_that_make_no_sense_are_named(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match=variable):

@@ -15,11 +15,22 @@ from hypothesis import given
 from support.llmd import parsed
 from support.llmd_strategies import specs
 
+from octavo_operator import __version__
+from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diff import digest, first_difference
-from octavo_operator.plan import Apply, pinned_template, plan, pod_spec_digest, template_annotation
+from octavo_operator.diff import digest, first_difference, quantity
+from octavo_operator.plan import (
+    Apply,
+    TakeOut,
+    pinned_template,
+    plan,
+    pod_spec_digest,
+    recorded_image,
+    template_annotation,
+    with_digest,
+)
 from octavo_operator.reconcile import look
-from octavo_operator.render import BadPodPatch, expected_template, render
+from octavo_operator.render import BadPodPatch, BadTemplate, expected_template, render
 from octavo_operator.store import Observed
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
@@ -43,7 +54,7 @@ FULL: dict[str, Any] = {
         "prefixCaching": False,
         "args": ["--seed", "3"],
     },
-    "accelerator": {"count": 2},
+    "accelerator": {"count": 1},
     "resources": {"requests": {"cpu": 4, "memory": "32Gi"}, "limits": {"memory": "48Gi"}},
     "replicas": 3,
     "routing": {"strategy": "clientIP"},
@@ -294,3 +305,196 @@ def test_a_service_monitor_finds_its_port_whatever_clients_use(port: int) -> Non
 def test_gpu_nodes_are_tolerated_by_the_key_of_their_taint(accelerator: dict[str, Any], taint: str) -> None:
     pod = expected_template(parsed(accelerator=accelerator), CONFIG)["spec"]
     assert [one["key"] for one in pod["tolerations"]] == [taint]
+
+
+def pod_of(config: OperatorConfig = CONFIG, **spec: Any) -> dict[str, Any]:
+    return expected_template(parsed(**spec), config)["spec"]
+
+
+def variables(container: dict[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value") for one in container["env"]}
+
+
+@pytest.mark.parametrize("accelerator", [None, {}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}])
+def test_a_model_runs_where_the_spec_says_and_takes_no_gpu_that_is_not_its_own(accelerator: Any) -> None:
+    pod = pod_of(**({} if accelerator is None else {"accelerator": accelerator}))
+    engine, fetch = pod["containers"][0], pod["initContainers"][0]
+    device = engine["args"][engine["args"].index("--device") + 1]
+    assert device == ("cpu" if accelerator is None else "cuda")
+    assert variables(engine).get("NVIDIA_VISIBLE_DEVICES") == ("void" if accelerator is None else None)
+    assert variables(fetch)["NVIDIA_VISIBLE_DEVICES"] == "void", "fetching needs none, and would share the engine's"
+    assert not [name for part in fetch["resources"].values() for name in part if "/" in name]
+
+
+@pytest.mark.parametrize(
+    ("resources", "fetch"),
+    [
+        ({}, {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}),
+        (
+            {"requests": {"cpu": 4, "memory": "32Gi"}},
+            {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"memory": "32Gi"}},
+        ),
+        ({"limits": {"cpu": 2, "memory": "4Gi"}}, {"limits": {"cpu": "2", "memory": "4Gi"}}),
+        (
+            {"requests": {"cpu": 1, "rdma/hca": 1}, "limits": {"cpu": 1, "memory": "200Mi", "rdma/hca": 1}},
+            {"requests": {"cpu": "1"}, "limits": {"cpu": "1", "memory": "200Mi"}},
+        ),
+    ],
+)
+def test_fetching_has_the_engines_resources(resources: Any, fetch: Any) -> None:
+    """A quota wants them of every container, and a pod is Guaranteed only if every container is."""
+    pod = pod_of(resources=resources, accelerator={})
+    assert pod["initContainers"][0]["resources"] == fetch
+
+
+@given(specs)
+def test_fetching_makes_no_pod_less_than_guaranteed_nor_asks_for_more_than_its_limits(spec: dict[str, Any]) -> None:
+    pod = expected_template(parsed(**spec), CONFIG)["spec"]
+    for fetch in pod.get("initContainers", []):
+        engine = pod["containers"][0]["resources"]
+        assert not is_guaranteed(engine) or is_guaranteed(fetch["resources"])
+        requests, limits = fetch["resources"].get("requests", {}), fetch["resources"]["limits"]
+        assert all(quantity(value) <= quantity(limits[name]) for name, value in requests.items() if name in limits)
+
+
+def is_guaranteed(resources: dict[str, Any]) -> bool:
+    limits = resources.get("limits", {})
+    requests = {**limits, **resources.get("requests", {})}
+    return all(name in limits and quantity(requests[name]) == quantity(limits[name]) for name in ("cpu", "memory"))
+
+
+@pytest.mark.parametrize("operators", [False, True])
+@pytest.mark.parametrize("specs_own", [None, False, True])
+def test_ids_are_left_to_the_cluster_where_the_spec_or_else_the_operator_says_so(
+    operators: bool, specs_own: bool | None
+) -> None:
+    config = dataclasses.replace(CONFIG, cluster_assigned_ids=operators)
+    spec = {} if specs_own is None else {"clusterAssignedIds": specs_own}
+    context = pod_of(config, **spec)["securityContext"]
+    left = operators if specs_own is None else specs_own
+    assert {"runAsUser", "runAsGroup", "fsGroup"}.isdisjoint(context) is left
+    assert context["runAsNonRoot"] is True
+
+
+def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service() -> None:
+    mount = {"name": "ca", "mountPath": "/etc/ca", "readOnly": True}
+    source = {"secretRef": {"name": "proxy"}, "prefix": "P_"}
+    deployment = parsed(
+        podLabels={"team": "research"}, podAnnotations={"a/b": "c"},
+        volumes=[{"name": "ca", "configMap": {"name": "ca"}}],
+        volumeMounts=[mount], envFrom=[source],
+        service={"type": "LoadBalancer", "loadBalancerClass": "x/y", "externalTrafficPolicy": "Local"},
+    )  # fmt: skip
+    made = {one["kind"]: one for one in render(deployment, CONFIG)}
+    template = made["Deployment"]["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "research"
+    assert template["metadata"]["annotations"] == {"a/b": "c"}
+    assert "team" not in made["Deployment"]["spec"]["selector"]["matchLabels"]
+    assert {"name": "ca", "configMap": {"name": "ca"}} in template["spec"]["volumes"]
+    for container in (template["spec"]["containers"][0], template["spec"]["initContainers"][0]):
+        assert mount in container["volumeMounts"]
+        assert container["envFrom"] == [source]
+    service = made["Service"]["spec"]
+    assert (service["loadBalancerClass"], service["externalTrafficPolicy"]) == ("x/y", "Local")
+
+
+@pytest.mark.parametrize(
+    ("engine", "wrong"),
+    [
+        (["--no-such-flag"], "spec.engine.args[0]: the engine has no flag --no-such-flag"),
+        (["--seed", "1", "--max-model-length=4"],
+         "args[2]: the engine has no flag --max-model-length; did you mean --max-model-len?"),
+        (["--max_model_len=64", "--seed", "-1", "-tp", "1", "--no-enforce-eager"], None),
+        (["--chat-template", "{{ a }}", "--default-chat-template-kwargs", '{"--x": 1}'], None),
+    ],
+)  # fmt: skip
+def test_flags_that_the_engine_does_not_know_are_named_before_it_crashes(engine: list[str], wrong: str | None) -> None:
+    known = dataclasses.replace(CONFIG, engine_image=f"mirror:5000/octavo-server:{__version__}@sha256:{'0' * 64}")
+    if wrong is None:
+        assert pod_of(known, engine={"args": engine})
+        return
+    with pytest.raises(BadTemplate) as refused:
+        pod_of(known, engine={"args": engine})
+    assert refused.value.reason == "UnknownArgument"
+    assert wrong in str(refused.value)
+    for other in ("octavo-server", "octavo-server:9.9", f"octavo-server:{__version__}-rc1"):
+        assert pod_of(known, engine={"args": engine, "image": other}), "what other versions know is not known here"
+
+
+@pytest.mark.parametrize(
+    ("spec", "wrong"),
+    [
+        ({"engine": {"env": [{"name": "HF_HOME", "value": "/data/hf"}]}}, "HF_HOME=/data/hf"),
+        ({"engine": {"env": [{"name": "TMPDIR", "value": "/tmp/../var/tmp"}]}}, "TMPDIR=/var/tmp"),
+        ({"engine": {"env": [{"name": "XDG_CACHE_HOME", "value": "/cachet"}]}}, "XDG_CACHE_HOME=/cachet"),
+        ({"engine": {"env": [{"name": "HF_HOME", "value": "/cache/hf"}, {"name": "TMPDIR", "value": "/tmp"}]}}, None),
+        (
+            {"engine": {"env": [{"name": "HF_HOME", "value": "/opt/hf"}, {"name": "HF_HUB_OFFLINE", "value": "1"}]}},
+            None,  # baked into the image, and nothing is written
+        ),
+        (
+            {
+                "engine": {"env": [{"name": "HF_HOME", "value": "/data/hf"}]},
+                "volumes": [{"name": "data", "emptyDir": {}}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data/"}],
+            },
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_caches_on_the_read_only_root_are_told_before_they_fail(spec: dict[str, Any], wrong: str | None) -> None:
+    if wrong is None:
+        assert pod_of(**spec)
+        return
+    with pytest.raises(BadTemplate, match=f"spec.engine.env: {wrong} is on the read-only root") as refused:
+        pod_of(**spec)
+    assert refused.value.reason == "ReadOnlyPath"
+
+
+def stored(template: Any, deployment: Any) -> dict[str, Any]:
+    """The Deployment, with what is recorded of a template."""
+    return {"metadata": {"annotations": template_annotation(deployment, template)}, "spec": {}}
+
+
+def test_a_default_that_changes_replaces_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server stores the defaults of the day with every object."""
+    explicit = {"shm": {"size": "256Mi"}}
+    size = next(field for field in dataclasses.fields(Shm) if field.name == "size")
+    before, live = pod_spec_digest(parsed(**explicit)), stored(expected_template(parsed(), CONFIG), parsed())
+    monkeypatch.setattr(size, "default", "1Gi")
+    assert pod_spec_digest(parsed(**explicit)) == before
+    assert pinned_template(parsed(**explicit), live)
+    # Stored by a version that did not know the field: the default of today appears, and nobody has written it.
+    assert pinned_template(parsed(shm={"size": "1Gi"}), live)
+    written = dataclasses.replace(parsed(shm={"size": "1Gi"}), generation=2)
+    assert pinned_template(written, live) is None, "somebody did"
+    assert pinned_template(dataclasses.replace(parsed(shm={"size": "1Gi"}), uid="another"), live) is None
+
+
+def test_templates_of_the_operators_first_versions_are_kept() -> None:
+    """As 0.1 recorded them: the hash of a spec with these fields must never be another one."""
+    full = parsed(**{**FULL, "accelerator": {"count": 2}})
+    assert pod_spec_digest(full) == "39c033e53123991b"
+    assert pod_spec_digest(parsed()) == "31a3c233cf3bcbcb"
+    template = {"metadata": {}, "spec": {"containers": [{"name": "engine", "image": "old:1"}]}}
+    record = json.dumps({"spec": pod_spec_digest(parsed()), "digest": digest(template), "template": template})
+    live = {"metadata": {"annotations": {"octavo.dev/pod-template": record}}, "spec": {"template": template}}
+    assert pinned_template(parsed(), live) == template
+    assert recorded_image(live) == "old:1"
+
+
+def test_only_what_the_spec_allows_is_left_of_what_others_add() -> None:
+    made = render(parsed(), CONFIG)
+    service = as_live(next(one for one in made if one["kind"] == "Service"))
+    deployment = as_live(with_digest(deployment_of(made)))
+    added = dataclasses.replace(service, foreign=("/spec/loadBalancerIP", "/spec/externalIPs"))
+    paused = dataclasses.replace(deployment, foreign=("/spec/paused",))
+
+    def taken(**spec: Any) -> list[tuple[str, ...]]:
+        todo = plan(parsed(**spec), made, [added, paused])
+        return sorted(action.pointers for action in todo.actions if isinstance(action, TakeOut))
+
+    both = [{"kind": "Service", "path": "/spec/loadBalancerIP"}, {"kind": "Deployment", "path": "/spec/paused"}]
+    assert taken() == [("/spec/loadBalancerIP", "/spec/externalIPs"), ("/spec/paused",)]
+    assert taken(foreignFields=both) == [("/spec/externalIPs",)]
+    assert taken(foreignFields=[{"kind": "Deployment", "path": "/spec/*"}])[0][0] == "/spec/loadBalancerIP"

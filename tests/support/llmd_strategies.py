@@ -46,15 +46,16 @@ specs = st.fixed_dictionaries(
             quantization=st.just("int8"),
             maxModelLen=st.sampled_from([1, 4096, "auto"]),
             maxNumSeqs=st.integers(1, 512),
-            gpuMemoryUtilization=st.integers(1, 100),
+            gpuMemoryUtilization=st.integers(10, 100),
+            imagePriority=st.integers(-1, 1),
             prefixCaching=st.booleans(),
             args=st.just(["--seed", "1"]),
-            env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HOME", "value": "/x"}]]),
+            env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),
-        "accelerator": st.sampled_from([{}, {"count": 2}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
+        "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "resources": _some(
             requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
-            limits=st.just({"memory": "9Gi"}),
+            limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": 4000}]),
         ),
         "shm": _some(size=_bytes),
         "scheduling": _some(
@@ -98,11 +99,17 @@ specs = st.fixed_dictionaries(
             ingressFrom=st.just([{"podSelector": {"matchLabels": {"a": "b"}}}]),
         ),
         "podDisruptionBudget": st.sampled_from(
-            [{}, {"enabled": False}, {"minAvailable": 1}, {"maxUnavailable": "50%"}]
+            [{}, {"enabled": False}, {"minAvailable": "50%"}, {"maxUnavailable": "50%"}]
         ),
         "podPatches": st.just(
             [{"op": "add", "path": "/spec/containers/0/env/-", "value": {"name": "P", "value": "1"}}]
         ),
+        "podLabels": st.just({"team": "research"}),
+        "podAnnotations": st.just({"prometheus.io/scrape": "true"}),
+        "volumes": st.just([{"name": "ca", "configMap": {"name": "ca"}}]),
+        "envFrom": st.just([{"secretRef": {"name": "proxy", "optional": True}, "prefix": "P_"}]),
+        "clusterAssignedIds": st.booleans(),
+        "foreignFields": st.just([{"kind": "Service", "path": "/spec/loadBalancerIP"}]),
         "suspend": st.booleans(),
     },
 )

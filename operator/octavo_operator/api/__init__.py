@@ -9,7 +9,7 @@ from __future__ import annotations
 from octavo_operator.api.common import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from octavo_operator.api.deployment import LLMDeployment, Unreadable
 from octavo_operator.api.spec import LLMDeploymentSpec
-from octavo_operator.schema import SpecError, to_json
+from octavo_operator.schema import SpecError, stable_json, to_json
 
 __all__ = [
     "API_VERSION",
@@ -21,5 +21,6 @@ __all__ = [
     "LLMDeploymentSpec",
     "SpecError",
     "Unreadable",
+    "stable_json",
     "to_json",
 ]

@@ -32,10 +32,10 @@ INT_OR_PERCENT: dict[str, Any] = {
 @dataclass(frozen=True, kw_only=True)
 class SecretKey:
     name: str = spec_field("Name of a Secret in the same namespace.", **SECRET_NAME)
-    key: str = spec_field("Key of the Secret that holds the value.", default="token", **KEY)
+    key: str = spec_field("Key in the Secret.", default="token", **KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMapKey:
     name: str = spec_field("Name of a ConfigMap in the same namespace.", **SECRET_NAME)
-    key: str = spec_field("Key of the ConfigMap that holds the text.", default="chat_template.jinja", **KEY)
+    key: str = spec_field("Key in the ConfigMap.", default="chat_template.jinja", **KEY)

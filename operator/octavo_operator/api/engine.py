@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from octavo_operator import kubernetes_schemas as k8s
 from octavo_operator.api.common import BY_NAME, SECRET_NAME
 from octavo_operator.schema import Rule, spec_field
 
+PINNED, FOLLOW = "Pinned", "Follow"  # image policies
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.image) || !has(self.imagePolicy) || self.imagePolicy == 'Pinned'",
+            "engine.imagePolicy Follow is for the operator's image; leave engine.image out",
+        ),
+    )
     image: str | None = spec_field(
-        "Image of the engine. Absent: the one that the operator is configured with at the time; later versions of "
-        "the operator "
-        "do not change it by themselves, any change of the spec does.",
+        "Image of the engine. Default: the operator's engine image, see imagePolicy.",
         default=None,
         minLength=1,
         maxLength=512,
         pattern=r"^[^\s]+$",
     )
+    image_policy: str | None = spec_field(
+        "What happens when the operator's engine image changes. Pinned: the pods keep theirs until the spec changes. "
+        "Follow: the operator rolls the new image out, to a limited number of LLMDeployments at a time, the next when "
+        "the one before is ready. Default: the operator's setting.",
+        default=None,
+        enum=[PINNED, FOLLOW],
+    )
+    image_priority: int = spec_field(
+        "Order of rollouts with imagePolicy Follow: higher first (canaries), then by age.",
+        default=0,
+        minimum=-1000,
+        maximum=1000,
+    )
     image_pull_policy: str = spec_field(
-        "When the image is pulled.", default="IfNotPresent", enum=["Always", "IfNotPresent", "Never"]
+        "Pull policy of the image.", default="IfNotPresent", enum=["Always", "IfNotPresent", "Never"]
     )
     image_pull_secrets: tuple[str, ...] = spec_field(
         "Names of Secrets for pulling the image.",
@@ -30,16 +50,17 @@ class Engine:
         items_schema={"type": "string", **SECRET_NAME},
     )
     dtype: str = spec_field(
-        "What the model computes in.", default="auto", enum=["auto", "float32", "float16", "bfloat16"]
+        "Data type of weights and activations.", default="auto", enum=["auto", "float32", "float16", "bfloat16"]
     )
     quantization: str | None = spec_field(
-        "How weights are held in memory; absent: as the model comes.",
+        "Quantization method of the weights. Default: the checkpoint's own.",
         default=None,
         maxLength=32,
         pattern="^[a-z0-9_-]+$",
     )
     max_model_len: int | str | None = spec_field(
-        "Most tokens of a prompt and its answer together; auto: what the memory allows; absent: the model's own limit.",
+        "Maximum number of tokens per sequence, prompt and answer together; auto: as many as fit into memory. Default: "
+        "the model's own limit.",
         default=None,
         rules=(
             Rule(
@@ -49,14 +70,21 @@ class Engine:
         ),
     )
     max_num_seqs: int | None = spec_field(
-        "Most requests that are computed together.", default=None, minimum=1, maximum=65536
+        "Maximum number of sequences per step.", default=None, minimum=1, maximum=65536
     )
     gpu_memory_utilization: int = spec_field(
-        "Percent of a GPU's memory that the engine may use.", default=90, minimum=1, maximum=100
+        "Percentage of the GPU's memory that the engine may use.",
+        default=90,
+        rules=(
+            Rule(
+                "self >= 10 && self <= 100",
+                "engine.gpuMemoryUtilization is a percentage from 10 to 100: write 90 for vLLM's 0.9, and 100 for 1",
+            ),
+        ),
     )
-    prefix_caching: bool = spec_field("Reuse what earlier prompts with the same beginning have computed.", default=True)
+    prefix_caching: bool = spec_field("Enable automatic prefix caching.", default=True)
     args: tuple[str, ...] = spec_field(
-        "Further arguments of `octavo serve`, after those that the other fields make.",
+        "Additional arguments of `octavo serve`, after those made from the other fields.",
         default=(),
         maxItems=64,
         items_schema={"type": "string", "maxLength": 4096},
@@ -64,10 +92,14 @@ class Engine:
             Rule(
                 "!self.exists(a, "
                 "a.matches('^--(host|port|uds|management[-_]host|management[-_]port|api[-_]key|served[-_]model[-_]name|"
-                "shutdown[-_]timeout)(=|$)'))",  # the engine reads both spellings
+                "shutdown[-_]timeout|device)(=|$)'))",  # the engine reads both spellings
                 "engine.args: --host, --port, --uds, --management-host, --management-port, --api-key, "
-                "--served-model-name and "
-                "--shutdown-timeout are set by the operator; use service, auth, model.name and lifecycle",
+                "--served-model-name, --shutdown-timeout and --device are set by the operator; use service, auth, "
+                "model.name, lifecycle and accelerator",
+            ),
+            Rule(
+                "!self.exists(a, a.matches('^--?[A-Za-z][-_A-Za-z0-9]*[ \\t\\n]'))",
+                'engine.args: a flag and its value in one string; write two items, or one with "=": --max-num-seqs=8',
             ),
         ),
     )
@@ -76,5 +108,11 @@ class Engine:
         default=(),
         maxItems=64,
         items_schema=k8s.ENV_VAR,
+        rules=(
+            Rule(
+                "!self.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES')",
+                "engine.env: NVIDIA_VISIBLE_DEVICES is set by the operator and the device plugin; use accelerator",
+            ),
+        ),
         **BY_NAME,
     )

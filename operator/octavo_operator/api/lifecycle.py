@@ -20,16 +20,16 @@ class Lifecycle:
         ),
     )
     pre_stop_seconds: int = spec_field(
-        "How long a pod that is to go still takes requests, until every client has learnt of it.",
+        "Seconds that a terminating pod still takes requests, until all clients know of it.",
         default=10,
         minimum=0,
         maximum=600,
     )
     drain_seconds: int = spec_field(
-        "How long running requests are then given to finish.", default=60, minimum=0, maximum=86400
+        "Seconds that running requests then have to finish.", default=60, minimum=0, maximum=86400
     )
     termination_grace_period_seconds: int | None = spec_field(
-        "When a pod that has not ended is killed; absent: preStopSeconds + drainSeconds + 10.",
+        "Seconds until a terminating pod is killed. Default: preStopSeconds + drainSeconds + 10.",
         default=None,
         minimum=1,
         maximum=90000,
@@ -43,31 +43,36 @@ class Lifecycle:
 @dataclass(frozen=True, kw_only=True)
 class StartupProbe:
     budget_seconds: int = spec_field(
-        "How long loading the model may take before the pod is started anew.", default=600, minimum=10, maximum=86400
+        "Seconds that loading the model may take before the container is restarted.",
+        default=600,
+        minimum=10,
+        maximum=86400,
     )
-    period_seconds: int = spec_field("How often is looked.", default=2, minimum=1, maximum=60)
+    period_seconds: int = spec_field("Seconds between probes.", default=2, minimum=1, maximum=60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessProbe:
-    period_seconds: int = spec_field("How often is looked.", default=2, minimum=1, maximum=60)
+    period_seconds: int = spec_field("Seconds between probes.", default=2, minimum=1, maximum=60)
     failure_threshold: int = spec_field(
-        "After how many failures no new requests are sent.", default=2, minimum=1, maximum=100
+        "Failures after which the pod gets no more requests.", default=2, minimum=1, maximum=100
     )
-    timeout_seconds: int = spec_field("How long an answer may take.", default=2, minimum=1, maximum=60)
+    timeout_seconds: int = spec_field("Timeout in seconds.", default=2, minimum=1, maximum=60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessProbe:
-    period_seconds: int = spec_field("How often is looked.", default=10, minimum=1, maximum=300)
+    period_seconds: int = spec_field("Seconds between probes.", default=10, minimum=1, maximum=300)
     failure_threshold: int = spec_field(
-        "After how many failures the container is started anew.", default=3, minimum=1, maximum=100
+        "Failures after which the container is restarted.", default=3, minimum=1, maximum=100
     )
-    timeout_seconds: int = spec_field("How long an answer may take.", default=5, minimum=1, maximum=60)
+    timeout_seconds: int = spec_field("Timeout in seconds.", default=5, minimum=1, maximum=60)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    startup: StartupProbe = spec_field("Has the model been loaded?", default=StartupProbe)
-    readiness: ReadinessProbe = spec_field("Can it take requests?", default=ReadinessProbe)
-    liveness: LivenessProbe = spec_field("Does the engine make progress? Never depends on load.", default=LivenessProbe)
+    startup: StartupProbe = spec_field("Whether the model is loaded.", default=StartupProbe)
+    readiness: ReadinessProbe = spec_field("Whether the pod takes requests.", default=ReadinessProbe)
+    liveness: LivenessProbe = spec_field(
+        "Whether the engine makes progress. Independent of load.", default=LivenessProbe
+    )

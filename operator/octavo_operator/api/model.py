@@ -15,8 +15,8 @@ class ChatTemplate:
     RULES: ClassVar = (
         Rule("has(self.inline) != has(self.configMapRef)", "chatTemplate: give exactly one of inline and configMapRef"),
     )
-    inline: str | None = spec_field("The template itself (Jinja).", default=None, minLength=1, maxLength=32768)
-    config_map_ref: ConfigMapKey | None = spec_field("A ConfigMap that holds the template.", default=None)
+    inline: str | None = spec_field("Jinja template.", default=None, minLength=1, maxLength=32768)
+    config_map_ref: ConfigMapKey | None = spec_field("ConfigMap that holds the template.", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class CachePVC:
     RULES: ClassVar = (
         Rule(
             "has(self.existingClaim) != has(self.size)",
-            "cache.pvc: give either size, for a claim to be made, or existingClaim",
+            "cache.pvc: give either size, for a claim that is created, or existingClaim",
         ),
         Rule(
             "!has(self.existingClaim) || (!has(self.storageClassName) && !self.retain)",
-            "cache.pvc: storageClassName and retain are for claims that are made here; leave them out with "
+            "cache.pvc: storageClassName and retain are for claims that the operator creates; leave them out with "
             "existingClaim",
         ),
         Rule(
@@ -45,13 +45,17 @@ class CachePVC:
         ),
         Rule(
             "!has(self.size) || !has(oldSelf.size) || "
+            "!isQuantity(string(self.size)) || !isQuantity(string(oldSelf.size)) || "
             "!quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
             "cache.pvc.size cannot shrink, as a claim's cannot; switch cache.mode to emptyDir and back for a new claim",
         ),
     )
-    existing_claim: str | None = spec_field("Use this claim, which somebody else made.", default=None, **SECRET_NAME)
+    existing_claim: str | None = spec_field(
+        "Name of an existing PersistentVolumeClaim to use.", default=None, **SECRET_NAME
+    )
     size: Amount | None = spec_field(
-        "Size of the claim to be made, such as 20Gi. It may grow later where the storage class allows that.",
+        "Size of the claim that is created, such as 20Gi. It may be raised later where the storage class allows "
+        "expansion.",
         default=None,
         override=BYTES,
     )
@@ -59,16 +63,17 @@ class CachePVC:
         "Storage class of the claim; absent: the cluster's default.", default=None, maxLength=253
     )
     access_modes: tuple[str, ...] = spec_field(
-        "ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows one replica, which is then replaced "
-        "by stopping the old pod before starting the new one.",
+        "Access modes of the claim. ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows "
+        "one replica, "
+        "whose old pod stops before the new one starts.",
         default=("ReadWriteOnce",),
         minItems=1,
         maxItems=2,
         items_schema={"type": "string", "enum": ["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]},
     )
     retain: bool = spec_field(
-        "Keep the claim, and with it the downloaded model, when the LLMDeployment is deleted. One of the same name "
-        "finds it again.",
+        "Keep the claim and the model in it when the LLMDeployment is deleted. Another one of the same name uses "
+        "it again.",
         default=False,
     )
 
@@ -83,14 +88,14 @@ class Cache:
         ),
     )
     mode: str = spec_field(
-        "Where fetched models are kept: emptyDir, gone with the pod; pvc, fetched once and kept.",
+        "Volume for fetched models. emptyDir: deleted with the pod. pvc: kept, so that the model is fetched once.",
         default="emptyDir",
         enum=["emptyDir", "pvc"],
     )
     size_limit: Amount | None = spec_field(
-        "Most that the emptyDir may hold; absent: what the node has.", default=None, override=BYTES
+        "Maximum size of the emptyDir. Default: unlimited.", default=None, override=BYTES
     )
-    pvc: CachePVC | None = spec_field("The claim of mode pvc.", default=None)
+    pvc: CachePVC | None = spec_field("PersistentVolumeClaim of mode pvc.", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +149,7 @@ class Model:
         ),
     )
     uri: str = spec_field(
-        "Where the model comes from: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
+        "Source of the model: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
         "claim that "
         "holds it, https://host/file.gguf or a folder, file:///path in the image, or an alias that the engine knows "
         "(smollm2-135m-instruct).",
@@ -152,20 +157,20 @@ class Model:
         maxLength=512,
     )
     name: str | None = spec_field(
-        "Name under which clients ask for it; absent: the name of the LLMDeployment.",
+        "Model name in requests. Default: the name of the LLMDeployment.",
         default=None,
         minLength=1,
         maxLength=253,
     )
     aliases: tuple[str, ...] = spec_field(
-        "Further names under which clients may ask for it.",
+        "Additional model names in requests.",
         default=(),
         maxItems=16,
         items_schema={"type": "string", "minLength": 1, "maxLength": 253},
         **SET,
     )
     revision: str | None = spec_field(
-        "Branch, tag or commit on the hub; absent: its main branch.",
+        "Branch, tag or commit on the hub. Default: its main branch.",
         default=None,
         maxLength=128,
         pattern=r"^[-A-Za-z0-9._/]+$",
@@ -176,7 +181,7 @@ class Model:
         "https://).",
         default=None,
     )
-    cache: Cache = spec_field("Where fetched models are kept.", default=Cache)
+    cache: Cache = spec_field("Storage of fetched models.", default=Cache)
 
     @property
     def source(self) -> str:

@@ -19,8 +19,8 @@ class Monitoring:
         ),
     )
     enabled: bool = spec_field(
-        "Have Prometheus collect the engine's metrics, where its operator is installed.", default=True
+        "Create a monitor for Prometheus where the Prometheus operator is installed.", default=True
     )
-    kind: str = spec_field("By which object.", default="PodMonitor", enum=["PodMonitor", "ServiceMonitor"])
-    interval: str = spec_field("How often.", default="15s", maxLength=8, pattern="^[0-9]+(s|m)$")
-    labels: dict[str, str] = spec_field("Labels by which your Prometheus finds the object.", default={}, **MAP)
+    kind: str = spec_field("Kind of the monitor.", default="PodMonitor", enum=["PodMonitor", "ServiceMonitor"])
+    interval: str = spec_field("Scrape interval.", default="15s", maxLength=8, pattern="^[0-9]+(s|m)$")
+    labels: dict[str, str] = spec_field("Labels of the monitor, by which Prometheus selects it.", default={}, **MAP)

@@ -14,7 +14,7 @@ from octavo_operator.schema import Rule, spec_field
 @dataclass(frozen=True, kw_only=True)
 class ClientIP:
     timeout_seconds: int = spec_field(
-        "How long a client that sends nothing keeps its replica.", default=10800, minimum=1, maximum=86400
+        "Seconds after which an idle client loses its affinity.", default=10800, minimum=1, maximum=86400
     )
 
 
@@ -24,18 +24,47 @@ class Routing:
         Rule("self.strategy == 'clientIP' || !has(self.clientIP)", "routing.clientIP needs routing.strategy clientIP"),
     )
     strategy: str = spec_field(
-        "Which replica gets a request: none, any of them; clientIP, the one that the same address had before.",
+        "Routing of requests. none: to any replica. clientIP: requests of one address to one replica.",
         default="none",
         enum=["none", "clientIP"],
     )
-    client_ip: ClientIP | None = spec_field("Of strategy clientIP.", default=None)
+    client_ip: ClientIP | None = spec_field("Settings of strategy clientIP.", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    type: str = spec_field("Kind of the Service.", default="ClusterIP", enum=["ClusterIP", "NodePort", "LoadBalancer"])
-    port: int = spec_field("Port on which clients reach the model.", default=80, minimum=1, maximum=65535)
+    RULES: ClassVar = (
+        Rule(
+            "!has(self.loadBalancerClass) || self.type == 'LoadBalancer'",
+            "service.loadBalancerClass needs service.type LoadBalancer",
+        ),
+        Rule(
+            "!has(self.externalTrafficPolicy) || self.type != 'ClusterIP'",
+            "service.externalTrafficPolicy needs service.type NodePort or LoadBalancer",
+        ),
+        Rule(
+            "self.type != 'LoadBalancer' || oldSelf.type != 'LoadBalancer' || (has(self.loadBalancerClass) == "
+            "has(oldSelf.loadBalancerClass) && (!has(self.loadBalancerClass) || self.loadBalancerClass == "
+            "oldSelf.loadBalancerClass))",
+            "service.loadBalancerClass cannot be changed, as a Service's cannot; switch service.type to "
+            "ClusterIP first",
+        ),
+    )
+    type: str = spec_field("Type of the Service.", default="ClusterIP", enum=["ClusterIP", "NodePort", "LoadBalancer"])
+    port: int = spec_field("Port of the Service.", default=80, minimum=1, maximum=65535)
     annotations: dict[str, str] = spec_field("Annotations of the Service, for load balancers.", default={}, **MAP)
+    load_balancer_class: str | None = spec_field(
+        "Load balancer implementation, with type LoadBalancer. It cannot be changed later.",
+        default=None,
+        minLength=1,
+        maxLength=317,
+    )
+    external_traffic_policy: str | None = spec_field(
+        "Nodes that answer external traffic: Cluster, all; Local, those with a pod, and client addresses are kept. For "
+        "types NodePort and LoadBalancer.",
+        default=None,
+        enum=["Cluster", "Local"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,24 +75,26 @@ class ApiKeySecret:
 
 @dataclass(frozen=True, kw_only=True)
 class Auth:
-    api_key_secret_ref: ApiKeySecret = spec_field("Clients must send this key (Authorization: Bearer ...).")
+    api_key_secret_ref: ApiKeySecret = spec_field(
+        "Secret with the API key that clients must send (Authorization: Bearer ...)."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPolicy:
-    enabled: bool = spec_field("Guard the pods by a NetworkPolicy.", default=True)
+    enabled: bool = spec_field("Create a NetworkPolicy for the pods.", default=True)
     ingress_from: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "Who may reach the API; absent: everybody.", default=(), maxItems=32, items_schema=k8s.NETWORK_PEER
+        "Peers that may reach the API. Default: all.", default=(), maxItems=32, items_schema=k8s.NETWORK_PEER
     )
     management_from: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "Who may reach health and metrics besides the node; absent: this namespace and those that the operator is "
-        "told of.",
+        "Peers that may reach health and metrics, besides the node. Default: this namespace and the operator's "
+        "managementNamespaces.",
         default=(),
         maxItems=32,
         items_schema=k8s.NETWORK_PEER,
     )
     egress: tuple[dict, ...] | None = spec_field(  # type: ignore[type-arg]
-        "What the pods may reach; absent: everything; []: nothing.",
+        "Egress rules of the pods. Default: everything is allowed; []: nothing.",
         default=None,
         maxItems=32,
         items_schema=k8s.EGRESS_RULE,

@@ -28,17 +28,24 @@ class Accelerator:
             "!(has(self.resourceName) && has(self.mig))",
             "accelerator: mig names a resource of its own; leave resourceName out",
         ),
+        Rule(
+            "self.count <= 1",
+            "accelerator.count: the engine uses one GPU per replica, further ones would be idle; set 1 and add "
+            "replicas",
+        ),
     )
     resource_name: str | None = spec_field(
-        "Resource that the device plugin offers; absent: nvidia.com/gpu.",
+        "Extended resource of the device plugin. Default: nvidia.com/gpu.",
         default=None,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
         maxLength=317,
     )
     mig: str | None = spec_field(
-        "Slice of a GPU, such as 1g.10gb: nvidia.com/mig-1g.10gb.", default=None, pattern=r"^[0-9]+g\.[0-9]+gb(\.me)?$"
+        "MIG profile, such as 1g.10gb for the resource nvidia.com/mig-1g.10gb.",
+        default=None,
+        pattern=r"^[0-9]+g\.[0-9]+gb(\.me)?$",
     )
-    count: int = spec_field("How many a replica gets.", default=1, minimum=1, maximum=16)
+    count: int = spec_field("GPUs per replica.", default=1, minimum=1)
 
     @property
     def resource(self) -> str:
@@ -49,14 +56,24 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
+    RULES: ClassVar = (
+        Rule(
+            # What is no quantity has a message of its own.
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
+            "!isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || "
+            "!quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",
+            "resources: a request must not be above its limit; lower resources.requests or raise resources.limits",
+        ),
+    )
     requests: dict[str, Amount] = spec_field(
-        "What the scheduler sets aside for a replica, such as cpu: 2, memory: 4Gi.",
+        "Resources that the scheduler reserves for a replica, such as cpu: 2, memory: 4Gi. The container that fetches "
+        "the model has the same.",
         default={},
         override=_RESOURCES,
         rules=(_WHOLE_BYTES,),
     )
     limits: dict[str, Amount] = spec_field(
-        "What a replica may use at most. The engine sizes threads and caches by them.",
+        "Maximum resources of a replica. The engine sizes its threads and caches accordingly.",
         default={},
         override=_RESOURCES,
         rules=(_WHOLE_BYTES,),
@@ -66,7 +83,7 @@ class Resources:
 @dataclass(frozen=True, kw_only=True)
 class Shm:
     size: Amount = spec_field(
-        "Size of /dev/shm; what is written there counts as memory.",
+        "Size of /dev/shm. Its contents count as memory of the container.",
         default="256Mi",
         override={**BYTES, "default": "256Mi"},
     )
@@ -75,23 +92,23 @@ class Shm:
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
     node_selector: dict[str, str] = spec_field("Labels that a node must have.", default={}, **MAP)
-    affinity: dict[str, Any] | None = spec_field("Kubernetes' own affinity rules.", default=None, override=k8s.AFFINITY)
+    affinity: dict[str, Any] | None = spec_field("Affinity rules of the pods.", default=None, override=k8s.AFFINITY)
     tolerations: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "Taints that are tolerated. That of the accelerator is tolerated anyway.",
+        "Tolerations of the pods. One for the accelerator's taint is always added.",
         default=(),
         maxItems=32,
         items_schema=k8s.TOLERATION,
     )
     topology_spread_constraints: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "How replicas are spread over nodes or zones; the label selector is filled in.",
+        "How replicas are spread over nodes or zones. The label selector is filled in.",
         default=(),
         maxItems=8,
         items_schema=k8s.TOPOLOGY_SPREAD,
     )
     priority_class_name: str | None = spec_field("Priority class of the pods.", default=None, maxLength=253)
     runtime_class_name: str | None = spec_field(
-        "Runtime class of the pods; absent: the node's default.", default=None, maxLength=253
+        "Runtime class of the pods. Default: the node's.", default=None, maxLength=253
     )
     scheduler_name: str | None = spec_field(
-        "Scheduler to use; absent: the cluster's default.", default=None, maxLength=253
+        "Scheduler of the pods. Default: the cluster's.", default=None, maxLength=253
     )

@@ -27,33 +27,35 @@ class Rollout:
         ),
     )
     type: str = spec_field(
-        "How pods are replaced. Auto: a new pod first, and when none can be scheduled (all GPUs are taken) one old "
-        "pod makes room. "
-        "RollingUpdate: by maxSurge and maxUnavailable. Recreate: all old pods first.",
+        "How pods are replaced. Auto: a new pod is created first; when it cannot be scheduled (all GPUs are in "
+        "use), an old "
+        "pod is stopped. RollingUpdate: by maxSurge and maxUnavailable. Recreate: all old pods are stopped first.",
         default="Auto",
         enum=["Auto", "RollingUpdate", "Recreate"],
     )
     max_surge: int | str | None = spec_field(
-        "Most pods above replicas, a number or percentage.", default=None, override=INT_OR_PERCENT
+        "Maximum number or percentage of pods above replicas.", default=None, override=INT_OR_PERCENT
     )
     max_unavailable: int | str | None = spec_field(
-        "Most pods below replicas, a number or percentage.", default=None, override=INT_OR_PERCENT
+        "Maximum number or percentage of pods below replicas.", default=None, override=INT_OR_PERCENT
     )
     surge_patience_seconds: int = spec_field(
-        "With type Auto: how long an additional pod may wait for a place before an old one makes room; 0: at once.",
+        "Seconds that the new pod may be unschedulable before an old one is stopped, with type Auto; 0: none is "
+        "waited for.",
         default=60,
         minimum=0,
         maximum=86400,
     )
     progress_deadline_seconds: int | None = spec_field(
-        "A rollout without progress for so long is reported as stuck; absent: the startup budget, and an hour for "
-        "fetching, and ten minutes.",
+        "Seconds without progress after which a rollout is reported as failed. Default: the startup budget, an "
+        "hour for "
+        "fetching and ten minutes.",
         default=None,
         minimum=1,
         maximum=604800,
     )
     min_ready_seconds: int = spec_field(
-        "How long a new pod must be ready to count as available.", default=0, minimum=0, maximum=3600
+        "Seconds that a new pod must be ready to count as available.", default=0, minimum=0, maximum=3600
     )
 
 
@@ -65,12 +67,12 @@ class PodDisruptionBudget:
             "podDisruptionBudget: give minAvailable or maxUnavailable, not both",
         ),
     )
-    enabled: bool = spec_field("Limit how many pods a drain of nodes may take at a time.", default=True)
+    enabled: bool = spec_field("Create a PodDisruptionBudget.", default=True)
     min_available: int | str | None = spec_field(
-        "So many stay, a number or percentage.", default=None, override=INT_OR_PERCENT
+        "Minimum number or percentage of available pods.", default=None, override=INT_OR_PERCENT
     )
     max_unavailable: int | str | None = spec_field(
-        "So many may go, a number or percentage; absent, and without minAvailable: 1.",
+        "Maximum number or percentage of evicted pods. Default, without minAvailable: 1.",
         default=None,
         override=INT_OR_PERCENT,
     )

@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo_operator.api.autoscaling import Autoscaling
+from octavo_operator.api.common import BY_NAME, MAP
 from octavo_operator.api.engine import Engine
 from octavo_operator.api.lifecycle import Lifecycle, Probes
 from octavo_operator.api.model import Model
 from octavo_operator.api.monitoring import Monitoring
 from octavo_operator.api.network import Auth, NetworkPolicy, Routing, Service
-from octavo_operator.api.patches import PodPatch
+from octavo_operator.api.pod import (
+    ENV_FROM,
+    MOUNT_PATHS,
+    POD_LABELS,
+    VOLUME,
+    VOLUME_MOUNT,
+    VOLUME_NAMES,
+    ForeignField,
+    PodPatch,
+)
 from octavo_operator.api.resources import Accelerator, Resources, Scheduling, Shm
 from octavo_operator.api.rollout import PodDisruptionBudget, Rollout
 from octavo_operator.schema import Rule, spec_field
@@ -34,6 +44,28 @@ class LLMDeploymentSpec:
             "[ReadWriteMany] or cache.mode emptyDir",
         ),
         Rule(
+            "self.rollout.type != 'RollingUpdate' || !has(self.model.cache.pvc) || "
+            "self.model.cache.pvc.accessModes.exists(m, m == 'ReadWriteMany')",
+            "rollout.type RollingUpdate needs a second pod beside the old one, and a cache that is ReadWriteOnce "
+            "serves one; "
+            "use rollout.type Auto or Recreate, cache.pvc.accessModes [ReadWriteMany] or cache.mode emptyDir",
+        ),
+        Rule(
+            # Lowering maxReplicas below what the autoscaler has written is allowed: the operator keeps to it at once.
+            "!has(self.autoscaling) || self.replicas <= self.autoscaling.maxReplicas || "
+            "(oldSelf.hasValue() && oldSelf.value().replicas == self.replicas)",
+            "replicas must not be above autoscaling.maxReplicas; leave replicas out, the autoscaler writes it",
+            optional_old_self=True,
+        ),
+        Rule(
+            "!has(self.podDisruptionBudget.minAvailable) || !self.podDisruptionBudget.enabled || self.suspend || "
+            "self.replicas == 0 || (type(self.podDisruptionBudget.minAvailable) == int ? "
+            "self.podDisruptionBudget.minAvailable < (has(self.autoscaling) ? self.autoscaling.minReplicas : "
+            "self.replicas) : self.podDisruptionBudget.minAvailable != '100%')",
+            "podDisruptionBudget.minAvailable must be below replicas (with autoscaling: below minReplicas), or no node "
+            "could ever be drained; lower it, add replicas, or set maxUnavailable: 0 where that is wanted",
+        ),
+        Rule(
             "!has(self.rollout.progressDeadlineSeconds) || self.rollout.progressDeadlineSeconds > "
             "self.probes.startup.budgetSeconds",
             "rollout.progressDeadlineSeconds must be above probes.startup.budgetSeconds, or every slow start would "
@@ -50,33 +82,80 @@ class LLMDeploymentSpec:
             "engine.env: HF_TOKEN is set by model.credentialsSecretRef; give one of the two",
         ),
     )
-    model: Model = spec_field("What is served.")
-    engine: Engine = spec_field("How it is served.", default=Engine)
-    accelerator: Accelerator | None = spec_field("GPUs of a replica; absent: it runs on CPUs.", default=None)
-    resources: Resources = spec_field("CPU and memory of a replica.", default=Resources)
-    shm: Shm = spec_field("Shared memory of a replica.", default=Shm)
-    scheduling: Scheduling = spec_field("On which nodes replicas run.", default=Scheduling)
+    model: Model = spec_field("Model to serve.")
+    engine: Engine = spec_field("Engine settings.", default=Engine)
+    accelerator: Accelerator | None = spec_field(
+        "GPU of each replica. Unset: the model runs on CPUs, without access to GPUs.", default=None
+    )
+    resources: Resources = spec_field("CPU and memory of each replica.", default=Resources)
+    shm: Shm = spec_field("Shared memory of each replica.", default=Shm)
+    scheduling: Scheduling = spec_field("Scheduling of the pods.", default=Scheduling)
     replicas: int = spec_field(
-        "How many pods serve the model. An autoscaler writes it through /scale.", default=1, minimum=0, maximum=1000
+        "Number of replicas. With autoscaling the autoscaler writes it through /scale.",
+        default=1,
+        minimum=0,
+        maximum=1000,
     )
     autoscaling: Autoscaling | None = spec_field(
-        "Let the number of replicas follow the requests that wait; leave replicas out then, whoever scales writes it.",
+        "Scale by the number of waiting requests. Leave replicas out then.",
         default=None,
     )
-    rollout: Rollout = spec_field("How changes reach the pods.", default=Rollout)
-    lifecycle: Lifecycle = spec_field("How pods end without losing requests.", default=Lifecycle)
-    probes: Probes = spec_field("How pods are judged.", default=Probes)
-    routing: Routing = spec_field("How requests find a replica.", default=Routing)
-    service: Service = spec_field("Address of the model in the cluster.", default=Service)
-    auth: Auth | None = spec_field("Who may ask; absent: whoever reaches the Service.", default=None)
-    monitoring: Monitoring = spec_field("Metrics.", default=Monitoring)
-    network_policy: NetworkPolicy = spec_field("Who reaches the pods.", default=NetworkPolicy)
+    rollout: Rollout = spec_field("Rollout strategy.", default=Rollout)
+    lifecycle: Lifecycle = spec_field("Graceful termination.", default=Lifecycle)
+    probes: Probes = spec_field("Probes of the engine.", default=Probes)
+    routing: Routing = spec_field("Routing of requests to replicas.", default=Routing)
+    service: Service = spec_field("Service in front of the pods.", default=Service)
+    auth: Auth | None = spec_field("API authentication. Unset: requests are not authenticated.", default=None)
+    monitoring: Monitoring = spec_field("Collection of metrics.", default=Monitoring)
+    network_policy: NetworkPolicy = spec_field("Network access to the pods.", default=NetworkPolicy)
     pod_disruption_budget: PodDisruptionBudget = spec_field(
-        "How many pods a drain of nodes may take.", default=PodDisruptionBudget
+        "Limit of voluntary disruptions.", default=PodDisruptionBudget
     )
     pod_patches: tuple[PodPatch, ...] = spec_field(
-        "Changes to the pod template that no other field makes, as a JSON patch (RFC 6902), applied last.",
+        "JSON patch (RFC 6902) of the pod template, applied last. The pods must stay within the restricted Pod "
+        "Security "
+        "Standard and keep their service account, unless the operator's chart allows more.",
         default=(),
         maxItems=32,
     )
-    suspend: bool = spec_field("Run no pod, and keep everything else.", default=False)
+    pod_labels: dict[str, str] = spec_field(
+        "Additional labels of the pods.", default={}, rules=(POD_LABELS,), maxProperties=32
+    )
+    pod_annotations: dict[str, str] = spec_field("Additional annotations of the pods.", default={}, **MAP)
+    volumes: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
+        "Additional volumes of the pods, as in a pod's spec. Types of the restricted Pod Security Standard alone: no "
+        "hostPath.",
+        default=(),
+        maxItems=16,
+        items_schema=VOLUME,
+        rules=(VOLUME_NAMES,),
+        **BY_NAME,
+    )
+    volume_mounts: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
+        "Additional volume mounts of the engine, and of the container that fetches the model.",
+        default=(),
+        maxItems=16,
+        items_schema=VOLUME_MOUNT,
+        rules=(MOUNT_PATHS,),
+        **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["mountPath"]},
+    )
+    env_from: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
+        "Secrets and ConfigMaps whose keys become environment variables of the engine, and of the container that "
+        "fetches "
+        "the model, as in a container's envFrom.",
+        default=(),
+        maxItems=16,
+        items_schema=ENV_FROM,
+    )
+    cluster_assigned_ids: bool | None = spec_field(
+        "Leave uid, gid and fsGroup of the pods to the cluster, as OpenShift requires. Default: the operator's "
+        "setting.",
+        default=None,
+    )
+    foreign_fields: tuple[ForeignField, ...] = spec_field(
+        "Fields that other controllers add to objects of this LLMDeployment and that the operator leaves alone. It "
+        "removes all others.",
+        default=(),
+        maxItems=32,
+    )
+    suspend: bool = spec_field("Run no pods, keep everything else.", default=False)

@@ -12,7 +12,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.deployment import expected_deployment
 from octavo_operator.render.network import expected_network_policy, expected_service
-from octavo_operator.render.pod import BadPodPatch, expected_template
+from octavo_operator.render.pod import TEMPLATE_PROBLEMS, BadPodPatch, BadTemplate, expected_template
 from octavo_operator.render.support import (
     MONITORING_API,
     expected_cache_claim,
@@ -36,7 +36,7 @@ def render(
 
     `template`: a pod template made earlier, instead of the one of today's operator. `unavailable`: so many replicas
     may be missing in this rollout, since no pod beside them finds a place. `apis`: optional kinds that the cluster has
-    (`PodMonitor`). Raises BadPodPatch.
+    (`PodMonitor`). Raises BadTemplate.
     """
     if template is None:
         template = expected_template(deployment, config)
@@ -54,4 +54,12 @@ def render(
     return [manifest for manifest in manifests if manifest is not None]
 
 
-__all__ = ["MONITORING_API", "BadPodPatch", "Manifest", "expected_template", "render"]
+__all__ = [
+    "MONITORING_API",
+    "TEMPLATE_PROBLEMS",
+    "BadPodPatch",
+    "BadTemplate",
+    "Manifest",
+    "expected_template",
+    "render",
+]

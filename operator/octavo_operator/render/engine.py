@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.diff import quantity
 from octavo_operator.render import names
 
 Json = dict[str, Any]
@@ -29,6 +30,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         "--management-port", str(names.MANAGEMENT_PORT),
         "--served-model-name", *(_verbatim(name) for name in deployment.served_names),
         "--shutdown-timeout", str(spec.lifecycle.drain_seconds),
+        "--device", "cuda" if spec.accelerator else "cpu",  # or a model would run on whatever happens to be there
     ]  # fmt: skip
     for flag, value, default in (
         ("--revision", spec.model.revision, None),
@@ -72,6 +74,7 @@ def expected_engine(deployment: LLMDeployment, image: str) -> Json:
         "command": ["octavo", "serve"],
         "args": arguments(deployment),
         "env": _environment(deployment, engine=True),
+        **_env_from(deployment),
         "ports": [
             {"name": "http", "containerPort": names.API_PORT, "protocol": "TCP"},
             {"name": "management", "containerPort": names.MANAGEMENT_PORT, "protocol": "TCP"},
@@ -124,6 +127,8 @@ def expected_fetch(deployment: LLMDeployment, image: str) -> Json | None:
         "command": ["octavo", "fetch"],
         "args": [model_argument(deployment), *revision, "--quiet"],
         "env": _environment(deployment, engine=False),
+        **_env_from(deployment),
+        "resources": _fetch_resources(deployment),
         "volumeMounts": [mount for mount in _mounts(deployment) if mount["name"] != "shm"],
         "securityContext": _hardened(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -153,6 +158,28 @@ def _resources(deployment: LLMDeployment) -> Json:
     return {name: part for name, part in out.items() if part}
 
 
+_FETCH_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
+_FETCH_MEMORY = "1Gi"  # it streams to the disk, whatever the size of the model
+
+
+def _fetch_resources(deployment: LLMDeployment) -> Json:
+    """The engine's own, devices left out: it runs before the engine, so the pod needs no more for it, and is Guaranteed
+    when the engine is. Where the spec is silent, what fetching takes, for namespaces with a quota."""
+    said = deployment.spec.resources
+    requests = {name: str(value) for name, value in said.requests.items() if "/" not in name}
+    limits = {name: str(value) for name, value in said.limits.items() if "/" not in name}
+    for name, value in _FETCH_REQUESTS.items():
+        if name not in limits:  # a limit alone is a request, too
+            requests.setdefault(name, value)
+    if "memory" not in limits:
+        limits["memory"] = max(_FETCH_MEMORY, requests["memory"], key=quantity)
+    return {"requests": requests, "limits": limits} if requests else {"limits": limits}
+
+
+def _env_from(deployment: LLMDeployment) -> Json:
+    return {"envFrom": [dict(source) for source in sources]} if (sources := deployment.spec.env_from) else {}
+
+
 def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
     spec = deployment.spec
     out: list[Json] = [
@@ -162,6 +189,9 @@ def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
         {"name": "HF_HOME", "value": f"{names.CACHE_PATH}/huggingface"},
         {"name": "TRITON_CACHE_DIR", "value": f"{names.CACHE_PATH}/triton"},
     ]
+    if not (engine and spec.accelerator):
+        # The image asks for all GPUs, and NVIDIA's runtime would give them to any container without this.
+        out.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     if secret := spec.model.credentials_secret_ref:
         # Not one variable for both: a hub's token is no other server's business.
         variable = "OCTAVO_HTTP_TOKEN" if spec.model.source == "https" else "HF_TOKEN"
@@ -189,4 +219,4 @@ def _mounts(deployment: LLMDeployment) -> list[Json]:
     ]
     if deployment.spec.model.source == "pvc":
         out.append({"name": "model", "mountPath": names.MODEL_PATH, "readOnly": True})
-    return out
+    return out + [dict(mount) for mount in deployment.spec.volume_mounts]

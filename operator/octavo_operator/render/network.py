@@ -26,6 +26,10 @@ def expected_service(deployment: LLMDeployment) -> Json:
         "ports": ports,
         "sessionAffinity": "None",
     }
+    if spec.service.load_balancer_class is not None:
+        body["loadBalancerClass"] = spec.service.load_balancer_class
+    if spec.service.external_traffic_policy is not None:
+        body["externalTrafficPolicy"] = spec.service.external_traffic_policy
     if spec.routing.strategy == "clientIP":
         seconds = spec.routing.client_ip.timeout_seconds if spec.routing.client_ip else 10800
         body["sessionAffinity"] = "ClientIP"

@@ -12,19 +12,53 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 from octavo_operator.render.engine import expected_engine, expected_fetch
+from octavo_operator.render.impossible import unknown_arguments, unwritable_paths
+from octavo_operator.render.restricted import violations
 from octavo_operator.schema import to_json
 
 Json = dict[str, Any]
 
 
-class BadPodPatch(ValueError):
-    """A patch of spec.podPatches that does not fit the pod template; the message names it."""
+BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH = (
+    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath",
+)  # fmt: skip
+TEMPLATE_PROBLEMS = frozenset({BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH})
+
+
+class BadTemplate(ValueError):
+    """A spec that makes no pod template; the message names the field and the way out, `reason` is the condition's."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class BadPodPatch(BadTemplate):
+    """A patch of spec.podPatches that does not fit the pod template."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, BAD_POD_PATCH)
 
 
 def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json:
-    """The pod template, patched. Raises BadPodPatch."""
-    template: Json = {"metadata": {"labels": names.labels(deployment)}, "spec": _pod_spec(deployment, config)}
-    return _patched(deployment, template)
+    """The pod template, patched. Raises BadTemplate."""
+    spec = deployment.spec
+    metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
+    if spec.pod_annotations:
+        metadata["annotations"] = dict(spec.pod_annotations)
+    template = _patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
+    if not config.allow_privileged_pods:
+        for offence in violations(template, deployment.name):
+            raise BadTemplate(
+                f"{offence}: podPatches, volumes and podAnnotations must not raise the privileges of the pods; change "
+                "them, or have the administrator set allowPrivilegedPods in the operator's chart",
+                PRIVILEGED_POD,
+            )
+    for unknown in unknown_arguments(deployment, spec.engine.image or config.engine_image):
+        raise BadTemplate(unknown, UNKNOWN_ARGUMENT)
+    for unwritable in unwritable_paths(template):
+        raise BadTemplate(unwritable, READ_ONLY_PATH)
+    return template
 
 
 def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
@@ -40,14 +74,7 @@ def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
         "serviceAccountName": deployment.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": names.USER_ID,
-            "runAsGroup": names.USER_ID,
-            "fsGroup": names.USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _security_context(deployment, config),
         "terminationGracePeriodSeconds": spec.lifecycle.grace_seconds,
         "imagePullSecrets": [{"name": name} for name in secrets],
         "nodeSelector": dict(scheduling.node_selector),
@@ -62,6 +89,19 @@ def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
         "schedulerName": scheduling.scheduler_name,
     }
     return {name: value for name, value in out.items() if value not in (None, [], {})}
+
+
+def _security_context(deployment: LLMDeployment, config: OperatorConfig) -> Json:
+    assigned = deployment.spec.cluster_assigned_ids
+    if assigned is None:
+        assigned = config.cluster_assigned_ids
+    ids = {} if assigned else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), names.USER_ID)
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _tolerations(deployment: LLMDeployment) -> list[Json]:
@@ -89,7 +129,7 @@ def _volumes(deployment: LLMDeployment) -> list[Json]:
     if spec.model.source == "pvc":
         claim = spec.model.uri.removeprefix("pvc://").partition("/")[0]
         out.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    return out
+    return out + [dict(volume) for volume in spec.volumes]
 
 
 def _patched(deployment: LLMDeployment, template: Json) -> Json:

@@ -1,0 +1,76 @@
+"""What a pod template cannot work with, though every object made of it would be taken: said before pods fail of it."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from octavo_operator import __version__
+from octavo_operator.api import LLMDeployment
+from octavo_operator.engine_flags import FLAGS
+from octavo_operator.render import names
+
+Json = dict[str, Any]
+
+# Of the engine and the libraries below it: where they write.
+_WRITTEN = (
+    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "OCTAVO_CACHE", "TRITON_CACHE_DIR", "TMPDIR",
+)  # fmt: skip
+
+
+def unknown_arguments(deployment: LLMDeployment, image: str) -> Iterator[str]:
+    """Flags in spec.engine.args that the engine does not know. Only an engine of the operator's own version is judged:
+    what others know is not known here."""
+    if not _is_of_this_version(image):
+        return
+    for index, argument in enumerate(deployment.spec.engine.args):
+        flag, _, _ = argument.partition("=")
+        if not re.fullmatch(r"--?[A-Za-z][-_A-Za-z0-9]*", flag):
+            continue  # a value
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
+        if flag not in FLAGS:
+            close = difflib.get_close_matches(flag, FLAGS, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            yield f"spec.engine.args[{index}]: the engine has no flag {flag}{hint}"
+
+
+def _is_of_this_version(image: str) -> bool:
+    _, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    return tag == __version__
+
+
+def unwritable_paths(template: Json) -> Iterator[str]:
+    """Caches that the environment puts where nothing can be written: outside of every writable mount, with the
+    container's root read-only."""
+    pod = template["spec"]
+    for kind in ("initContainers", "containers"):
+        for container in pod.get(kind) or []:
+            if container.get("name") not in (names.ENGINE, names.FETCH):
+                continue
+            if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+                continue
+            mounts = [
+                posixpath.normpath(m["mountPath"]) for m in container.get("volumeMounts") or [] if not m.get("readOnly")
+            ]
+            variables = {one["name"]: one.get("value") for one in container.get("env") or []}
+            offline = str(variables.get("HF_HUB_OFFLINE", "")).lower() in ("1", "on", "yes", "true")
+            for name in _WRITTEN:
+                path = variables.get(name)
+                if (
+                    not path
+                    or not path.startswith("/")
+                    or "$(" in path
+                    or (offline and name.startswith(("HF_", "HUGG")))
+                ):
+                    continue
+                path = posixpath.normpath(path)
+                if not any(path == mount or path.startswith(f"{mount}/") for mount in mounts):
+                    yield (
+                        f"spec.engine.env: {name}={path} is on the read-only root of the container "
+                        f"{container['name']}; "
+                        f"use a path below {names.CACHE_PATH}, or mount a volume there (spec.volumes, "
+                        f"spec.volumeMounts)"
+                    )
