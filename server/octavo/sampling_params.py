@@ -148,9 +148,7 @@ class SamplingParams:
     def from_generation_config(cls, defaults: Mapping[str, Any], **given: Any) -> SamplingParams:
         """What a caller sets, over the model's own defaults (generation_config.json's content), over ours. A field
         given as None counts as not given."""
-        values = {name: defaults[name] for name in _FROM_GENERATION_CONFIG if defaults.get(name) is not None}
-        if defaults.get("do_sample") is False:
-            values["temperature"] = 0.0
+        values = recommended_sampling(defaults)
         if defaults.get("max_new_tokens") is not None:
             values["max_tokens"] = defaults["max_new_tokens"]
         set_by_caller = {name: value for name, value in given.items() if value is not None or name in _NONE_MEANS}
@@ -165,6 +163,16 @@ class SamplingParams:
                 "with --generation-config vllm)"
             ) from None
         return cls(**values, **set_by_caller)
+
+
+def recommended_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling parameters that a model's generation_config.json states; empty where it says nothing."""
+    values = {
+        name: generation_config[name] for name in _FROM_GENERATION_CONFIG if generation_config.get(name) is not None
+    }
+    if generation_config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return values
 
 
 _SWITCHES = (

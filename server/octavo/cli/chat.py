@@ -4,141 +4,138 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 
-from octavo.errors import OctavoError
-
-COMMANDS = "/reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+from octavo.cli.chat_client import Client, Refused
+from octavo.cli.chat_input import Lines, Reader, Terminal
+from octavo.cli.conversation import Conversation, dim, is_command
+from octavo.errors import ConfigError, OctavoError
+from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="start a server for this model (default: the embedded one)")
-    parser.add_argument("--url", help="talk to this server instead, for example http://127.0.0.1:8000/v1")
-    parser.add_argument("--model-name", help="name to ask the server for (default: the first that it lists)")
-    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="(or OPENAI_API_KEY)")
-    parser.add_argument("--system-prompt", help="first message of the conversation")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float)
-    parser.add_argument("-q", "--quick", metavar="MESSAGE", help="send one message, print the answer and leave")
+    parser.usage = "%(prog)s [MODEL] [flags]"
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--url", help="Running server to talk to instead, as http://127.0.0.1:8000/v1 (default: a server is started)"
+    )
+    parser.add_argument(
+        "--model-name", help="Name of the model to ask the server for (default: the first that it lists)"
+    )
+    parser.add_argument(
+        "--api-key", default=os.environ.get("OPENAI_API_KEY"),
+        help="API key of the server (default: OPENAI_API_KEY of the environment, else none)",
+    )  # fmt: skip
+    parser.add_argument("--system-prompt", help="System prompt of the conversation (default: the chat template's)")
+    parser.add_argument(
+        "--max-tokens", type=int, help="Maximum number of tokens per answer (default: a quarter of the context)"
+    )
+    parser.add_argument(
+        "--temperature", type=float,
+        help="Temperature of sampling (default: what the model's files recommend, with top_p and the like; where they "
+        "say nothing 0.7, with top_p 0.9 and min_p 0.05)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-q", "--quick", metavar="MESSAGE",
+        help="Send one message, print the answer and leave. Standard input that is no terminal is appended to it",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="Print the speed of each answer (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (lines can be edited, and earlier ones called up again)
+    """Talk until the input ends. Raises OctavoError."""
+    if args.url is None:
+        check_model_name(args.model)
+    elif args.model is not None and args.model_name is not None and args.model != args.model_name:
+        raise ConfigError(f"two models are named, {args.model} and {args.model_name}: give one")
     with contextlib.ExitStack() as stack:
-        url = args.url.rstrip("/") if args.url else stack.enter_context(_own_server(args.model))
-        headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-        client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False))
-        return _converse(client, args)
-
-
-def _first_model(client: httpx.Client) -> str:
-    """The name of what the server serves. Raises OctavoError."""
-    try:
-        response = client.get("/models")
-        if response.status_code == 404 and not client.base_url.path.rstrip("/").endswith("/v1"):
-            client.base_url = client.base_url.join("v1")  # an address without the API's own part
-            response = client.get("/models")
-    except httpx.HTTPError as error:
-        raise OctavoError(f"no server at {client.base_url}: {error}") from None
-    if response.status_code != 200:
-        raise OctavoError(f"the server at {client.base_url} answered {response.status_code}: {_reason(response)}")
-    try:
-        return response.json()["data"][0]["id"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        raise OctavoError(f"no OpenAI-compatible server at {client.base_url}: it lists no models") from None
-
-
-def _reason(response: httpx.Response) -> str:
-    """What an answer with an error says."""
-    try:
-        return response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return response.text[:500]
-
-
-def _converse(client: httpx.Client, args: argparse.Namespace) -> int:
-    name = args.model_name or _first_model(client)
-    options = {"max_tokens": args.max_tokens, "temperature": args.temperature}
-    body: dict[str, Any] = {"model": name, "stream": True} | {k: v for k, v in options.items() if v is not None}
-    start = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
-    history = list(start)
-    if args.quick is None and sys.stdin.isatty():
-        print(f"{name}: {COMMANDS}")
-    while True:
-        message = args.quick if args.quick is not None else _read()
-        if message is None or message.strip() == "/exit":
-            return 0
-        if message.strip() == "/reset":
-            history = list(start)
-        elif message.strip():
-            history.append({"role": "user", "content": message})
-            try:
-                history.append({"role": "assistant", "content": _answer(client, body | {"messages": history})})
-            except _Refused as error:
-                if args.quick is not None:
-                    raise
-                del history[-1]  # what has been said before still stands
-                print(f"octavo: {error}", file=sys.stderr)
+        stack.enter_context(_ended_by_signals())
+        url = args.url if args.url is not None else stack.enter_context(_own_server(args.model))
+        client = stack.enter_context(Client(url, args.api_key))
+        model = client.model(args.model_name or (args.model if args.url is not None else None))
+        settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+        conversation = Conversation(
+            client, model, settings, args.system_prompt, args.verbose, _notice if args.quick is None else _aside
+        )
         if args.quick is not None:
+            return 0 if conversation.ask(_with_input(args.quick)) else 130
+        if not sys.stdin.isatty():
+            return _converse(conversation, Lines(sys.stdin))
+        print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave"))
+        return _converse(conversation, Terminal())
+
+
+def _converse(conversation: Conversation, reader: Reader) -> int:
+    given_up = False  # whether the last thing typed was a Ctrl-C at an empty line
+    while True:
+        try:
+            message = reader.read()
+        except KeyboardInterrupt:
+            if not isinstance(reader, Terminal) or given_up:
+                raise
+            given_up = not reader.typed
+            if given_up:
+                _notice("(Ctrl-C again, Ctrl-D or /bye to leave)")
+            continue
+        given_up = False
+        if message is None:
             return 0
+        if is_command(message):
+            if not conversation.command(message):
+                return 0
+        elif message.strip():
+            try:
+                if not conversation.ask(message) and not reader.interactive:
+                    return 130
+            except Refused as error:  # what has been said before still stands
+                print(f"octavo: error: {error}", file=sys.stderr)
 
 
-class _Refused(OctavoError):
-    """One message could not be answered; the conversation may go on."""
+def _with_input(question: str) -> str:
+    """The question, and what is piped in."""
+    text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
+    return f"{question}\n\n{text}" if text else question
 
 
-def _dim(thought: str) -> str:
-    """What the model thinks, told from what it says."""
-    return f"\x1b[2m{thought}\x1b[0m" if thought and sys.stdout.isatty() else thought
+def _notice(text: str) -> None:
+    print(dim(text), flush=True)
 
 
-def _read() -> str | None:
+def _aside(text: str) -> None:
+    """Beside an answer that may go into a file."""
+    print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A closed terminal window, or SIGTERM, ends the conversation and with it its server."""
+
+    def leave(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
-
-
-def _answer(client: httpx.Client, body: dict[str, Any]) -> str:
-    """Print the answer as it comes. Ctrl-C closes the stream, which ends the request on the server."""
-    text = ""
-    try:
-        with client.stream("POST", "/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                response.read()
-                raise _Refused(f"the server answered {response.status_code}: {_reason(response)}")
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    print()
-                    raise _Refused(f"the answer broke off: {event['error'].get('message', event['error'])}")
-                for choice in event["choices"]:
-                    thought, piece = (choice["delta"].get(part) or "" for part in ("reasoning_content", "content"))
-                    text += piece
-                    print(_dim(thought) + piece, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" ...", end="")
-    except httpx.HTTPError as error:
-        raise OctavoError(f"the connection to {client.base_url} broke: {error}") from None
-    print()
-    return text
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _own_server(model: str | None) -> Iterator[str]:
-    """A server of our own on a free port of the loopback interface; yields its URL."""
+    """A server of our own on a free port of the loopback interface; yields its URL. Ends with its exit status, and its
+    own words, if it cannot start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -146,9 +143,13 @@ def _own_server(model: str | None) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     try:
+        if sys.stderr.isatty():
+            print(f"starting {model or DEFAULT_MODEL} ...", file=sys.stderr)
         while True:
-            if process.poll() is not None:
-                raise OctavoError("the server ended before it was ready; its last words are above")
+            if (code := process.poll()) is not None:
+                if code > 0:
+                    sys.exit(code)
+                raise OctavoError(f"the server was ended by signal {-code} before it was ready (out of memory?)")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200:
                     break

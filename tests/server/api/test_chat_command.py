@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +32,11 @@ class Terminal:
             assert time.monotonic() < deadline, f"{text!r} was not shown {times} times:\n{self.shown}"
             if select.select([self.fd], [], [], 0.1)[0]:
                 self.shown += os.read(self.fd, 65536).decode(errors="replace")
+
+    def wait_for_prompt(self, count: int = 1) -> None:
+        """The prompt may be painted several times; lines are asked for as often as pasting is switched on."""
+        self.wait_for("\x1b[?2004h", count)
+        self.wait_for("> ")
 
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
@@ -66,58 +74,113 @@ def run(url: str, *flags: str, text: str = "", **env: str) -> subprocess.Complet
 
 
 def test_a_conversation(terminal):
-    terminal.wait_for("> ")
-    for count, message in enumerate(["Hello", "And now?", "/reset", ""], 2):
+    terminal.wait_for_prompt()
+    for count, message in enumerate(["Hello", "And now?", "/clear", ""], 2):
         terminal.type(message + "\n")
-        terminal.wait_for("> ", count)
+        terminal.wait_for_prompt(count)
     terminal.type("\x04")
     assert terminal.exit_code() == 0
-    assert "/reset forgets" in terminal.shown
+    assert "/? for help" in terminal.shown and "(forgotten)" in terminal.shown
 
 
 def test_ctrl_c_stops_an_answer_and_then_the_chat(shared_server):
     # By chance an answer may be over before anybody looks: this one takes hundreds of tokens.
     terminal = Terminal("--url", shared_server.url + "/v1", "--max-tokens", "900", "--temperature", "0")
-    terminal.wait_for("> ")
-    terminal.type("Write a long story about a river.\n")
+    terminal.wait_for_prompt()
+    terminal.type("Write a long story about a river.\r")
     deadline = time.monotonic() + 30
     while shared_server.get("/load").json()["server_load"] == 0:
         assert time.monotonic() < deadline, "no answer was seen under way"
         time.sleep(0.01)
     terminal.type("\x03")
-    terminal.wait_for("> ", 2)
+    terminal.wait_for_prompt(2)
+    terminal.type("never sent\x03")  # gives up the line
+    terminal.wait_for_prompt(3)
+    assert "Ctrl-C again" not in terminal.shown
+    terminal.type("\x03")
+    terminal.wait_for("Ctrl-C again")
     terminal.type("\x03")
     assert terminal.exit_code(again="\x03") == 130
+    assert shared_server.get("/load").json()["server_load"] == 0
 
 
 def test_the_conversation_goes_on_after_a_message_that_is_refused(terminal):
     """Here one that is too long: what was said before stands, and so does what comes."""
-    terminal.wait_for("> ")
-    terminal.type("brown fox " * 600 + "\n")
+    terminal.wait_for_prompt()
+    terminal.type("brown fox " * 600 + "\r")
     terminal.wait_for("max_model_len")
-    terminal.wait_for("> ", 2)
-    terminal.type("short\n")
-    terminal.wait_for("> ", 3)
-    terminal.type("/exit\n")
+    terminal.type("short\r")
+    terminal.wait_for("cut after")
+    terminal.type("/exit\r")
     assert terminal.exit_code() == 0
-    assert terminal.shown.count("max_model_len") == 1
+    assert terminal.shown.count("max_model_len") == 1 and "oldest" not in terminal.shown
+
+
+def turns(shared_server, lines: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
+    done = run(shared_server.url, *flags, text="".join(line + "\n" for line in lines))
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_full_context_forgets_the_oldest_turns(shared_server):
+    """Far more than the model's 1,024 tokens; said once, and again after the conversation began anew."""
+    lines = [f"Turn {number}: " + "the quick brown fox " * 12 for number in range(12)]
+    done = turns(shared_server, [*lines, "/show", "/clear", *lines], "--max-tokens", "30")
+    assert done.stdout.count("oldest") == 2 and not done.stderr
+    assert done.stdout.count("(cut after 30 tokens") >= 20, "the answers went on"
+    used, limit = map(int, re.search(r"context=(\d+) of (\d+) tokens", done.stdout).groups())
+    assert limit // 2 < used <= limit == 1024
+
+
+def test_settings_and_commands(shared_server):
+    """Each line is a turn, or a command; what the model's files do not recommend, chat does."""
+    lines = [
+        "/show", "/set temperature 0.25", "/set parameter min_p 0.125", "/set system Be brief", "/show", "/set temp 1",
+        "/set top_k x", "/sho", "/help", "/?", "/set temperature default", "/show", "/quit", "never said",
+    ]  # fmt: skip
+    out = turns(shared_server, lines, "--max-tokens", "7").stdout
+    shows = re.findall(r"temperature=(\S+)\ntop_p=(\S+)\nmin_p=(\S+)\nmax_tokens=(\S+)", out)
+    assert shows == [("0.7", "0.9", "0.05", "7"), ("0.25", "0.9", "0.125", "7"), ("0.7", "0.9", "0.125", "7")]
+    assert "system=Be brief" in out and "model=tiny" in out and out.count("/bye") == 2
+    assert "no setting 'temp'; did you mean temperature?" in out and "top_k must be a whole number, got 'x'" in out
+    assert "there is no command /sho; did you mean /show?" in out and "cut" not in out, "nothing was sent"
+    assert re.search("temperature=0.1\n.*", turns(shared_server, ["/show"], "--temperature", "0.1").stdout)
 
 
 @pytest.mark.slow
-def test_earlier_messages_are_part_of_the_next(start, tmp_path):
-    """The template says how many messages it was given, as the only token that the model may answer with."""
-    (tmp_path / "template").write_text(
-        "{{ raise_exception('given: ' + messages | map(attribute='role') | join(' ')) }}"
-    )
+def test_what_is_pasted_or_piped_is_whole(start, tmp_path):
+    """The template says what it was given: how many lines were one message, what came before, what was appended."""
+    template = "{{ raise_exception('given: ' + messages | map(attribute='content') | list | tojson) }}"
+    (tmp_path / "template").write_text(template)
     server = start("--chat-template", str(tmp_path / "template"))
-    done = run(server.url + "/v1", "--system-prompt", "Be kind", text="one\n")
-    assert "given: system user" in done.stderr and done.returncode == 0
+    lines = ["one", "", "/etc/passwd is a file", '"""two', "", '/bye lines"""', '"""', "open"]
+    done = run(server.url, "--system-prompt", "Be kind", text="\n".join(lines))
+    assert done.returncode == 0
+    given = re.findall(r"given: (\[.*?\])$", done.stderr, re.MULTILINE)
+    said = ["one", "/etc/passwd is a file", "two\\n\\n/bye lines", "\\nopen"]
+    assert given == [f'["Be kind", "{text}"]' for text in said]
+    quick = run(server.url, "-q", "What is this?", text="a\nb\n")
+    assert quick.returncode == 1 and quick.stderr.count("\n") == 1
+    assert '["What is this?\\n\\na\\nb"]' in quick.stderr
+    assert '["Hello"]' in run(server.url, "-q", "Hello").stderr
+    terminal = Terminal("--url", server.url)
+    terminal.wait_for_prompt()
+    terminal.type("\x1b[200~first\nsecond\n\x1b[201~third\r")
+    terminal.wait_for("given: ")
+    terminal.wait_for("]")
+    terminal.type("/bye\r")
+    assert terminal.exit_code() == 0
+    assert '["first\\nsecond\\nthird"]' in terminal.shown and terminal.shown.count("given") == 1
     server.stop()
 
 
 def test_a_quick_answer_is_all_that_is_printed(shared_server):
+    """What is said of it is beside it, so that it may go into a file."""
     done = run(shared_server.url, "-q", "Hello", "--max-tokens", "5", "--temperature", "0")
-    assert done.returncode == 0 and done.stdout.strip() and not done.stderr, "the address is good without /v1 too"
+    assert done.returncode == 0 and done.stdout.strip() and "cut" not in done.stdout, "the address is good without /v1"
+    assert re.fullmatch(r"\(cut after 5 tokens; .*\)\n", done.stderr)
+    fast = run(shared_server.url, "-q", "Hello", "--max-tokens", "5", "--temperature", "0", "--verbose")
+    assert fast.stdout == done.stdout and re.search(r"5 tokens, [\d.]+ tokens/s; the first after", fast.stderr)
     assert run(shared_server.url, "-q", "brown fox " * 600).returncode == 1
 
 
@@ -133,3 +196,38 @@ def test_what_is_wrong_is_one_line(start, shared_server):
     assert stranger.stderr.count("\n") == 1
     assert run(guarded.url + "/v1", "-q", "Hello", "--max-tokens", "3", OPENAI_API_KEY="sesame").returncode == 0
     guarded.stop()
+
+
+def test_a_wrong_model_is_one_line_before_a_server_is_started():
+    done = subprocess.run([*CHAT, "smollm2"], input="", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "octavo: error: 'smollm2' is no model; did you mean smollm2-135m-instruct?\n"
+
+
+QUESTIONS = {"What is the capital of France?": "Paris", "What color is the sky?": "blue", "What is 2+2?": "4"}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_embedded_model_answers_plain_questions():
+    """With its card's sampling 50 of 60 answers are right, at OpenAI's temperature of 1 a third; and the server that
+    was started for the conversation ends with it, however that ends."""
+    chat = subprocess.Popen([*CHAT, "--max-tokens", "16"], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True)
+    for seed in range(5):
+        for question in QUESTIONS:
+            chat.stdin.write(f"/clear\n/set seed {seed}\n{question}\n")
+    chat.stdin.write("/show\n")
+    chat.stdin.flush()
+    out = ""
+    while "context=" not in out:
+        line = chat.stdout.readline()
+        assert line, f"it ended:\n{out}"
+        out += line
+    assert "temperature=0.2\ntop_p=0.9\nmin_p=0\n" in out
+    answers = out.split("(forgotten)\n")[1:]
+    right = sum(word in answer for answer, word in zip(answers, list(QUESTIONS.values()) * 5, strict=True))
+    assert right >= 12, out
+    (server,) = Path(f"/proc/{chat.pid}/task/{chat.pid}/children").read_text().split()
+    chat.send_signal(signal.SIGTERM)
+    assert chat.wait(30) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{server}").exists()

@@ -9,11 +9,13 @@ from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
+from octavo.sampling_params import recommended_sampling
 
 
 def _card(state: ServerState, name: str) -> ModelCard:
     config = state.engine.config
-    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len)
+    sampling = recommended_sampling(config.model.generation_config)
+    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len, sampling)
 
 
 async def list_models(request: Request) -> Response:

@@ -159,6 +159,7 @@ class ModelCard(Struct):
     created: int
     root: str
     max_model_len: int
+    default_sampling_params: dict[str, Any]  # what the model's files recommend: of requests that set none
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None

@@ -1,0 +1,135 @@
+"""The server's side of `octavo chat`: what it serves, and answers as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from octavo.errors import OctavoError
+
+
+class Refused(OctavoError):
+    """One message could not be answered; the conversation may go on. ``too_long``: for want of room in the context."""
+
+    def __init__(self, message: str, too_long: bool = False) -> None:
+        super().__init__(message)
+        self.too_long = too_long
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a server says of the model. ``sampling``: the recommended parameters; None where the server does not say."""
+
+    name: str
+    max_model_len: int | None = None
+    sampling: dict[str, float] | None = None
+
+
+@dataclass
+class Answer:
+    """One answer, filled while it comes. Times in seconds."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    first_token: float = 0.0
+    elapsed: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer; 0 where the server does not say."""
+        return int(self.usage.get("prompt_tokens") or 0) + int(self.usage.get("completion_tokens") or 0)
+
+
+class Client:
+    """An OpenAI-compatible server. Methods raise OctavoError when it cannot be reached."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(None, connect=10)
+        try:
+            self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=False)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise OctavoError(f"--url {url!r} is no address: {error}") from None
+
+    @property
+    def url(self) -> str:
+        return str(self._http.base_url).rstrip("/")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def model(self, name: str | None) -> Model:
+        """The model of that name, or the first that the server lists."""
+        try:
+            response = self._http.get("/models")
+            if response.status_code == 404 and not self._http.base_url.path.rstrip("/").endswith("/v1"):
+                self._http.base_url = self._http.base_url.join("v1")  # an address without the API's own part
+                response = self._http.get("/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise OctavoError(f"no server at {self._http.base_url}: {error}") from None
+        if response.status_code != 200:
+            raise OctavoError(f"the server at {self.url} answered {response.status_code}: {_reason(response)}")
+        try:
+            cards = response.json()["data"]
+            card = next((card for card in cards if name in (None, card["id"])), None) or {"id": name}
+            return Model(card["id"] or cards[0]["id"], card.get("max_model_len"), card.get("default_sampling_params"))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
+
+    def stream(self, body: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
+        """Pieces of thought and of text, which ``answer`` collects. Raises Refused. Closing it ends the request."""
+        started = time.perf_counter()
+        body = body | {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            with self._http.stream("POST", "/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise _refusal(response)
+                for line in response.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise Refused(f"the answer broke off: {event['error'].get('message', event['error'])}")
+                    answer.usage = event.get("usage") or answer.usage
+                    for choice in event.get("choices") or ():
+                        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+                        delta = choice.get("delta") or {}
+                        thought, piece = delta.get("reasoning_content") or "", delta.get("content") or ""
+                        if thought or piece:
+                            answer.first_token = answer.first_token or time.perf_counter() - started
+                            answer.text += piece
+                            yield thought, piece
+        except (httpx.HTTPError, ValueError) as error:
+            raise OctavoError(f"the connection to {self.url} broke: {error or type(error).__name__}") from None
+        finally:
+            answer.elapsed = time.perf_counter() - started
+
+
+def _refusal(response: httpx.Response) -> Refused:
+    reason = _reason(response)
+    code = None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        code = response.json()["error"].get("code")
+    too_long = response.status_code in (400, 413, 422) and (
+        code == "context_length_exceeded" or "max_model_len" in reason or "context length" in reason
+    )
+    return Refused(f"the server answered {response.status_code}: {reason}", too_long)
+
+
+def _reason(response: httpx.Response) -> str:
+    """What an answer with an error says."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:500]

@@ -1,0 +1,78 @@
+"""Where `octavo chat` takes messages from: a person at a terminal, or lines of standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+BLOCK = '"""'  # begins and ends a message of several lines
+
+
+class Reader(Protocol):
+    """``read`` gives the next message, None at the end of input. Raises KeyboardInterrupt."""
+
+    interactive: bool
+
+    def read(self) -> str | None: ...
+
+
+class Terminal:
+    """Lines edited and recalled; what is pasted is one message, however many lines it has."""
+
+    interactive = True
+
+    def __init__(self) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import InMemoryHistory
+        from prompt_toolkit.output import create_output
+
+        output: Any = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
+        output.enable_cpr = False  # terminals that do not answer the question for the cursor's place are warned of
+        self._session: PromptSession[str] = PromptSession(history=InMemoryHistory(), output=output)
+
+    def read(self) -> str | None:
+        return _message(self._line)
+
+    @property
+    def typed(self) -> str:
+        """What stood in the line when it was given up."""
+        return self._session.default_buffer.text
+
+    def _line(self, first: bool) -> str | None:
+        try:
+            # With a colour, if only the default one, the space is painted too, not skipped by moving the cursor: what
+            # reads along (script, pexpect, a screen reader) finds the prompt as it is seen.
+            return self._session.prompt([("fg:ansidefault", "> " if first else "... ")])
+        except EOFError:
+            return None
+
+
+class Lines:
+    """Each line of a stream is a message."""
+
+    interactive = False
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def read(self) -> str | None:
+        return _message(self._line)
+
+    def _line(self, first: bool) -> str | None:
+        line = self._stream.readline()
+        return line.removesuffix("\n").removesuffix("\r") if line else None
+
+
+def _message(line: Callable[[bool], str | None]) -> str | None:
+    """One message: a line, or all lines between two \"\"\"."""
+    text = line(True)
+    if text is None or not text.lstrip().startswith(BLOCK):
+        return text
+    text = text.lstrip().removeprefix(BLOCK)
+    while not text.rstrip().endswith(BLOCK):
+        more = line(False)
+        if more is None:
+            return text
+        text += "\n" + more
+    return text.rstrip().removesuffix(BLOCK).strip("\n")

@@ -1,0 +1,211 @@
+"""A conversation of `octavo chat`: its turns, its settings and its commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from octavo.cli.chat_client import Answer, Client, Model, Refused
+from octavo.names import did_you_mean
+
+HELP = """\
+/set NAME VALUE   temperature, top_p, top_k, min_p, max_tokens, seed, system, verbose
+/show             the settings
+/clear            forget the conversation
+/bye              leave (or Ctrl-D)
+\"\"\"               begins and ends a message of several lines; pasted lines are one message
+Ctrl-C            stops an answer"""
+# For models whose files recommend nothing; OpenAI's temperature of 1 makes small ones ramble.
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
+# Where neither chat nor model says anything: OpenAI's.
+_SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+_SETTINGS: dict[str, Callable[[str], Any]] = {
+    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int, "seed": int,
+}  # fmt: skip
+_CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
+_CHARACTERS_A_TOKEN = 3  # fewer than usual, so that guesses are on the long side
+_ROOM = 256  # tokens kept free for an answer, or a quarter of the context if that is less
+_SHARE = 4  # of the context is an answer's at most, if nothing else is said: small models may never end one
+
+Message = dict[str, str]
+
+
+class Conversation:
+    """``notice`` prints what is said beside the answers; ``settings`` are the user's own."""
+
+    def __init__(
+        self, client: Client, model: Model, settings: dict[str, Any], system: str | None, verbose: bool,
+        notice: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._client, self._model = client, model
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+        self._system, self._verbose, self._notice = system, verbose, notice
+        self.clear()
+
+    def clear(self) -> None:
+        self._turns: list[Message] = []  # a question and its answer in turn
+        self._num_tokens = 0  # of what was sent last and its answer
+        self._told_of_oldest = False
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Temperature and the like of the next answer, as far as they are known."""
+        said = self._model.sampling
+        defaults = {} if said is None else said or CHAT_SAMPLING
+        base = {} if said is None else _SERVER_SAMPLING
+        return {**base, **defaults, **{name: self._settings[name] for name in _SETTINGS if name in self._settings}}
+
+    # Answers.
+
+    def ask(self, message: str) -> bool:
+        """Print the answer to ``message`` as it comes; False where Ctrl-C stopped it. Raises Refused."""
+        answer = Answer()
+        turns = self._fitting([*self._turns, {"role": "user", "content": message}])
+        while True:
+            try:
+                finished = self._print(answer, turns)
+                break
+            except Refused as refusal:
+                if not refusal.too_long or len(turns) < 3:
+                    raise  # the turns are as they were
+                turns = turns[2:]
+        if answer.text:
+            self._turns = [*turns, {"role": "assistant", "content": answer.text}]
+            self._num_tokens = answer.num_tokens
+        if finished and answer.finish_reason == "length":
+            self._tell_of_cut(answer)
+        if self._verbose:
+            self._tell_of_speed(answer)
+        return finished
+
+    def _body(self, turns: list[Message]) -> dict[str, Any]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        own = CHAT_SAMPLING if self._model.sampling == {} else {}
+        limit = {"max_tokens": self._max_tokens} if self._max_tokens else {}
+        return {"model": self._model.name, "messages": [*system, *turns], **own, **self._settings, **limit}
+
+    @property
+    def _max_tokens(self) -> int | None:
+        return self._settings.get("max_tokens") or (self._model.max_model_len or 0) // _SHARE or None
+
+    def _print(self, answer: Answer, turns: list[Message]) -> bool:
+        on_terminal, stream = sys.stdout.isatty(), self._client.stream(self._body(turns), answer)
+        try:
+            for number, (thought, piece) in enumerate(stream):
+                if number == 0 and len(turns) <= len(self._turns):
+                    self._tell_of_oldest()
+                if on_terminal:  # a model's escape sequences are not for the terminal
+                    thought, piece = thought.translate(_CONTROLS), piece.translate(_CONTROLS)
+                print(dim(thought) + piece, end="", flush=True)
+        except KeyboardInterrupt:
+            print()
+            return False
+        except Refused:
+            if answer.first_token:
+                print()
+            raise
+        finally:
+            stream.close()
+        print()
+        return True
+
+    def _fitting(self, turns: list[Message]) -> list[Message]:
+        """``turns`` without the first ones, if together with an answer they would probably not fit. The last stays."""
+        limit = self._model.max_model_len
+        if not limit or not self._num_tokens:
+            return turns
+        room = min(self._max_tokens or _ROOM, _ROOM, limit // _SHARE)
+        sizes = [len(turn["content"]) for turn in turns]
+        tokens_a_character = self._num_tokens / max(1, sum(sizes[:-1]) + len(self._system or ""))
+        needed = self._num_tokens + sizes[-1] // _CHARACTERS_A_TOKEN
+        while needed + room > limit and len(turns) > 2:
+            needed -= round((sizes[0] + sizes[1]) * tokens_a_character)
+            turns, sizes = turns[2:], sizes[2:]
+        return turns
+
+    def _tell_of_oldest(self) -> None:
+        if not self._told_of_oldest:
+            limit = self._model.max_model_len
+            of = f" of {limit} tokens" if limit else ""
+            self._notice(f"(the context{of} is full: the oldest turns are forgotten from here on)")
+        self._told_of_oldest = True
+
+    def _tell_of_cut(self, answer: Answer) -> None:
+        limit, count = self._model.max_model_len, answer.usage.get("completion_tokens")
+        if self._max_tokens and (not limit or answer.num_tokens < limit):
+            self._notice(f"(cut after {count or self._max_tokens} tokens; /set max_tokens N for another limit)")
+        else:
+            self._notice("(cut: the context is full)")
+
+    def _tell_of_speed(self, answer: Answer) -> None:
+        count, prompt = answer.usage.get("completion_tokens") or 0, answer.usage.get("prompt_tokens") or 0
+        cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        rate = (count - 1) / max(answer.elapsed - answer.first_token, 1e-9) if count > 1 else 0.0
+        self._notice(
+            f"({count} tokens, {rate:.1f} tokens/s; the first after {answer.first_token:.2f} s; prompt: {prompt} "
+            f"tokens, {cached} cached)"
+        )
+
+    # Commands.
+
+    def command(self, text: str) -> bool:
+        """Run a line that begins with a slash; False where it is to end the conversation."""
+        name, _, rest = text.strip().partition(" ")
+        if name in ("/bye", "/exit", "/quit"):
+            return False
+        if name in ("/help", "/?"):
+            print(HELP)
+        elif name in ("/clear", "/reset"):
+            self.clear()
+            self._notice("(forgotten)")
+        elif name == "/show" or (name == "/set" and not rest.strip()):
+            self._show()
+        elif name == "/set":
+            self._set(*rest.strip().removeprefix("parameter ").strip().partition(" ")[::2])
+        else:
+            print(f"there is no command {name}{did_you_mean(name, _COMMANDS) or '; /help lists them'}")
+        return True
+
+    def _show(self) -> None:
+        values: dict[str, Any] = {"model": self._model.name, "url": self._client.url}
+        values |= dict.fromkeys(_SERVER_SAMPLING, "(the server's)") | self.sampling
+        values |= {name: value for name, value in self._settings.items() if name not in values}
+        values |= {"max_tokens": self._max_tokens} if self._max_tokens else {}
+        values |= {"system": self._system} if self._system else {}
+        values |= {"verbose": "on" if self._verbose else "off"}
+        if self._model.max_model_len:
+            values["context"] = f"{self._num_tokens} of {self._model.max_model_len} tokens"
+        for name, value in values.items():
+            print(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+
+    def _set(self, name: str, value: str) -> None:
+        value = value.strip()
+        if name in ("verbose", "quiet"):
+            self._verbose = (name == "verbose") == (value not in ("off", "false", "0"))
+        elif name == "system":
+            self._system = value.strip('"') or None
+        elif name not in _SETTINGS:
+            print(f"there is no setting {name!r}{did_you_mean(name, (*_SETTINGS, 'system', 'verbose'))}")
+        elif value in ("", "default"):
+            self._settings.pop(name, None)
+        else:
+            kind = _SETTINGS[name]
+            try:
+                self._settings[name] = kind(value)
+            except ValueError:
+                print(f"{name} must be {'a whole number' if kind is int else 'a number'}, got {value!r}")
+
+
+_COMMANDS = ("/help", "/?", "/bye", "/exit", "/quit", "/clear", "/reset", "/set", "/show")
+
+
+def is_command(text: str) -> bool:
+    """Whether a message is one for us: a slash and a word, not the path of a file."""
+    word = text.split(maxsplit=1)[0] if text.strip() else ""
+    return word.startswith("/") and "/" not in word[1:]
+
+
+def dim(text: str) -> str:
+    """Text that is told from the answers, on a terminal."""
+    return f"\x1b[2m{text}\x1b[0m" if text and sys.stdout.isatty() else text
