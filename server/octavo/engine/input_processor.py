@@ -55,10 +55,12 @@ class InputProcessor:
         lora_name: str | None = None,
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
+        truncation_side: str = "left",
     ) -> EngineCoreRequest:
         """Check a request and make it ready for the core. Raises ValueError.
 
-        ``truncate_prompt_tokens`` keeps the last so many prompt tokens, -1 as many as the model takes.
+        ``truncate_prompt_tokens`` keeps so many prompt tokens, -1 as many as the model takes: with ``truncation_side``
+        "left" the last, with "right" the first.
         """
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
@@ -68,7 +70,7 @@ class InputProcessor:
             ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens, salt)
         else:
             ids = self._check_ids(ids)
-        ids = self._truncate(ids, truncate_prompt_tokens)
+        ids = self._truncate(ids, truncate_prompt_tokens, truncation_side)
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -139,7 +141,7 @@ class InputProcessor:
             )
         return ids
 
-    def _truncate(self, ids: list[int], limit: int | None) -> list[int]:
+    def _truncate(self, ids: list[int], limit: int | None, side: str) -> list[int]:
         if limit is None:
             return ids
         if limit < -1 or limit == 0 or limit > self.max_model_len - 1:
@@ -147,7 +149,8 @@ class InputProcessor:
                 f"truncate_prompt_tokens must be -1 or between 1 and {self.max_model_len - 1} (max_model_len - 1), "
                 f"got {limit}"
             )
-        return ids[-(self.max_model_len - 1 if limit == -1 else limit) :]
+        keep = self.max_model_len - 1 if limit == -1 else limit
+        return ids[:keep] if side == "right" else ids[-keep:]
 
     def check_length(self, ids: list[int]) -> int:
         """How many tokens can follow the prompt; raises ValueError when it is empty or leaves no room for one."""

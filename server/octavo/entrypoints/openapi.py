@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from pydantic.json_schema import models_json_schema
 
 from octavo import __version__
 from octavo.entrypoints.http import Handler
+from octavo.entrypoints.openai.embeddings import MAX_INPUTS
 from octavo.entrypoints.openai.errors import ErrorResponse
+from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
 
 _REF = "#/components/schemas/"
@@ -99,30 +101,52 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
     """What only this server knows: its model's names, vocabulary and length."""
     properties = schema["properties"]
     config = state.engine.config
-    top = {"type": "integer", "minimum": 0, "maximum": config.model.vocab_size - 1}
+    vocab_size, longest = config.model.vocab_size, config.scheduler.max_model_len - 1
+    token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
+
+    def options(name: str, kind: str) -> Iterator[dict[str, Any]]:
+        """The parts of a property's schema that are about one type."""
+        described = properties.get(name, {})
+        return (option for option in described.get("anyOf", [described]) if option.get("type") == kind)
+
     if "model" in properties:
         properties["model"] = {"anyOf": [{"enum": state.model_names}, {"type": "null"}], "default": None}
     for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
-        for option in properties.get(name, {}).get("anyOf", [properties.get(name, {})]):
-            if option.get("type") == "array":
-                option["items"] = top
-    prompts = properties.get("prompt", properties.get("input", {}))
-    for option in prompts.get("anyOf", []):
-        items = option.get("items", {})
-        if items.get("type") == "integer":
-            option["items"] = top
-        elif items.get("type") == "array":
-            items["items"] = top
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens"):
-        for option in properties.get(name, {}).get("anyOf", []):
-            if option.get("type") == "integer":
-                option["maximum"] = config.scheduler.max_model_len - 1
-    if not state.args.trust_request_chat_template:
-        properties.pop("chat_template", None)
-    for option in properties.get("dimensions", {}).get("anyOf", []):
-        if option.get("type") == "integer":
-            option["enum"] = [config.model.hidden_size]
-    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-        for option in properties.get(name, {}).get("anyOf", []):
-            if option.get("type") == "integer":
-                option["maximum"] = state.args.max_logprobs
+        for option in options(name, "array"):
+            option["items"] = token
+    for name, most in (("prompt", MAX_PROMPTS), ("input", MAX_INPUTS)):
+        for option in options(name, "array"):
+            items = option["items"]
+            if items["type"] == "integer":
+                option |= {"items": token, "maxItems": longest}
+            else:
+                option["maxItems"] = most
+            if items["type"] == "array":
+                items |= {"items": token, "maxItems": longest}
+    for option in options("logit_bias", "object"):
+        (value,) = option["patternProperties"].values()
+        option["patternProperties"] = {f"^{integers_below(vocab_size)}$": value}
+        option["additionalProperties"] = False
+    for name, maximum in (
+        ("n", state.max_n), ("best_of", state.max_n), ("max_tokens", longest), ("max_completion_tokens", longest),
+        ("min_tokens", longest), ("truncate_prompt_tokens", longest), ("logprobs", state.args.max_logprobs),
+        ("top_logprobs", state.args.max_logprobs), ("prompt_logprobs", state.args.max_logprobs),
+    ):  # fmt: skip
+        for option in options(name, "integer"):
+            option["maximum"] = maximum
+    for option in options("dimensions", "integer"):
+        option["enum"] = [config.model.hidden_size]
+    if not state.args.trust_request_chat_template and "chat_template" in properties:
+        properties["chat_template"] = {"type": "null"}
+
+
+def integers_below(limit: int) -> str:
+    """A regular expression of the integers 0 to ``limit`` - 1 as JSON writes them, inside parentheses."""
+    digits = str(limit)
+    options = [f"[1-9][0-9]{{{length - 1}}}" for length in range(2, len(digits))] + (["[0-9]"] if limit > 9 else [])
+    for at, digit in enumerate(digits):
+        lowest = 1 if at == 0 and len(digits) > 1 else 0
+        if int(digit) > lowest:
+            rest = len(digits) - at - 1
+            options.append(f"{digits[:at]}[{lowest}-{int(digit) - 1}][0-9]{{{rest}}}")
+    return f"({'|'.join(options)})"

@@ -20,6 +20,7 @@ from octavo.errors import ConfigError
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
 
+MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
 REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
 
 
@@ -48,6 +49,7 @@ class ServerState:
         self.model_names = served_names(self.engine.config, self.args)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
+        self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
         # Parsing holds up everything else in the process: a long text costs nothing, but millions of values would.
         self.max_body_values = max(200_000, 2 * self.engine.config.scheduler.max_model_len)

@@ -95,18 +95,19 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
     if body.stream and body.prompt_logprobs is not None:
         message = "prompt_logprobs come with whole answers only; drop stream or prompt_logprobs"
         raise bad_request(message, "prompt_logprobs")
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    asked_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens: int | None = getattr(body, asked_field)
     params = serving.sampling_params(state, body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
     size = sum(len(message["content"]) for message in messages)
     ids, plan, constraint = (
-        await state.engine.run_in_thread(_interpret, state, body, messages)
+        await state.engine.run_in_thread(interpret, state, body, messages)
         if size > _LONG_CHAT or body.tools
-        else _interpret(state, body, messages)
+        else interpret(state, body, messages)
     )
     if plan is not None and plan.parser.needs_special_tokens and body.skip_special_tokens is None:
         params.skip_special_tokens = False
     request = await serving.prepare(
-        state, body, ids, params, max_tokens, add_special_tokens=False, constraint=constraint
+        state, body, ids, params, max_tokens, asked_field, add_special_tokens=False, constraint=constraint
     )
     inside = _ends_inside_thoughts(state, ids)
     if request.grammar is not None and state.engine.tokenizer is not None:
@@ -121,7 +122,7 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, answer_id: s
     return _Job(state, body, answer_id, int(time.time()), request, role, echo, plan, inside)
 
 
-def _interpret(
+def interpret(
     state: ServerState, body: ChatCompletionRequest, messages: list[dict[str, Any]]
 ) -> tuple[list[int], ToolPlan | None, Constraint | None]:
     """The prompt's token ids, how tools are called, and what the answer must be like. Raises ValueError, APIError."""

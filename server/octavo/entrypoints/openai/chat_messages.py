@@ -8,9 +8,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from octavo.entrypoints.openai.errors import bad_request, shown
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_MESSAGES = 10_000
+from octavo.entrypoints.openai.field_schemas import MAX_MESSAGES, ROLES
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

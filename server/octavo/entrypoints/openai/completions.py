@@ -80,7 +80,9 @@ async def _prepare(state: ServerState, body: CompletionRequest, answer_id: str) 
     constraint = constraint_of(body)
     requests = []
     for prompt in prompts:
-        requests.append(await serving.prepare(state, body, prompt, params, params.max_tokens, special, constraint))
+        requests.append(
+            await serving.prepare(state, body, prompt, params, params.max_tokens, "max_tokens", special, constraint)
+        )
         await asyncio.sleep(0)  # a thousand prompts do not hold up everybody else
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return _Job(state, body, answer_id, int(time.time()), requests, texts, params.n, prompt_only)

@@ -8,10 +8,9 @@ import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,7 +18,8 @@ from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import JSON, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving
 from octavo.entrypoints.openai.errors import APIError, bad_request
-from octavo.entrypoints.openai.protocol import PromptField
+from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
+from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
 from octavo.entrypoints.state import ServerState
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -27,20 +27,21 @@ MAX_INPUTS = 2_048  # as OpenAI's API
 _WORTH_A_THREAD = 4_000  # characters or ids
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(RequestBody):
     """OpenAI's fields, and ``pooling``: "mean" of all tokens or the "last" one; by default as the server is set up."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    FOREIGN: ClassVar[ForeignFields] = EMBEDDING
 
     input: PromptField
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(default=None, ge=1)
+    dimensions: Count | None = None
     user: str | None = None
     pooling: Literal["mean", "last"] | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Truncation = None
+    truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     def inputs(self) -> list[str | list[int]]:
         if isinstance(self.input, str) or isinstance(self.input[0], int):
@@ -74,6 +75,7 @@ async def create_embeddings(request: Request) -> Response:
     state = serving.state_of(request)
     state.check_serving()
     body = await read_body(request, EmbeddingRequest, state.max_body_bytes)
+    body.check()
     state.check_model(body.model)
     size = state.engine.config.model.hidden_size
     if body.dimensions not in (None, size):
@@ -102,6 +104,7 @@ def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | l
                 priority=body.priority or 0,
                 add_special_tokens=body.add_special_tokens is not False,
                 truncate_prompt_tokens=body.truncate_prompt_tokens,
+                truncation_side=body.truncation_side or "left",
             )
         except ValueError as error:
             subject, _, rest = str(error).partition(" ")

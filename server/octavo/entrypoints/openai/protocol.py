@@ -1,29 +1,24 @@
-"""The bodies of requests: OpenAI's fields and vLLM's extra ones. Types are strict: ``true`` is not a number."""
+"""The bodies of requests: OpenAI's fields and vLLM's extra ones. Types are strict: ``true`` is not a number.
+
+What a type accepts and what /openapi.json says of it stand in one place: either pydantic makes the schema of the type,
+or the type names its check and its schema side by side.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from octavo.entrypoints.openai.chat_messages import ROLES
+from octavo import sampling_params as limits
+from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.openai.foreign_fields import GENERATION, HARMLESS, ForeignFields
 from octavo.entrypoints.state import REQUEST_ID
 
 logger = logging.getLogger(__name__)
 
-# Known fields that cannot change the text.
-_HARMLESS = frozenset({
-    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "stream_interval",
-})  # fmt: skip
-# Known fields that would change the answer and are not built.
-_REFUSED = frozenset({
-    "audio", "modalities", "prediction", "web_search_options", "functions", "function_call", "logits_processors",
-    "prompt_embeds", "kv_transfer_params", "thinking_token_budget", "mm_processor_kwargs", "vllm_xargs",
-    "structural_tag",
-})  # fmt: skip
 _logged: set[str] = set()
 _MAX_LOGGED = 1_000
 
@@ -43,7 +38,32 @@ def integral_list(value: Any) -> Any:
     return list(map(integral, value)) if isinstance(value, list) and float in set(map(type, value)) else value
 
 
-IntList = Annotated[list[int], BeforeValidator(integral_list)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(integral_list)]
+Index = Annotated[int, Field(ge=0, le=limits.MAX_INT), _FromFloat]
+Count = Annotated[int, Field(ge=1, le=limits.MAX_INT), _FromFloat]
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat]
+
+
+def _only(*values: Any) -> Any:
+    """A type of a few values, of which null is one."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
+            return value
+        raise ValueError(f"must be {' or '.join(map(shown, values))}, got {shown(value)}: nothing else is supported")
+
+    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *values]})]
+
+
+def _truncation(value: Any) -> Any:
+    value = integral(value)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= -1 and value != 0):
+        return value
+    raise ValueError(f"must be -1 or an integer >= 1, got {shown(value)}")
+
+
+_TRUNCATION_SCHEMA = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}, {"type": "null"}]}
+Truncation = Annotated[int | None, BeforeValidator(_truncation), WithJsonSchema(_TRUNCATION_SCHEMA)]
 
 
 def _one_of_shapes(value: Any) -> Any:
@@ -80,43 +100,36 @@ _PROMPT_SCHEMA = {
 PromptField = Annotated[Any, BeforeValidator(_one_of_shapes), WithJsonSchema(_PROMPT_SCHEMA)]
 
 
+_WORD = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_LENGTH}
+
+
 def _strings(value: Any) -> Any:
-    if value is None or isinstance(value, str) or (isinstance(value, list) and all(isinstance(s, str) for s in value)):
-        return value
-    raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
+    words = [value] if isinstance(value, str) else value
+    if words is None:
+        return None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
+    if len(words) > limits.MAX_STOP_STRINGS:
+        raise ValueError(f"takes at most {limits.MAX_STOP_STRINGS} strings, got {len(words)}")
+    for word in words:
+        if not 0 < len(word) <= limits.MAX_STOP_LENGTH:
+            raise ValueError(f"must hold strings of 1 to {limits.MAX_STOP_LENGTH} characters, got one of {len(word)}")
+    return value
 
 
-_STOP_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-StopField = Annotated[Any, BeforeValidator(_strings), WithJsonSchema(_STOP_SCHEMA)]
-
-
-_MESSAGES_SCHEMA = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": {"enum": list(ROLES)},
-            "content": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["type", "text"],
-                            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-                        },
-                    },
-                ]
-            },
-            "name": {"type": "string"},
-            "tool_call_id": {"type": "string"},
-        },
-    },
+_STOP_SCHEMA = {
+    "anyOf": [_WORD, {"type": "array", "items": _WORD, "maxItems": limits.MAX_STOP_STRINGS}, {"type": "null"}]
 }
-MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(_MESSAGES_SCHEMA)]
+StopField = Annotated[Any, BeforeValidator(_strings), WithJsonSchema(_STOP_SCHEMA)]
+BadWord = Annotated[str, Field(max_length=limits.MAX_STOP_LENGTH, pattern=r"[^\s\x1c-\x1f\x85]")]  # one shows
+BadWords = Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=limits.MAX_LOGIT_BIAS),
+]
+MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(schemas.MESSAGES)]
+TruncationSide = Literal["left", "right"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BaseModel):
@@ -126,15 +139,39 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What completions and chat completions share. A null means: as if it were not there."""
+class RequestBody(BaseModel):
+    """Any body. A null means: as if the field were not there."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
+    FOREIGN: ClassVar[ForeignFields]  # of other servers
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        schema = handler(core_schema)
+        handler.resolve_ref_schema(schema)["patternProperties"] = cls.FOREIGN.schema()
+        return schema
+
+    def check(self) -> None:
+        """What the types cannot say. Raises APIError."""
+        for name, value in (self.model_extra or {}).items():
+            if why := self.FOREIGN.why_not(name, value):
+                raise bad_request(why, name)
+            if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
+                _logged.add(name)
+                logger.warning("ignoring the unknown request field %r", name[:100])
+
+
+class GenerationRequest(RequestBody):
+    """What completions and chat completions share."""
+
+    FOREIGN: ClassVar[ForeignFields] = GENERATION
+    LOGPROBS: ClassVar[str] = "logprobs"  # the field with the number of alternatives
+
     model: str | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], float] | None = None
-    n: Annotated[int, Field(ge=1), _FromFloat] | None = None
+    logit_bias: LogitBias | None = None
+    n: Count | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat] | None = None
     stop: StopField = None
@@ -143,34 +180,37 @@ class GenerationRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     # vLLM's
-    top_k: Annotated[int, Field(ge=-1), _FromFloat] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_INT), _FromFloat] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop_token_ids: IntList | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: Annotated[list[int], Field(min_length=1), BeforeValidator(integral_list)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0), _FromFloat] | None = None
+    min_tokens: Index | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1), _FromFloat] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
+    truncate_prompt_tokens: Truncation = None
+    truncation_side: TruncationSide | None = None
+    prompt_logprobs: Index | None = None
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat] | None = None
+    priority: Priority | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
     request_id: Annotated[str, Field(pattern=f"^{REQUEST_ID}$")] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    length_penalty: float | None = None
-    use_beam_search: bool | None = None
+    length_penalty: _only(1) = None  # type: ignore[valid-type]  # of beam search, as the next one
+    use_beam_search: _only(False) = None  # type: ignore[valid-type]
     # The form of the answer: one of these, see structured.py
-    response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: Annotated[dict[str, Any] | None, WithJsonSchema(schemas.RESPONSE_FORMAT)] = None
+    structured_outputs: Annotated[dict[str, Any] | None, WithJsonSchema(schemas.STRUCTURED_OUTPUTS)] = None
+    guided_json: Annotated[Any, WithJsonSchema(schemas.or_null("json"))] = None
+    guided_regex: Annotated[Any, WithJsonSchema(schemas.or_null("regex"))] = None
+    guided_choice: Annotated[Any, WithJsonSchema(schemas.or_null("choice"))] = None
+    guided_grammar: Annotated[Any, WithJsonSchema(schemas.or_null("grammar"))] = None
+    json_schema: Annotated[Any, WithJsonSchema(schemas.or_null("json"))] = None  # llama.cpp's and SGLang's
+    regex: Annotated[Any, WithJsonSchema(schemas.or_null("regex"))] = None  # SGLang's
 
     # Which of our fields are those of SamplingParams, under the same name.
     SAMPLING: ClassVar[tuple[str, ...]] = (
@@ -180,30 +220,17 @@ class GenerationRequest(BaseModel):
     )  # fmt: skip
 
     def check(self) -> None:
-        """What the types cannot say. Raises APIError."""
-        self._check_extra_fields()
+        super().check()
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed with stream: true; drop it or stream", "stream_options")
-        if self.use_beam_search:
-            raise bad_request("use_beam_search is not supported; drop it", "use_beam_search")
-        if self.length_penalty not in (None, 1.0):
-            raise bad_request("length_penalty is only of use with beam search, which is not supported; drop it")
-
-    def _check_extra_fields(self) -> None:
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in _HARMLESS:
-                continue
-            if name in _REFUSED:
-                raise bad_request(f"{name} is not supported by this server; drop it", name)
-            if name not in _logged and len(_logged) < _MAX_LOGGED:
-                _logged.add(name)
-                logger.warning("ignoring the unknown request field %r", name[:100])
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise bad_request("truncation_side needs truncate_prompt_tokens; set it or drop both", "truncation_side")
 
     def sampling_fields(self) -> dict[str, Any]:
         """The SamplingParams fields that the request sets."""
         fields = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
         if self.logit_bias is not None:
-            fields["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+            fields["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         return fields
 
 
@@ -211,16 +238,14 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     prompt: PromptField
-    max_tokens: Annotated[int, Field(ge=0), _FromFloat] | None = None
+    max_tokens: Index | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
-    suffix: str | None = None
-    best_of: Annotated[int, Field(ge=1), _FromFloat] | None = None
+    logprobs: Index | None = None
+    suffix: _only("") = None  # type: ignore[valid-type]  # the model completes text, it does not fill in
+    best_of: Count | None = Field(default=None, description="the same as n")
 
     def check(self) -> None:
         super().check()
-        if self.suffix:
-            raise bad_request("suffix is not supported: the model completes text, it does not fill in; drop it")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise bad_request(f"best_of must equal n ({self.n or 1}), got {self.best_of}: drop it and use n", "best_of")
 
@@ -237,20 +262,22 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
+    LOGPROBS: ClassVar[str] = "top_logprobs"
+
     messages: MessagesField
-    max_tokens: Annotated[int, Field(ge=1), _FromFloat] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1), _FromFloat] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0), _FromFloat] | None = None
+    top_logprobs: Index | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(schemas.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
 
@@ -258,10 +285,3 @@ class ChatCompletionRequest(GenerationRequest):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs: true; set it or drop top_logprobs", "top_logprobs")
-
-
-def _token_id(key: str) -> int:
-    try:
-        return int(key)
-    except ValueError:
-        raise bad_request(f"logit_bias must have token ids as keys, got {shown(key)}", "logit_bias") from None

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 _DEFAULTS = SamplingParams()
 _AT_ONCE = 16  # requests that are handed to the core without giving others a turn
 _WORTH_A_THREAD = 2_000  # tokens and log-probabilities of an answer
-MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
 
 
 def sampling_params(
@@ -38,12 +37,15 @@ def sampling_params(
 ) -> SamplingParams:
     """The model's defaults under what the request sets. Raises ValueError."""
     fields = body.sampling_fields()
-    n = fields.get("n", 1)
-    max_n = max(MAX_N, state.engine.config.scheduler.max_num_seqs)
+    n, max_n = fields.get("n", 1), state.max_n
     if not 1 <= n <= max_n:
         raise bad_request(f"n must be between 1 and {max_n}, got {n}", "n")
+    longest = state.engine.config.scheduler.max_model_len - 1
+    if fields.get("min_tokens", 0) > longest:
+        message = f"min_tokens must be at most {longest} (max_model_len - 1), got {fields['min_tokens']}"
+        raise bad_request(message, "min_tokens")
     limit = state.args.max_logprobs
-    for name, value in (("logprobs", logprobs), ("prompt_logprobs", fields.get("prompt_logprobs"))):
+    for name, value in ((body.LOGPROBS, logprobs), ("prompt_logprobs", fields.get("prompt_logprobs"))):
         if value is not None and not 0 <= value <= limit:
             raise bad_request(f"{name} must be between 0 and {limit} (--max-logprobs), got {value}", name)
     if logprobs is not None:
@@ -61,12 +63,13 @@ async def prepare(
     prompt: Prompt,
     params: SamplingParams,
     asked: int | None,
+    asked_field: str,
     add_special_tokens: bool,
     constraint: Constraint | None = None,
 ) -> EngineCoreRequest:
     """A request for the core under an id of its own: ids that clients choose may repeat. Raises ValueError.
 
-    ``asked``: the max_tokens of the client, who is told when they cannot fit.
+    ``asked``: the tokens that the client wants, in ``asked_field``, and is told when they cannot fit.
     """
     request_id = uuid.uuid4().hex
     options: dict[str, Any] = {
@@ -74,6 +77,7 @@ async def prepare(
         "cache_salt": body.cache_salt,
         "add_special_tokens": add_special_tokens,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "truncation_side": body.truncation_side or "left",
     }
     if constraint is None:
         request = await state.engine.prepare(request_id, prompt, params, **options)
@@ -84,10 +88,11 @@ async def prepare(
         request = await constraint.check_within_time(work)
     limit = state.engine.config.scheduler.max_model_len
     if asked is not None and len(request.prompt_token_ids) + asked > limit:
+        length = len(request.prompt_token_ids)
         raise bad_request(
-            f"max_tokens ({asked}) and the prompt's {len(request.prompt_token_ids)} tokens are more than the model's "
-            f"{limit} (max_model_len); lower max_tokens to at most {limit - len(request.prompt_token_ids)}",
-            "max_tokens",
+            f"{asked_field} ({asked}) and the prompt's {length} tokens are more than the model's {limit} "
+            f"(max_model_len); lower it to at most {limit - length}",
+            asked_field,
             code="context_length_exceeded",
         )
     return request

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 GRAMMAR_SECONDS = 5.0  # that checking a grammar may take
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names
+_GUIDED |= {"json_schema": "json", "regex": "regex"}  # llama.cpp's and SGLang's
 _WITHOUT_EFFECT = frozenset({"disable_fallback", "_backend", "backend"})
 
 T = TypeVar("T")
@@ -92,6 +93,8 @@ def _response_format(body: GenerationRequest) -> Constraint | None:
     match value.get("type"):
         case "text":
             return None
+        case "json_object" if value.get("schema") is not None:  # llama.cpp's way of json_schema
+            return _json_schema({"schema": value["schema"]}, "response_format")
         case "json_object":
             return _make("response_format", json_object=True)
         case "json_schema":
@@ -102,8 +105,7 @@ def _response_format(body: GenerationRequest) -> Constraint | None:
     )
 
 
-def _json_schema(value: Any) -> Constraint:
-    field = "response_format.json_schema"
+def _json_schema(value: Any, field: str = "response_format.json_schema") -> Constraint:
     if not isinstance(value, dict):
         raise bad_request(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
     schema, strict = value.get("schema"), value.get("strict")

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.http import JSON, read_body
 from octavo.entrypoints.openai import chat
+from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.chat_messages import check_messages
 from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest, IntList, MessagesField
+from octavo.entrypoints.openai.foreign_fields import DETOKENIZE, TOKENIZE, ForeignFields
+from octavo.entrypoints.openai.protocol import (
+    ChatCompletionRequest,
+    MessagesField,
+    ReasoningEffort,
+    RequestBody,
+    TokenIds,
+)
 from octavo.entrypoints.openai.serving import state_of
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """A ``prompt``, or ``messages`` with the options of the chat template."""
 
+    FOREIGN: ClassVar[ForeignFields] = TOKENIZE
+
     model_config = ConfigDict(
-        strict=True,
-        extra="ignore",
-        protected_namespaces=(),
         json_schema_extra={
             "oneOf": [
                 {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
                 {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
             ]
-        },
+        }
     )
 
     model: str | None = None
@@ -40,15 +47,18 @@ class TokenizeRequest(BaseModel):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(schemas.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+class DetokenizeRequest(RequestBody):
+    FOREIGN: ClassVar[ForeignFields] = DETOKENIZE
 
     model: str | None = None
-    tokens: IntList
+    tokens: TokenIds
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -65,15 +75,17 @@ class DetokenizeResponse(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_body(request, TokenizeRequest, state.max_body_bytes)
+    body.check()
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt or messages must be given, and not both", "prompt")
     processor = state.engine.input_processor
     if body.messages is not None:
-        options = body.model_dump(exclude={"prompt", "return_token_strs", "model", "messages"}, exclude_none=True)
+        of_chats = type(body).model_fields.keys() - {"prompt", "return_token_strs", "model", "messages"}
+        options = body.model_dump(include=of_chats, exclude_none=True)
         messages = await state.engine.run_in_thread(check_messages, body.messages)
         chat_body = ChatCompletionRequest(messages=body.messages, **options)
-        ids = await state.engine.run_in_thread(chat.render, state, chat_body, messages)
+        ids, _, _ = await state.engine.run_in_thread(chat.interpret, state, chat_body, messages)
     else:
         special = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
@@ -87,6 +99,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_body(request, DetokenizeRequest, state.max_body_bytes)
+    body.check()
     state.check_model(body.model)
     tokenizer = state.engine.tokenizer
     if tokenizer is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.openai.field_schemas import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.structured import CallGrammar, Constraint
 from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constraint_of, parameters_of
@@ -17,8 +18,6 @@ from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
 
-MAX_TOOLS = 1_024
-MAX_NAME = 256
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
@@ -137,9 +136,9 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(function, dict):
         raise bad_request(f'{where}.function must be an object with a "name", got {shown(function)}', where)
     name = function.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
         field = f"{where}.function.name"
-        raise bad_request(f"{field} must be a text of 1 to {MAX_NAME} characters, got {shown(name)}", field)
+        raise bad_request(f"{field} must be a text of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
     for key, kinds, what in (
         ("description", str, "a text"),
         ("parameters", dict, "a JSON schema (an object)"),

@@ -1,0 +1,160 @@
+"""Fields that other servers' clients send and that would change the answer, but are not built: vLLM's, llama.cpp's,
+SGLang's, TGI's, Ollama's and OpenAI's own. Each is refused by name, unless its value says what is so anyway.
+
+One table for what is checked and for what /openapi.json says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Values = tuple[Any, ...]
+
+# Name -> the values that change nothing; null is always one of them.
+_GENERATION: dict[str, Values] = {
+    **dict.fromkeys(
+        (
+            # OpenAI's
+            "audio", "prediction", "web_search_options", "functions", "function_call", "reasoning",
+            # vLLM's
+            "logits_processors", "prompt_embeds", "kv_transfer_params", "ec_transfer_params",
+            "mm_processor_kwargs", "media_io_kwargs", "vllm_xargs", "extra_args", "structural_tag",
+            "logprob_token_ids", "repetition_detection", "guided_whitespace_pattern", "guided_json_object",
+            "lora_request",
+            # llama.cpp's
+            "grammar", "grammar_triggers", "preserved_tokens", "n_predict", "n_cmpl", "n_indent", "samplers",
+            "dry_sequence_breakers", "image_data", "multimodal_data", "lora", "response_fields", "t_max_prompt_ms",
+            "t_max_predict_ms", "input_prefix", "input_suffix", "input_extra", "system_prompt", "generation_prompt",
+            "chat_format",
+            # SGLang's
+            "ebnf", "stop_regex", "lora_path", "session_params", "custom_params", "custom_logit_processor",
+            "input_ids", "input_embeds", "min_new_tokens",
+            # TGI's and transformers'
+            "max_new_tokens", "max_length", "min_length", "adapter_id", "tool_prompt", "guideline", "truncate",
+            "random_seed", "negative_prompt", "suppress_tokens", "bad_words_ids", "force_words_ids",
+            "eos_token_id", "forced_eos_token_id", "stop_sequences", "stopping_strings",
+            # Ollama's
+            "format", "options", "think", "template", "system", "context", "images", "num_ctx", "num_predict",
+            # Others'
+            "thinking", "enable_thinking", "custom_token_bans", "banned_tokens", "banned_strings",
+        ),
+        (),
+    ),
+    **dict.fromkeys(
+        (
+            "watermarking", "return_prompt_text", "grammar_lazy", "post_sampling_probs", "thinking_forced_open",
+            "reasoning_in_content", "no_stop_trim", "return_hidden_states", "watermark", "raw", "safe_prompt",
+            "penalize_nl", "early_stopping", "return_full_text", "details", "decoder_input_details",
+        ),
+        (False,),
+    ),
+    **dict.fromkeys(
+        (
+            "dynatemp_range", "xtc_probability", "dry_multiplier", "mirostat", "mirostat_mode", "n_probs", "min_keep",
+            "n_keep", "n_discard", "top_a", "smoothing_factor", "eta_cutoff", "epsilon_cutoff", "penalty_alpha",
+            "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+        ),
+        (0,),
+    ),
+    **dict.fromkeys(
+        ("typical_p", "tfs", "tfs_z", "repeat_penalty", "num_beams", "num_beam_groups", "guidance_scale",
+         "diversity_penalty", "num_return_sequences", "encoder_repetition_penalty"),
+        (1,),
+    ),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "thinking_token_budget": (-1,),
+    "reasoning_budget": (-1,),
+    "reasoning_budget_tokens": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "do_sample": (True,),
+    "separate_reasoning": (True,),
+    "top_n_sigma": (0, -1),
+    "nsigma": (0,),
+    "adaptive_target": (-1,),
+    "reasoning_format": ("auto",),
+}  # fmt: skip
+
+# Where only another name is missing.
+_INSTEAD = {
+    "n_predict": "max_tokens", "num_predict": "max_tokens", "max_new_tokens": "max_tokens", "n_cmpl": "n",
+    "num_return_sequences": "n", "repeat_penalty": "repetition_penalty", "min_new_tokens": "min_tokens",
+    "random_seed": "seed", "stop_sequences": "stop", "stopping_strings": "stop", "n_probs": "logprobs",
+    "reasoning": "reasoning_effort", "thinking": "chat_template_kwargs", "enable_thinking": "chat_template_kwargs",
+    "think": "chat_template_kwargs", "functions": "tools", "function_call": "tool_choice", "format": "response_format",
+    "grammar": "structured_outputs.grammar", "ebnf": "structured_outputs.grammar",
+    "truncate": "truncate_prompt_tokens", "banned_strings": "bad_words", "guided_json_object": "response_format",
+    "normalize": "the vector as it is: its length is 1", "content": "prompt", "options": "the fields in it",
+    "eos_token_id": "stop_token_ids", "add_special": "add_special_tokens", "with_pieces": "return_token_strs",
+}  # fmt: skip
+
+_EMBEDDING: dict[str, Values] = {
+    **dict.fromkeys(
+        ("messages", "mm_processor_kwargs", "media_io_kwargs", "input_type", "prompt_name", "task", "task_type",
+         "instruction", "instruct", "embedding_type", "embedding_types", "options", "image", "lora_path",
+         "late_chunking", "chat_template", "chat_template_kwargs", "content"),
+        (),
+    ),
+    "truncate": (False, "NONE"),
+    "normalize": (True,),
+    "use_activation": (True,),
+    "embd_normalize": (2,),
+    "padding": ("do_not_pad",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+}  # fmt: skip
+
+_TOKENIZE: dict[str, Values] = {
+    **dict.fromkeys(
+        ("content", "mm_processor_kwargs", "media_io_kwargs", "truncate_prompt_tokens", "truncation_side",
+         "add_special"),
+        (),
+    ),
+    "with_pieces": (False,),
+    "return_token_offsets": (False,),
+    "parse_special": (True,),
+}  # fmt: skip
+
+_DETOKENIZE: dict[str, Values] = {"skip_special_tokens": (False,)}
+
+# Known fields that cannot change the text.
+HARMLESS = frozenset({
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "stream_interval", "session_id", "keep_alive", "cache_prompt", "id_slot", "timings_per_token", "rid",
+    "custom_labels", "return_token_offsets", "return_mm_kwargs", "routed_experts_prompt_start", "request_id",
+    "cache_salt", "backend_sampling", "guided_decoding_backend",
+})  # fmt: skip
+
+
+class ForeignFields:
+    """Those of one route."""
+
+    def __init__(self, fields: Mapping[str, Values]) -> None:
+        self._fields = fields
+
+    def why_not(self, name: str, value: Any) -> str | None:
+        """Why ``value`` is refused in a field that is none of ours; None when it is not."""
+        if value is None or name not in self._fields or any(_same(value, other) for other in self._fields[name]):
+            return None
+        instead = _INSTEAD.get(name)
+        return f"{name} is not supported by this server: {f'use {instead}' if instead else 'drop it'}"
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema: what these fields may hold."""
+        by_values: dict[str, tuple[Values, list[str]]] = {}
+        for name, values in self._fields.items():
+            by_values.setdefault(repr(values), (values, []))[1].append(re.escape(name))
+        return {f"^({'|'.join(sorted(names))})$": {"enum": [None, *values]} for values, names in by_values.values()}
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON Schema's enum compares: 1 is 1.0, but neither is true."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+GENERATION = ForeignFields(_GENERATION)
+EMBEDDING = ForeignFields(_EMBEDDING)
+TOKENIZE = ForeignFields(_TOKENIZE)
+DETOKENIZE = ForeignFields(_DETOKENIZE)
