@@ -1,6 +1,6 @@
 # Both images of Octavo: `docker build --target server .` and `--target operator .`, or `make image` without Docker.
 #
-#   BASE         a Debian whose Python is 3.11 or newer
+#   BASE         a Debian whose Python is 3.11 or newer, by tag or by digest (docker.io/library/debian@sha256:...)
 #   WITH_MODEL   1: the embedded model rides along, for clusters without a way out
 #
 # What changes seldom comes first: torch, the other packages, the model; a change of source moves the last, small layer.
@@ -17,7 +17,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log /var/cache/ldconfig/aux-cache \
     && python3 -m venv --without-pip /opt/octavo \
     && useradd --uid 65532 --user-group --home-dir /tmp --no-create-home --shell /usr/sbin/nologin octavo
-ENV PATH=/opt/octavo/bin:$PATH PYTHONUNBUFFERED=1
+# HOME is for users of whom /etc/passwd knows nothing: OpenShift gives each namespace uids of its own, all in group 0.
+ENV PATH=/opt/octavo/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 
 # ------------------------------------------------------------------------------------------------ what builds, not shipped
 FROM python AS build
@@ -90,7 +91,7 @@ ENV XDG_CACHE_HOME=/cache \
     TRITON_CACHE_DIR=/cache/triton \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN install -d -o 65532 -g 65532 /cache \
+RUN install -d -o 65532 -g 0 -m 0775 /cache \
     && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
 USER 65532:65532
 EXPOSE 8000 8001

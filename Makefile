@@ -74,11 +74,11 @@ bench: setup  ## our server against whichever peers are installed: ratios, JSON,
 bench-parts: setup  ## what each part of the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
 
-image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1
+image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
 	for name in operator server; do \
 	  $(PYTHON) tests/cluster/rig.py build $(IMAGE_PREFIX)/octavo-$$name:$(TAG) . --target $$name \
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
-	    --build-arg WITH_MODEL=$(WITH_MODEL) || exit 1; \
+	    --build-arg WITH_MODEL=$(WITH_MODEL) $(BASE:%=--build-arg BASE=%) || exit 1; \
 	done
 
 # A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from support.chart_values import MATRIX
 
 from octavo_operator import crd
 from octavo_operator.config import OperatorConfig
+from octavo_operator.render.names import MANAGEMENT_PORT
 
 CHART = Path(__file__).parents[2] / "charts/octavo"
 
@@ -96,9 +100,12 @@ def test_an_api_of_the_whole_cluster_is_served_only_by_an_operator_of_the_whole_
     assert "selector" not in services[0]["spec"], "the operator that works says itself that it is the one to ask"
     bindings = of_kind(objects, "RoleBinding") + of_kind(objects, "ClusterRoleBinding")
     bound = {(one["metadata"].get("namespace"), one["roleRef"]["name"]) for one in bindings}
-    needed = {("kube-system", "extension-apiserver-authentication-reader"), (None, config.metrics_service)}
+    role = config.metrics_owner or "none"
+    needed = {("kube-system", "extension-apiserver-authentication-reader"), (None, role)}
     assert needed & bound == (needed if config.metrics_api and name != "no-rbac" else set())
-    assert config.metrics_owner == ("" if name == "no-rbac" else config.metrics_service)
+    assert (config.metrics_owner == "") is (name == "no-rbac")
+    if needed & bound:
+        assert role in {one["metadata"]["name"] for one in of_kind(objects, "ClusterRole")}
 
 
 def test_the_crd_comes_along_and_stays() -> None:
@@ -146,6 +153,14 @@ def test_ids_are_the_charts_or_the_clusters(assigned: bool) -> None:
         ("crd.keep=perhaps", "keep"),
         ("serviceAccount.create=false", "serviceAccount.name"),
         ("metricsApi.port=8080", "metricsApi.port"),
+        ("image.digets=sha256:1", "digets"),
+        ("engine.image.pullPolicy=Always", "pullPolicy"),
+        ("engine.image.digest=latest", "digest"),
+        ("resources.limit.memory=1Gi", "limit"),
+        ("tolerations[0].keys=a", "keys"),
+        ("affinity.podAffinty.a=b", "podAffinty"),
+        ("extraEnv[0].name=A,extraEnv[0].valu=b", "valu"),
+        ("networkPolicy.egress=true", "egress"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(setting: str, field: str) -> None:
@@ -187,7 +202,164 @@ def test_a_label_of_ours_is_named_once_and_stays_as_it_is(name: str) -> None:
         assert labels["app.kubernetes.io/instance"] == "12", "a release may be called by a number"
 
 
-def test_every_value_is_in_the_schema() -> None:
-    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert set(values) == set(schema["properties"]) - {"global"}
+def schema_and_values() -> tuple[dict[str, Any], dict[str, Any]]:
+    return json.loads((CHART / "values.schema.json").read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def every_object(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every place of a schema that describes an object."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object" or "properties" in schema:
+            yield path, schema
+        for key, value in schema.items():
+            yield from every_object(value, f"{path}/{key}")
+    elif isinstance(schema, list):
+        for number, value in enumerate(schema):
+            yield from every_object(value, f"{path}/{number}")
+
+
+def test_unknown_keys_are_refused_at_every_level() -> None:
+    schema, _ = schema_and_values()
+    places = dict(every_object(schema))
+    assert len(places) > 30
+    # What a chart that has this one as a part calls global is not ours to know.
+    open_ones = {path for path, one in places.items() if one.get("additionalProperties", True) is True}
+    assert open_ones == {"/properties/global"}
+    for path, one in places.items():
+        if (more := one["additionalProperties"] if path not in open_ones else False) is not False:
+            assert "properties" not in one and more, (
+                f"{path}: a map has values of one type, or named keys and no others"
+            )
+    # Before draft 2019-09, what stands beside a $ref is not read: older Helms would check less.
+    beside = [path for path, one in every_reference(schema) if len(one) > 1]
+    assert beside == []
+
+
+def every_reference(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            yield path, schema
+        for key, value in schema.items():
+            yield from every_reference(value, f"{path}/{key}")
+
+
+def test_schema_values_and_templates_know_the_same_values() -> None:
+    schema, values = schema_and_values()
+
+    def resolved(one: dict[str, Any]) -> dict[str, Any]:
+        return schema["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+
+    def compare(described: dict[str, Any], given: dict[str, Any], path: str) -> Iterator[str]:
+        """Paths of all values; every key of a default is described, and every key described has a default."""
+        for key, value in given.items():
+            yield (here := f"{path}{key}")
+            one = resolved(described["properties"][key])
+            # Kubernetes' own objects and maps are the user's to fill.
+            if isinstance(value, dict) and "properties" in one and here not in ("affinity", "resources"):
+                yield from compare(one, value, f"{here}.")
+        assert set(given) == set(described.get("properties", {})) - {"global"}, path
+
+    known = set(compare(schema, values, ""))
+    texts = [path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()]
+    used = set(re.findall(r"\.Values((?:\.\w+)+)", "\n".join(texts)))
+    assert {path[1:] for path in used} <= known
+    leaves = {path for path in known if not any(other.startswith(f"{path}.") for other in known)}
+    # Reached by a loop over names, by `with`, or handed on as a whole.
+    named = {word for text in texts for word in re.findall(r"\w+", text)}
+    assert {path for path in leaves if path.rpartition(".")[2] not in named} == set()
+
+
+def test_what_kubernetes_takes_is_taken() -> None:
+    """Strict, but not about what a pod may have."""
+    term = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "kubernetes.io/hostname"}
+    values = {
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [term],
+                "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 5, "podAffinityTerm": term}],
+            },
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}]
+                }
+            },
+        },
+        "tolerations": [{"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}
+        ],
+        "extraEnv": [
+            {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            {"name": "B", "value": "1"},
+        ],
+        "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
+    }
+    flags = [flag for key, value in values.items() for flag in ("--set-json", f"{key}={json.dumps(value)}")]
+    done = helm("template", "release", str(CHART), *flags)
+    assert done.returncode == 0, done.stderr
+    (deployment,) = of_kind([one for one in yaml.safe_load_all(done.stdout) if one], "Deployment")
+    assert deployment["spec"]["template"]["spec"]["affinity"] == values["affinity"]
+
+
+def test_releases_of_one_name_in_two_namespaces_do_not_collide() -> None:
+    """Both serve the same namespaces and put their dashboards into Grafana's."""
+    for settings in (
+        ["crd.install=false", "monitoring.dashboards.namespace=grafana"],
+        ["crd.install=false", "monitoring.dashboards.namespace=grafana", "watchNamespaces={a,b}"],
+    ):
+        flags = [flag for setting in settings for flag in ("--set", setting)]
+        sets = []
+        for namespace in ("one", "two"):
+            apis = ["--api-versions", "monitoring.coreos.com/v1"]
+            done = helm("template", "octavo", str(CHART), "-n", namespace, *apis, *flags)
+            assert done.returncode == 0, done.stderr
+            objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+            names = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects}
+            assert len(names) == len(objects) > 10
+            sets.append(names)
+            roles = {(kind, space, name) for kind, space, name in names if kind in ("Role", "ClusterRole")}
+            for one in of_kind(objects, "RoleBinding") + of_kind(objects, "ClusterRoleBinding"):
+                role = one["roleRef"]
+                space = one["metadata"].get("namespace") if role["kind"] == "Role" else None
+                assert (role["kind"], space, role["name"]) in roles or space == "kube-system"
+                assert one["subjects"][0]["namespace"] == namespace
+        assert not sets[0] & sets[1]
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_who_reaches_the_operator_and_whom_it_reaches(restricted: bool) -> None:
+    objects = rendered("monitoring.namespaces={m}", f"networkPolicy.restrictEgress={str(restricted).lower()}")
+    (policy,) = of_kind(objects, "NetworkPolicy")
+    labels = of_kind(objects, "Deployment")[0]["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    ports = {port["name"] for port in container(objects)["ports"]}
+    metrics, api = policy["spec"]["ingress"]
+    assert metrics["from"][0]["namespaceSelector"]["matchExpressions"][0]["values"] == ["m", "keda"]
+    assert "from" not in api
+    assert {port["port"] for rule in (metrics, api) for port in rule["ports"]} == ports
+    assert policy["spec"]["policyTypes"] == (["Ingress", "Egress"] if restricted else ["Ingress"])
+    if restricted:
+        reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        assert reached == {53, 443, 6443, MANAGEMENT_PORT}
+    assert not of_kind(rendered("networkPolicy.enabled=false"), "NetworkPolicy")
+    # Nobody who may read metrics is nobody, not everybody.
+    (closed,) = of_kind(rendered("monitoring.namespaces=null", "networkPolicy.namespaces=null"), "NetworkPolicy")
+    assert [rule["ports"][0]["port"] for rule in closed["spec"]["ingress"]] == ["metrics-api"]
+
+
+@pytest.mark.parametrize(("replicas", "count"), [(1, 0), (2, 1)])
+def test_a_budget_is_there_for_several_operators(replicas: int, count: int) -> None:
+    """Of one it would block the drain of a node for good."""
+    budgets = of_kind(rendered(f"replicas={replicas}"), "PodDisruptionBudget")
+    assert len(budgets) == count
+    assert all(one["spec"]["maxUnavailable"] == 1 for one in budgets)
+    assert not of_kind(rendered(f"replicas={replicas}", "podDisruptionBudget.enabled=false"), "PodDisruptionBudget")
+
+
+def test_images_are_taken_by_digest() -> None:
+    digest = "sha256:" + "0" * 64
+    objects = rendered(f"image.digest={digest}", "image.tag=v1", f"engine.image.digest={digest}", "engine.image.tag=v1")
+    env = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
+    ours = [container(objects)["image"], of_kind(objects, "Pod")[0]["spec"]["containers"][0]["image"]]
+    assert ours == [f"ghcr.io/octavo-dev/octavo-operator@{digest}"] * 2
+    assert env["OCTAVO_ENGINE_IMAGE"] == f"ghcr.io/octavo-dev/octavo-server@{digest}"

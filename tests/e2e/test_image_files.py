@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from octavo.loader.pypi import PackageFile
 from octavo.loader.sources import ALIASES, DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def pins(name: str) -> dict[str, str]:
@@ -23,7 +26,7 @@ def test_the_image_carries_the_model_that_the_alias_means() -> None:
     assert pins("model") == {what.dist: what.version}
 
 
-@pytest.mark.parametrize("name", ["engine", "server", "operator", "build", "model"])
+@pytest.mark.parametrize("name", ["engine", "server", "serve", "operator", "build", "model"])
 def test_every_package_is_pinned_by_hashes_that_the_tests_run_with_too(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert all("--hash=sha256:" in part for part in re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:])
@@ -43,3 +46,30 @@ def test_nothing_says_where_packages_come_from() -> None:
     stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
     fetching = [stage for stage in stages if re.search(r"pip install (?!--offline)", stage)]
     assert fetching and all("ARG SSL_CERT_FILE" in stage for stage in fetching), "certificates of a proxy"
+
+
+def test_all_stages_come_of_one_base_that_a_build_can_name_by_its_digest() -> None:
+    stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert len(stages) == len(re.findall(r"^FROM ", DOCKERFILE, re.MULTILINE)) > 3
+    known: set[str] = set()
+    for source, name in stages:
+        assert source in {"${BASE}", *known}, f"{name} comes of {source}, which no argument names"
+        known.add(name)
+    assert "ARG BASE=" in DOCKERFILE[: DOCKERFILE.index("FROM ")]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("base", ["", "docker.io/library/debian@sha256:" + "0" * 64])
+def test_make_image_hands_the_base_on(base: str) -> None:
+    command = ["make", "-n", "image", *([f"BASE={base}"] if base else [])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("--build-arg BASE=" in done.stdout) is bool(base)
+    assert base in done.stdout
+
+
+def test_a_user_without_an_entry_in_passwd_can_run_them() -> None:
+    """OpenShift's uids are of no image's making, and in group 0; their home would be /."""
+    assert re.search(r"^ENV .*\bHOME=/tmp\b", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"install -d -o 65532 -g 0 -m 0775 /cache", DOCKERFILE)
+    assert set(re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE)) == {"65532:65532"}, "numbers, for runAsNonRoot"

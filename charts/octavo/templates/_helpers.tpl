@@ -12,6 +12,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Name of what is not in the release's own namespace: releases of one name in two namespaces do not collide. */ -}}
+{{- define "octavo.clusterName" -}}
+{{- printf "%s-%s" (include "octavo.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
 {{- define "octavo.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "octavo.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -61,6 +66,11 @@ app.kubernetes.io/component: operator
 {{- /* The Service behind which the replica that works can be asked. */ -}}
 {{- define "octavo.metricsService" -}}
 {{- printf "%s-metrics" (include "octavo.fullname" .) -}}
+{{- end -}}
+
+{{- /* The ClusterRole for the API of the whole cluster that the operator serves. */ -}}
+{{- define "octavo.metricsRole" -}}
+{{- printf "%s-metrics" (include "octavo.clusterName" .) -}}
 {{- end -}}
 
 {{- /* "true" where the operator may serve an API of the whole cluster. */ -}}

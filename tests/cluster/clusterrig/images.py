@@ -61,7 +61,7 @@ def build(name: str, context: Path, arguments: list[str]) -> None:
     """Builds the Dockerfile of `context` as image `name`. `arguments` go to `buildah build`."""
     binaries.require_machine_commands(images=True)
     dockerfile = _dockerfile(context, arguments)
-    if "debian:" in dockerfile:
+    if "debian:" in dockerfile and not any(argument.startswith("BASE=") for argument in arguments):
         debian()
     with step(f"building {name}"), tempfile.TemporaryDirectory(prefix="octavo-rig-") as scratch:
         # chroot: needs no container runtime, works inside a container; the machine's network is the build's.
