@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from octavo import __version__
-from octavo.entrypoints import health
+from octavo.entrypoints import health, pages
 from octavo.entrypoints.http import route
 from octavo.entrypoints.middleware import Gate
 from octavo.entrypoints.openai import chat, completions, embeddings, models, tokenization
@@ -30,6 +30,7 @@ STATE_OPERATIONS = (
     Operation("GET", "/version", health.version, "The server's version", answer=health.Version),
 )
 WORK_OPERATIONS = (
+    Operation("GET", "/", pages.index, "This server at a glance", answer="text/html"),
     Operation(
         "POST", "/v1/completions", completions.create_completion, "Complete a text",
         body=CompletionRequest, answer=Completion, streams=True,
@@ -57,7 +58,7 @@ WORK_OPERATIONS = (
 
 def build_app(state: ServerState) -> FastAPI:
     """Everything that the main port serves."""
-    return _build(state, "Octavo", (*STATE_OPERATIONS, *WORK_OPERATIONS), state.args.api_key, state.args.root_path)
+    return _build(state, "Octavo", (*WORK_OPERATIONS, *STATE_OPERATIONS), state.args.api_key, state.args.root_path)
 
 
 def build_management_app(state: ServerState) -> FastAPI:
@@ -75,14 +76,17 @@ def _build(
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
         redirect_slashes=False,
         redoc_url=None,
-        docs_url=None if state.args.disable_fastapi_docs else "/docs",
+        docs_url=None,  # it would load Swagger UI from elsewhere
         openapi_url=None if state.args.disable_fastapi_docs else "/openapi.json",
     )
     app.state.server = state
-    for operation in operations:
-        # Load balancers like to ask with HEAD.
-        methods = ["GET", "HEAD"] if operation.open else [operation.method]
-        app.add_api_route(operation.path, route(operation.handler), methods=methods, include_in_schema=False)
+    routes = [(operation.method, operation.path, operation.handler) for operation in operations]
+    routes.append(("GET", "/icon.svg", pages.icon))
+    if not state.args.disable_fastapi_docs:
+        routes += [("GET", "/docs", pages.docs), ("GET", "/docs/{name}", pages.docs_file)]
+    for method, path, handler in routes:
+        methods = ["GET", "HEAD"] if method == "GET" else [method]  # load balancers like to ask with HEAD
+        app.add_api_route(path, route(handler), methods=methods, include_in_schema=False)
     app.openapi = lambda: document(operations, state, title, root_path)  # type: ignore[method-assign]
     return app
 

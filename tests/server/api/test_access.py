@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-MAIN_ONLY = ["/v1/models", "/metrics", "/load", "/version", "/ping", "/docs", "/openapi.json", "/nowhere"]
+MAIN_ONLY = ["/", "/v1/models", "/metrics", "/load", "/version", "/ping", "/docs", "/openapi.json", "/nowhere"]
 PROBES = ["/health", "/livez", "/readyz"]
 
 
@@ -78,6 +78,10 @@ def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
     key = {"authorization": "Bearer secret-key"}
     assert guarded.get("/v1/models", headers=key).status_code == 200
     assert guarded.get("/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
+    for prefix in ("", "/llm"):
+        assert 'href="/llm/docs"' in guarded.get(prefix + "/", headers=key).text
+        assert '"/llm/docs/swagger-ui.css"' in guarded.get(prefix + "/docs", headers=key).text
+        assert guarded.get(prefix + "/docs/swagger-ui.css", headers=key).status_code == 200
 
 
 @pytest.mark.slow
@@ -103,6 +107,7 @@ def test_options_that_vllms_users_know(start, tmp_path):
         usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events[:-2]]
         assert all(usages) and usages[-1]["total_tokens"] >= 4, "on every chunk, as in vLLM"
     assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 404
+    assert "/metrics" in server.get("/").text and "/docs" not in server.get("/").text
     assert server.get("/llm/v1/models").status_code == server.get("/v1/models").status_code == 200
     assert server.stop() == 0
     for line in server.log.splitlines():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from html.parser import HTMLParser
 
 import httpx
 import pytest
@@ -64,5 +65,43 @@ def test_the_limits_are_this_servers(shared_server):
     assert properties["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 
 
-def test_the_docs_page_is_there(shared_server):
-    assert "swagger" in httpx.get(shared_server.url + "/docs").text.lower()
+class Loaded(HTMLParser):
+    """What a page has a browser load, and where its links lead."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.files: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "action", "data") and value:
+                (self.links if tag == "a" else self.files).append(value)
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_load_from_this_server_alone(shared_server, path):
+    answer = shared_server.get(path)
+    assert answer.headers["content-type"].startswith("text/html")
+    page = Loaded(answer.text)
+    assert page.files, "an icon at least"
+    for url in page.files:
+        assert url.startswith("/") and not url.startswith("//"), url
+        assert shared_server.get(url).status_code == 200 == httpx.head(shared_server.url + url).status_code
+    policy = answer.headers["content-security-policy"]  # which the browser holds what the scripts load to
+    assert "default-src 'self' data:;" in policy and "http" not in policy and "*" not in policy
+    assert "swagger" in answer.text.lower() or path == "/"
+    assert shared_server.get("/docs/../index.html").status_code == 404 == shared_server.get("/docs/x").status_code
+
+
+def test_the_first_page(shared_server):
+    page = shared_server.get("/").text
+    assert "<h1>tiny</h1>" in page and "also-tiny" in page and f"{shared_server.url}/v1/chat/completions" in page
+    links = Loaded(page).links
+    assert {"/docs", "/metrics", "/health"} <= set(links)
+    assert all(shared_server.get(link).status_code == 200 for link in links)
+    for host in ('"><script>alert(1)</script>', "<b>", "[", "a:b:c"):  # it shows the name that it was asked for under
+        answer = shared_server.get("/", headers={"host": host})
+        assert answer.status_code == 200, host
+        assert "<script" not in answer.text and "<b>" not in answer.text
