@@ -86,7 +86,7 @@ class ApiError(Exception):
     def _is_of_types(self) -> bool:
         """Server-side apply answers 500 to a field that the kind does not have, or one of another type: it never will
         take that."""
-        return self.message.startswith("failed to create typed patch object")
+        return self.message.startswith(("failed to create typed patch object", "failed to convert new object"))
 
     @property
     def is_namespace_leaving(self) -> bool:

@@ -511,3 +511,5 @@ def test_refusals_have_their_reasons() -> None:
     assert refusal(ApiError(422, {"message": "bad"})).reason == "Refused"
     assert ApiError(409, {}).is_transient and ApiError(503, "down").is_transient and not ApiError(422, {}).is_transient
     assert not ApiError(500, {"message": "failed to create typed patch object (n/m; v1): unknown"}).is_transient
+    wrong = "failed to convert new object (n/m; apps/v1, Kind=Deployment) to proper version: quantities must match"
+    assert not ApiError(500, {"message": wrong}).is_transient
