@@ -48,6 +48,7 @@ def test_tokenize_a_chat(shared_server, backend):
         ("/tokenize", {"prompt": "x", "messages": []}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
+        ("/tokenize", {"prompt": "x", "tools": []}, 400, "tools needs messages"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "other"),
         ("/tokenize", {"prompt": "x" * 3_000_000}, 400, "max_model_len"),
         ("/detokenize", {}, 400, "tokens"),

@@ -24,6 +24,12 @@ from octavo.entrypoints.openai.protocol import (
 )
 from octavo.entrypoints.openai.serving import state_of
 
+# What means something to a conversation only.
+_OF_CHATS = (
+    "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents",
+    "reasoning_effort", "tools", "tool_choice",
+)  # fmt: skip
+
 
 class TokenizeRequest(RequestBody):
     """A ``prompt``, or ``messages`` with the options of the chat template."""
@@ -33,7 +39,10 @@ class TokenizeRequest(RequestBody):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {
+                    "required": ["prompt"],
+                    "properties": {"prompt": {"type": "string"}, **{name: {"type": "null"} for name in _OF_CHATS}},
+                },
                 {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
             ]
         }
@@ -79,10 +88,12 @@ async def tokenize(request: Request) -> Response:
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt or messages must be given, and not both", "prompt")
+    for name in _OF_CHATS if body.messages is None else ():
+        if getattr(body, name) is not None:
+            raise bad_request(f"{name} needs messages; send those instead of a prompt, or drop it", name)
     processor = state.engine.input_processor
     if body.messages is not None:
-        of_chats = type(body).model_fields.keys() - {"prompt", "return_token_strs", "model", "messages"}
-        options = body.model_dump(include=of_chats, exclude_none=True)
+        options = body.model_dump(include={*_OF_CHATS, "add_special_tokens"}, exclude_none=True)
         messages = await state.engine.run_in_thread(check_messages, body.messages)
         chat_body = ChatCompletionRequest(messages=body.messages, **options)
         ids, _, _ = await state.engine.run_in_thread(chat.interpret, state, chat_body, messages)
