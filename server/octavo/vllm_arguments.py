@@ -157,7 +157,7 @@ def check(name: str, value: Any) -> None:
     if value is None:
         return
     if name in ALWAYS:
-        if not value:
+        if not value and not name.startswith(("disable_", "skip_", "language_")):  # those are off in vLLM, too
             raise ConfigError(f"{name}={value!r} is not supported: {ALWAYS[name]}; drop it")
     elif name in ONLY:
         values, why = ONLY[name]
