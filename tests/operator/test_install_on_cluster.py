@@ -152,3 +152,34 @@ def test_the_kind_stays_when_the_chart_goes_and_is_upgraded_with_it(
         eventually(lambda: cluster.try_kubectl("get", "crd", kind).returncode != 0, 20)
     finally:
         crd()
+
+
+@pytest.mark.alone
+def test_two_releases_live_side_by_side(
+    cluster: Cluster, namespace: str, helm: Helm, crd: Callable[[], None], operator: Any, alone: None
+) -> None:
+    """Of one name, in two namespaces. The kind is the first one's, until that is gone."""
+    kind, other = "llmdeployments.octavo.dev", f"{namespace}-b"
+    chart, fixed = str(ROOT / "charts/octavo"), ["--set", "replicas=0"]
+
+    def owner() -> str:
+        return str(cluster.get("crd", kind)["metadata"]["annotations"]["meta.helm.sh/release-namespace"])
+
+    cluster.kubectl("create", "namespace", other)
+    cluster.kubectl("delete", "crd", kind, "--timeout=60s")
+    try:
+        for where in (namespace, other):
+            helm("install", "op", chart, "-n", where, *fixed)
+        helm("upgrade", "op", chart, "-n", other, *fixed)
+        assert owner() == namespace
+        helm("uninstall", "op", "-n", other, "--wait")
+        assert owner() == namespace
+        helm("upgrade", "op", chart, "-n", namespace, *fixed)
+        # A third that finds the kind and no operator of its release takes it over, if it is told to.
+        helm("uninstall", "op", "-n", namespace, "--wait")
+        helm("install", "op", chart, "-n", other, *fixed, "--take-ownership")
+        assert owner() == other
+        helm("uninstall", "op", "-n", other, "--wait")
+    finally:
+        cluster.kubectl("delete", "namespace", other, "--wait=false")
+        crd()
