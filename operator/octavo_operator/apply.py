@@ -12,30 +12,33 @@ from typing import Any
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment, Unreadable
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
-from octavo_operator.plan import APPLIED, Apply, Delete, Plan, TakeOut, standing
+from octavo_operator.contests import Contests
+from octavo_operator.diff import digest
+from octavo_operator.plan import APPLIED, Apply, Delete, Plan, Repair, standing
 from octavo_operator.refusals import Place, Refusals
+from octavo_operator.rejections import NameTaken, is_passing
 from octavo_operator.render.names import FIELD_MANAGER
 from octavo_operator.status import Event
-from octavo_operator.store import Observed, Store
+from octavo_operator.store import Key, Observed, Store
 
 logger = logging.getLogger("octavo.operator.apply")
 
 Json = Any
 
 
-class NameTaken(Exception):
-    """An object of one of our names belongs to somebody else."""
-
-
 class Leaving(Exception):
     """An object of one of our names, or its kind, is on its way out: look again soon."""
+
+
+class ChangedMeanwhile(Exception):
+    """An object is not the one that was looked at any more: look again."""
 
 
 class NotLeading(Exception):
     """Another operator may be at work: nothing is written."""
 
 
-Refusal = ApiError | NameTaken | Leaving
+Refusal = ApiError | NameTaken | Leaving | ChangedMeanwhile
 
 
 class Applier:
@@ -45,50 +48,81 @@ class Applier:
         self._cluster, self._store, self._may_write = cluster, store, may_write
         self._numbers = itertools.count(time.time_ns())
         self.refusals = Refusals(time.monotonic)
+        self.contests = Contests(time.monotonic)
 
     async def execute(self, deployment: LLMDeployment, plan: Plan) -> list[Refusal]:
         """Does all of it, in order; what is refused does not keep the rest from being done. Returns the refusals.
 
-        Raises TRANSPORT_ERRORS and NotLeading, and ApiError for what may go away by itself: trying the rest then would
-        only add to the API server's burden.
+        Raises TRANSPORT_ERRORS and NotLeading, and ApiError where trying the rest would only add to the API server's
+        burden.
         """
         refused: list[Refusal] = []
         unguarded = False
+        key = (deployment.namespace, deployment.name)
+        self.refusals.keep(key, {_identity(action)[0] for action in plan.actions})
+        contested, written = self._contested(key, plan), set[Place]()
         for action in plan.actions:
+            place = _identity(action)[0]
             kind = action.manifest["kind"] if isinstance(action, Apply) else None
+            if place in contested:
+                unguarded |= isinstance(action, Apply) and kind == "NetworkPolicy" and not action.exists
+                continue
             if unguarded and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
                 continue  # no pods before the policy that guards them
             try:
                 await self._unless_refused(deployment, action)
             except ApiError as error:
-                if error.is_transient or error.is_namespace_leaving:
+                if error.status == 429 or error.is_namespace_leaving:
                     raise
                 refused.append(error)
             except (NameTaken, Leaving) as error:
                 refused.append(error)
+            except ChangedMeanwhile as error:
+                refused.append(error)
+                contested.add(place)  # what else was to be done with it is out of date, too
             else:
+                if place not in written:
+                    written.add(place)
+                    self.contests.written(key, place)
                 continue
             unguarded |= kind == "NetworkPolicy"
         return refused
 
-    async def _unless_refused(self, deployment: LLMDeployment, action: Apply | TakeOut | Delete) -> None:
+    def _contested(self, key: Key, plan: Plan) -> set[Place]:
+        """What somebody else alters or deletes again and again, and is let be for a while."""
+        wanted: dict[Place, tuple[str, str, tuple[str, ...]]] = {}
+        for action in plan.actions:
+            place = _identity(action)[0]
+            target = self._store.get(place[0], key[0], place[1])
+            managers = target.managers if target else ()
+            if isinstance(action, Repair):
+                wanted.setdefault(place, (action.applied, action.why, managers))
+            elif isinstance(action, Apply):
+                applied = action.manifest["metadata"]["annotations"][APPLIED]
+                wanted.setdefault(place, (applied, action.why if action.exists else "was deleted", managers))
+        return {place for place, said in wanted.items() if not self.contests.may_write(key, place, *said)}
+
+    async def _unless_refused(self, deployment: LLMDeployment, action: Apply | Repair | Delete) -> None:
         """What was refused a moment ago is refused again without asking, as long as it is the very same."""
         key, (place, what) = (deployment.namespace, deployment.name), _identity(action)
         self.refusals.check(key, place, what)
+        began = time.monotonic()
         try:
             await self._carry_out(deployment, action)
-        except (ApiError, NameTaken) as error:
-            if isinstance(error, NameTaken) or not (error.is_transient or error.is_namespace_leaving):
-                logger.warning("%s/%s: %s %s: refused: %s", *key, *place, error)
-                self.refusals.note(key, place, what, error)
+        except (ApiError, NameTaken, *TRANSPORT_ERRORS) as error:
+            if not (isinstance(error, ApiError) and error.is_namespace_leaving):
+                final = not is_passing(error)
+                how = "refused" if final else "not done for now"
+                logger.warning("%s/%s: %s %s: %s: %s", *key, *place, how, error or type(error).__name__)
+                self.refusals.note(key, place, what, error, final, began)
             raise
         self.refusals.forget(key, place)
 
-    async def _carry_out(self, deployment: LLMDeployment, action: Apply | TakeOut | Delete) -> None:
+    async def _carry_out(self, deployment: LLMDeployment, action: Apply | Repair | Delete) -> None:
         self._check_lead()
         match action:
-            case TakeOut(target, pointers, manifest):
-                await self._take_out(target, pointers, manifest)
+            case Repair():
+                await self._repair(action)
             case Apply(manifest, why, exists):
                 await self._apply(deployment, manifest, why, exists)
             case Delete(target):
@@ -118,40 +152,33 @@ class Applier:
         self._store.put(Observed.of(kind, manifest["apiVersion"], answer))
         logger.info("%s/%s: %s %s: %s", meta["namespace"], deployment.name, kind, meta["name"], why)
 
-    async def _take_out(self, target: Observed, pointers: tuple[str, ...], manifest: Json) -> None:
-        removals = [{"op": "remove", "path": pointer} for pointer in pointers]
-        logger.info("%s/%s: %s: taken out: %s", target.namespace, target.name, target.kind, ", ".join(pointers))
-        try:
-            await self._patch(target, removals)
-        except ApiError as error:
-            if error.status != 422:
-                raise
-            # The object cannot be without it (a Service's only port): put what it should be in its place at once.
-            fields = dict.fromkeys(pointer.split("/")[2] for pointer in pointers)
-            spec = manifest["spec"]
-            await self._patch(
-                target,
-                [
-                    {"op": "replace", "path": f"/spec/{field}", "value": spec[field]}
-                    if field in spec
-                    else {"op": "remove", "path": f"/spec/{field}"}
-                    for field in fields
-                ],
-            )
-
-    async def _patch(self, target: Observed, operations: list[Json]) -> None:
-        """Of the very version that was looked at; one that has changed since is looked at again when that is heard."""
-        test = {"op": "test", "path": "/metadata/resourceVersion", "value": target.resource_version}
+    async def _repair(self, repair: Repair) -> None:
+        """Of the very version that was looked at. Raises ChangedMeanwhile."""
+        target = repair.target
+        logger.info("%s/%s: %s: put right: %s", target.namespace, target.name, target.kind, repair.why)
+        operations = [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": target.resource_version},
+            {"op": "replace", "path": "/spec", "value": repair.spec},
+        ]
         try:
             answer = await self._cluster.json_patch(
-                target.kind, target.namespace, target.name, [test, *operations], FIELD_MANAGER
+                target.kind, target.namespace, target.name, operations, FIELD_MANAGER
             )
         except ApiError as error:
-            if error.status in (404, 409) or "testing path" in error.message or "testing value" in error.message:
-                logger.info("%s/%s: %s has changed meanwhile", target.namespace, target.name, target.kind)
-                return
+            if error.status in (404, 409):
+                raise ChangedMeanwhile(f"{target.kind} {target.name}") from error
             raise
         self._store.put(Observed.of(target.kind, target.api_version, answer))
+
+    async def claim(self, body: Json, operator: str) -> Json:
+        """Says that `operator` serves the LLMDeployment, unless it has changed since it was seen: HTTP 409."""
+        self._check_lead()
+        meta = {name: body["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
+        status = {**(body.get("status") or {}), "operator": operator}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": status}
+        answer = await self._cluster.apply(manifest, FIELD_MANAGER, "status")
+        self._store.put(Observed.of(KIND, API_VERSION, answer))
+        return answer
 
     async def write_status(self, deployment: LLMDeployment | Unreadable, status: Json) -> None:
         self._check_lead()
@@ -187,13 +214,13 @@ class Applier:
             logger.debug("%s/%s: an event was lost: %s", deployment.namespace, deployment.name, error)
 
 
-def _identity(action: Apply | TakeOut | Delete) -> tuple[Place, str]:
+def _identity(action: Apply | Repair | Delete) -> tuple[Place, str]:
     """The object that it is about, and what tells it from another action on the same."""
     match action:
         case Apply(manifest, _, exists):
             meta = manifest["metadata"]
             return (manifest["kind"], meta["name"]), f"apply {meta['annotations'][APPLIED]} {exists}"
-        case TakeOut(target, pointers, _):
-            return (target.kind, target.name), f"take out {pointers}"
+        case Repair(target, spec, _, _):
+            return (target.kind, target.name), f"repair {digest(spec)}"
         case Delete(target):
             return (target.kind, target.name), f"delete {target.uid}"

@@ -89,6 +89,11 @@ class ApiError(Exception):
         return self.message.startswith(("failed to create typed patch object", "failed to convert new object"))
 
     @property
+    def is_unknown_field(self) -> bool:
+        """The kind that the cluster has lacks a field of ours: it is of an earlier version."""
+        return self._is_of_types and "field not declared in schema" in self.message
+
+    @property
     def is_namespace_leaving(self) -> bool:
         causes = self.details.get("causes") or []
         return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)

@@ -45,6 +45,11 @@ class OperatorConfig:
     log_level: str = "info"
     log_format: str = "text"
 
+    @property
+    def operator_id(self) -> str:
+        """What tells this operator, all replicas of its release, from another one: its Lease."""
+        return f"{self.namespace}/{self.lease_name}"
+
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
         """Raises ConfigError."""

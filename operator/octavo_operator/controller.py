@@ -9,16 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
-from octavo_operator.apply import Applier, Leaving, NameTaken, NotLeading
+from octavo_operator.apply import Applier, NotLeading
 from octavo_operator.autoscaling.condition import Scaling
+from octavo_operator.claims import Claims, claimant
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
+from octavo_operator.diagnosis import Events, Problem
 from octavo_operator.image_rollout import ImageRollout
 from octavo_operator.lease import LeaseHolder
 from octavo_operator.metrics import Metrics, Snapshot
 from octavo_operator.plan import CHILD_KINDS, Plan
+from octavo_operator.pod_events import PodEvents
 from octavo_operator.reconcile import Outcome, look, look_at_unreadable, parse
+from octavo_operator.rejections import is_passing, rejection
 from octavo_operator.status import Event, events
 from octavo_operator.store import Key, Observed, Store
 from octavo_operator.workqueue import WorkQueue
@@ -29,6 +32,7 @@ WATCHED = (KIND, *CHILD_KINDS, "Pod")
 OPTIONAL = ("PodMonitor", "ServiceMonitor", "ScaledObject")
 
 _LEASE_WAIT_SECONDS = 1.0
+_CLAIM_SECONDS = 10.0  # how often it is looked at whether another operator still serves what it has claimed
 
 Json = dict[str, Any]
 
@@ -36,7 +40,9 @@ Json = dict[str, Any]
 class Controller:
     def __init__(self, cluster: Cluster, config: OperatorConfig, lease: LeaseHolder) -> None:
         self.store = Store()
-        self.queue: WorkQueue[Key] = WorkQueue()
+        self.queue: WorkQueue[Key] = WorkQueue(longest_delay=30.0)
+        self.claims = Claims(cluster, config, time.monotonic)
+        self._pod_events = PodEvents(cluster)
         self._config, self._lease = config, lease
         self._applier = Applier(cluster, self.store, lambda: lease.is_held)
         self._image_rollout = ImageRollout(self.store, config, time.monotonic)
@@ -120,11 +126,16 @@ class Controller:
         """False: it has to be tried again."""
         seen = self.store.get(KIND, *key)
         if seen is None:
-            self.queue.forget(key)
-            self._applier.refusals.forget(key)
-            self.metrics.looked(key, None)
+            self._forget(key)
             return True
-        body = seen.body
+        try:
+            body = await self._claimed(key, seen.body)
+        except (*TRANSPORT_ERRORS, ApiError) as error:
+            logger.warning("%s/%s: cannot be claimed for now: %s", *key, error or type(error).__name__)
+            self.queue.retry(key)
+            return False
+        if body is None:
+            return True
         deployment = parse(body)
         if isinstance(deployment, Unreadable):
             said = look_at_unreadable(deployment, self.store.children(key), time.time()).status
@@ -134,12 +145,13 @@ class Controller:
             if not succeeded:
                 self.queue.retry(key)
             return succeeded
-        outcome = self._look(deployment)
-        problem, transient = None, False
+        pods = [one.body for one in self.store.children(key) if one.kind == "Pod"]
+        pod_events, events_again = await self._pod_events.read(key, pods, time.time())
+        outcome = self._look(deployment, pod_events)
+        problem, transient = await self._do(deployment, outcome.plan)
         if outcome.plan.actions:
-            problem, transient = await self._do(deployment, outcome.plan)
             # Say how it stands by what is there now, the answers to our own writes included.
-            outcome = self._look(deployment, problem)
+            outcome = self._look(deployment, pod_events, problem)
         if outcome.status is not None and not await self._say(deployment, outcome.status):
             transient = True
         if outcome.status is not None:
@@ -149,16 +161,59 @@ class Controller:
             logger.debug("%s/%s: again in %.1f s", *key, delay)
         else:
             self.queue.succeeded(key)
-        for seconds in (outcome.again_after, self._applier.refusals.due_after(key)):
+        applier = self._applier
+        for seconds in (
+            outcome.again_after, events_again, applier.refusals.due_after(key), applier.contests.due_after(key),
+        ):  # fmt: skip
             if seconds is not None:
                 self.queue.add_after(key, seconds)
         return not (problem or transient)
 
-    def _look(self, deployment: LLMDeployment, problem: Problem | None = None) -> Outcome:
-        children = self.store.children((deployment.namespace, deployment.name))
-        scaling = self.scaling(deployment)
-        turn = self._image_rollout.turn(deployment)
-        return look(deployment, children, self._config, self._apis, time.time(), problem, scaling, turn)
+    def _forget(self, key: Key) -> None:
+        """It is gone."""
+        self.queue.forget(key)
+        for memory in (self._applier.refusals, self._applier.contests, self._pod_events, self.claims):
+            memory.forget(key)
+        self.metrics.looked(key, None)
+
+    async def _claimed(self, key: Key, body: Json) -> Json | None:
+        """The LLMDeployment as it is once it is ours; None: another operator serves it. Raises TRANSPORT_ERRORS and
+        ApiError."""
+        operator, ours = claimant(body), self.claims.ours
+        if operator == ours or not self.claims.are_kept:
+            self.claims.others.pop(key, None)
+            return body
+        deployment = parse(body)
+        if operator is not None and await self.claims.holds(operator, body):
+            self.queue.add_after(key, _CLAIM_SECONDS)
+            self.metrics.looked(key, None)
+            if self.claims.others.get(key) != operator:
+                self.claims.others[key] = operator
+                text = f"operator {operator} serves it, so operator {ours} leaves it alone"
+                logger.warning("%s/%s: %s", *key, text)
+                await self._applier.post(deployment, Event("Warning", "ServedByAnother", text))
+            return None
+        try:
+            claimed = await self._applier.claim(body, ours)
+        except ApiError as error:
+            if not error.is_unknown_field:
+                raise
+            self.claims.are_kept = False
+            logger.error("the kind LLMDeployment is older than this operator, so it cannot be said who serves what; "
+                         "install the CustomResourceDefinition of this version")  # fmt: skip
+            return body
+        if operator is not None:
+            logger.warning("%s/%s: taken over from operator %s, which does not serve it any more", *key, operator)
+        self.claims.forget(key)
+        return claimed
+
+    def _look(self, deployment: LLMDeployment, pod_events: Events, problem: Problem | None = None) -> Outcome:
+        key = (deployment.namespace, deployment.name)
+        return look(
+            deployment, self.store.children(key), self._config, self._apis, time.time(), problem,
+            self.scaling(deployment), self._image_rollout.turn(deployment), self._applier.contests.problem(key),
+            pod_events,
+        )  # fmt: skip
 
     def _note(self, deployment: LLMDeployment | Unreadable, status: Json) -> None:
         key = (deployment.namespace, deployment.name)
@@ -166,21 +221,25 @@ class Controller:
         self.metrics.looked(key, Snapshot.of(deployment, status, pods))
 
     async def _do(self, deployment: LLMDeployment, todo: Plan) -> tuple[Problem | None, bool]:
-        """Carries the plan out. What a user can mend, and whether to try again in any case."""
-        where = (deployment.namespace, deployment.name)
+        """Carries the plan out. What users are to be told of, and whether to try again in any case."""
+        key = (deployment.namespace, deployment.name)
+        transient = False
         try:
             refused = await self._applier.execute(deployment, todo)
-        except TRANSPORT_ERRORS as error:
-            logger.warning("%s/%s: the API server is out of reach: %r", *where, error)
-            return None, True
+            transient = any(is_passing(one) for one in refused)
+        except TRANSPORT_ERRORS:
+            transient = True
         except ApiError as error:
-            logger.warning("%s/%s: not done for now: %s", *where, error)
-            return None, not error.is_namespace_leaving
-        final = [one for one in refused if not isinstance(one, Leaving)]
-        return refusal(final[0]) if final else None, len(final) < len(refused)
+            if error.is_namespace_leaving:
+                return None, False
+            transient = True
+        told = self._applier.refusals.to_tell(key)
+        return rejection(told) if told else None, transient
 
     async def _say(self, deployment: LLMDeployment | Unreadable, status: Json) -> bool:
         before = deployment.status
+        if self.claims.are_kept:
+            status = {**status, "operator": self.claims.ours}
         if status == before:
             return True
         try:
@@ -198,19 +257,4 @@ class Controller:
         return True
 
 
-def refusal(error: ApiError | NameTaken) -> Problem:
-    """What a user is told when an object cannot be made."""
-    if isinstance(error, NameTaken):
-        return Problem(
-            "NameConflict", f"{error} belongs to somebody else; delete it or choose another name for the {KIND}"
-        )
-    if "exceeded quota" in error.message:
-        return Problem("QuotaExceeded", f"the namespace's quota leaves no room: {error.message}")
-    if error.status == 403:
-        return Problem(
-            "Forbidden", f"the operator lacks a right (see the chart's RBAC), or a policy forbids it: {error.message}"
-        )
-    return Problem("Refused", f"the API server refuses an object made of this spec; correct the spec: {error.message}")
-
-
-__all__ = ["Controller", "Event", "refusal"]
+__all__ = ["Controller", "Event"]

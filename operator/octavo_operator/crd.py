@@ -67,6 +67,10 @@ STATUS: dict[str, Any] = {
         "selector": {"type": "string", "description": "Label selector of the pods, for autoscalers."},
         "url": {"type": "string", "description": "Address of the OpenAI API in the cluster."},
         "image": {"type": "string", "description": "Image of the pods."},
+        "operator": {
+            "type": "string",
+            "description": "Operator that serves it, by namespace and name of its Lease. Others leave it alone.",
+        },
         "replicaCapacity": _count("Requests that one pod handles at once, as observed; used by autoscaling."),
         "conditions": {
             "type": "array",
@@ -108,11 +112,11 @@ def manifest() -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string", "description": "Version of this kind: octavo.dev/v1alpha1."},
             "kind": {"type": "string", "description": "LLMDeployment."},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": spec,
             "status": STATUS,
         },
-        "x-kubernetes-validations": [rule.schema() for rule in NAME_RULES],
+        "x-kubernetes-validations": [{**rule.schema(), "fieldPath": ".metadata.name"} for rule in NAME_RULES],
     }
     version = {
         "name": api.VERSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from octavo_operator.render.names import ENGINE, FETCH
 from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
+Events = Mapping[str, list[Json]]  # of pods, by their uid
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Problem:
 _WEIGHT = (
     "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed",
     "SecretNotFound", "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound",
-    "PVCPending", "InsufficientGPU", "InsufficientResources", "Unschedulable",
+    "PVCPending", "VolumeInUse", "VolumeNotMounted", "SandboxNotCreated", "PodNotStarted", "InsufficientGPU",
+    "InsufficientResources", "Unschedulable",
 )  # fmt: skip
 
 
@@ -31,17 +34,20 @@ def worst(problems: list[Problem]) -> Problem | None:
     return min(problems, key=lambda problem: _WEIGHT.index(problem.reason), default=None)
 
 
-def diagnose(pod: Json, gpu_resource: str | None = None) -> Problem | None:
-    """What keeps `pod` from serving, or None: it serves, is starting, or is on its way out."""
+def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] = ()) -> Problem | None:
+    """What keeps `pod` from serving, or None: it serves, is starting, or is on its way out. `events`: of this pod, read
+    because it hangs."""
     status = pod.get("status") or {}
     if "deletionTimestamp" in pod["metadata"] or is_over(pod):
         return None
     for container in status.get("initContainerStatuses") or []:
-        if found := _of_container(container):
+        if found := _of_container(container, pod):
             return found
     for container in status.get("containerStatuses") or []:
-        if found := _of_container(container):
+        if found := _of_container(container, pod):
             return found
+    if (last := _last_event(events)) and last.get("type") == "Warning":
+        return _of_event(last)
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(condition, gpu_resource)
@@ -154,7 +160,58 @@ _IMAGE = (
 )
 
 
-def _of_container(status: Json) -> Problem | None:
+def pulling(events: Sequence[Json]) -> str | None:
+    """What is to be said while an image of a pod that hangs is being pulled; None: that is not what it waits for."""
+    last = _last_event(events)
+    if last is None or last.get("reason") != "Pulling":
+        return None
+    since = last.get("firstTimestamp") or last.get("eventTime") or ""
+    return f"{_short(last.get('message', ''))} since {since}; a large image takes minutes"
+
+
+def _last_event(events: Sequence[Json]) -> Json | None:
+    """The one that tells what a pod waits for now. Of several in one second a warning counts."""
+    told = [one for one in events if one.get("reason") != "Scheduled"]
+    return max(told, key=lambda one: (_event_time(one), one.get("type") == "Warning"), default=None)
+
+
+def _event_time(event: Json) -> float:
+    series = event.get("series") or {}
+    stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max((int(parse_time(stamp)) for stamp in stamps if stamp), default=0)
+
+
+def _of_event(event: Json) -> Problem:
+    reason, message = event.get("reason", ""), event.get("message", "")
+    for kind, label in (("secret", "Secret"), ("configmap", "ConfigMap")):
+        if match := re.search(rf'{kind} "([^"]+)" not found', message, re.IGNORECASE):
+            return _not_found(label, f"there is no {label} {match[1].rpartition('/')[2]}")
+    if match := re.search(r'persistentvolumeclaim "([^"]+)" not found', message):
+        return Problem("PVCNotFound", f"there is no PersistentVolumeClaim {match[1]} in this namespace; create it")
+    if "Multi-Attach error" in message:
+        return Problem(
+            "VolumeInUse",
+            "a volume is attached to another node, and its access mode allows one at a time; wait until the pod there "
+            f"is gone, or use a claim that is ReadWriteMany. {_short(message)}",
+        )
+    if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
+        return Problem(
+            "VolumeNotMounted",
+            f"a volume of the pod cannot be attached or mounted; see its claim and driver. {_short(message)}",
+        )
+    if reason == "FailedCreatePodSandBox":
+        return Problem(
+            "SandboxNotCreated",
+            f"the node cannot make the pod's network or sandbox; see the node and its CNI plugin. {_short(message)}",
+        )
+    return Problem("PodNotStarted", f"the pod hangs before its containers start. {reason}: {_short(message)}")
+
+
+def _not_found(label: str, what: str) -> Problem:
+    return Problem(f"{label}NotFound", f"{what} in this namespace; create it, and the pods start by themselves")
+
+
+def _of_container(status: Json, pod: Json) -> Problem | None:
     name = status["name"]
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
@@ -170,9 +227,7 @@ def _of_container(status: Json) -> Problem | None:
                 named = match[1] or (match[3] or "").rpartition("/")[2]
                 label = "Secret" if kind == "secret" else "ConfigMap"
                 what = f"there is no {label} {named}" if match[1] else f"{label} {named} has no key {match[2]}"
-                return Problem(
-                    f"{label}NotFound", f"{what} in this namespace; create it, and the pods start by themselves"
-                )
+                return _not_found(label, what)
         return Problem("ContainerError", f"container {name} cannot be created: {_short(message)}")
     if reason in ("CreateContainerError", "RunContainerError", "StartError"):
         return Problem("ContainerError", f"container {name} cannot be started: {_short(message)}")
@@ -180,12 +235,7 @@ def _of_container(status: Json) -> Problem | None:
     if status.get("ready") or not terminated or (name == FETCH and terminated.get("exitCode") == 0):
         return None
     if terminated.get("reason") == "OOMKilled":
-        where = "the download" if name == FETCH else "the engine"
-        return Problem(
-            "OOMKilled",
-            f"{where} used more memory than resources.limits.memory allows; raise it, or lower engine.maxModelLen or "
-            f"maxNumSeqs",
-        )
+        return _out_of_memory(name, pod)
     if name == FETCH:
         return _of_download(terminated)
     if (
@@ -195,12 +245,44 @@ def _of_container(status: Json) -> Problem | None:
         and terminated.get("exitCode") in (0, 143)
     ):
         return None  # ended on request, once
+    restarts = _restarts(status.get("restartCount", 0))
     return Problem(
         "CrashLoop",
-        f"container {name} ended with exit code {terminated.get('exitCode')} and was started "
-        f"{status.get('restartCount', 0)} "
-        f"times again; `kubectl logs --previous` tells more. Its last words: {_short(_last_words(terminated))}",
+        f"container {name} ended with exit code {terminated.get('exitCode')}{restarts}; `kubectl logs --previous` "
+        f"tells more. Its last words: {_short(_last_words(terminated))}",
     )
+
+
+def _restarts(count: int) -> str:
+    return ("", " and was restarted once")[count] if count < 2 else f" and was restarted {count} times"
+
+
+def _out_of_memory(name: str, pod: Json) -> Problem:
+    """Whose limit it was: the spec's, one that the namespace's LimitRange set, or none but the node's memory."""
+    what = "the download" if name == FETCH else "the engine"
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    found = next((one for one in containers if one["name"] == name), None)
+    limit = (((found or {}).get("resources") or {}).get("limits") or {}).get("memory")
+    # "LimitRanger plugin set: cpu, memory request for container engine; memory limit for init container fetch"
+    defaulted = (pod["metadata"].get("annotations") or {}).get("kubernetes.io/limit-ranger", "").partition(": ")[2]
+    clause = rf"(.*, )?memory(, .*)? limit for (init )?container {re.escape(name)}"
+    if any(re.fullmatch(clause, one) for one in defaulted.split("; ")):
+        text = (
+            f"{what} used more than {limit} of memory, the default that the namespace's LimitRange sets where "
+            "resources.limits.memory is left out; set that"
+        )
+    elif found is not None and limit is None:
+        text = (
+            f"{what} was killed because its node had no memory left (it has no limit of its own); set "
+            "resources.requests.memory to what it uses"
+        )
+    else:
+        text = (
+            f"{what} used more memory than resources.limits.memory ({limit}) allows; raise it, or lower "
+            "engine.maxModelLen or maxNumSeqs"
+        )
+    return Problem("OOMKilled", text)
 
 
 # As `octavo fetch` says it, of models that no patience brings: there is none, or none of a form that is served.

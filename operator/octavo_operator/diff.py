@@ -3,8 +3,10 @@ mind: it adds defaults, drops empty values and spells quantities its own way."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -81,9 +83,42 @@ def first_difference(desired: Json, live: Json, path: str = "") -> str | None:
     return None if desired == live else path
 
 
+def overlay(desired: Json, live: Json) -> Json:
+    """`live`, changed as little as makes it say what `desired` says: `first_difference` finds nothing then."""
+    if isinstance(desired, dict) and isinstance(live, dict):
+        return {**live, **{key: overlay(value, live.get(key)) for key, value in desired.items()}}
+    if isinstance(desired, list) and isinstance(live, list):
+        return _list_overlay(desired, live)
+    return copy.deepcopy(desired)
+
+
+def _list_overlay(desired: list[Json], live: list[Json]) -> list[Json]:
+    key = _item_key(desired)
+    if key is None:
+        if len(desired) != len(live):
+            return copy.deepcopy(desired)
+        return [overlay(one, other) for one, other in zip(desired, live, strict=True)]
+    by_key = {item[key]: item for item in live if isinstance(item, dict) and key in item}
+    wanted = {item[key] for item in desired}
+    rest = [item for item in live if not (isinstance(item, dict) and item.get(key) in wanted)]
+    return [*(overlay(item, by_key.get(item[key])) for item in desired), *rest]
+
+
+def without(value: Json, pointers: Iterable[str]) -> Json:
+    """A copy that lacks what the JSON pointers name, which come as `foreign_additions` gives them: deepest first."""
+    out = copy.deepcopy(value)
+    for pointer in pointers:
+        here = out
+        *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+        for part in parents:
+            here = here[int(part) if isinstance(here, list) else part]
+        del here[int(last) if isinstance(here, list) else last]
+    return out
+
+
 def _list_difference(desired: list[Json], live: list[Json], path: str) -> str | None:
-    key = next((k for k in _KEYS if desired and all(isinstance(item, dict) and k in item for item in desired)), None)
-    if key is None or len({str(item[key]) for item in desired}) < len(desired):
+    key = _item_key(desired)
+    if key is None:
         if len(desired) != len(live):
             return path
         pairs = zip(desired, live, strict=True)
@@ -96,6 +131,12 @@ def _list_difference(desired: list[Json], live: list[Json], path: str) -> str | 
         if found := first_difference(item, by_key[item[key]], where):
             return found
     return None
+
+
+def _item_key(desired: list[Json]) -> str | None:
+    """By what the items are told apart; None: by their places."""
+    key = next((k for k in _KEYS if desired and all(isinstance(item, dict) and k in item for item in desired)), None)
+    return None if key is None or len({str(item[key]) for item in desired}) < len(desired) else key
 
 
 def _is_empty(value: Json) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
+from octavo_operator.claims import claimant
 from octavo_operator.config import OperatorConfig
 from octavo_operator.plan import recorded_image
 from octavo_operator.render import TEMPLATE_PROBLEMS
@@ -94,7 +95,7 @@ class ImageRollout:
 def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
     """`body`: an LLMDeployment, `live`: its Deployment."""
     meta, engine = body["metadata"], (body.get("spec") or {}).get("engine") or {}
-    if "deletionTimestamp" in meta or engine.get("image"):
+    if "deletionTimestamp" in meta or engine.get("image") or claimant(body) not in (None, config.operator_id):
         return None
     if (engine.get("imagePolicy") or config.image_policy) != FOLLOW:
         return None

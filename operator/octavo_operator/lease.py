@@ -12,6 +12,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from octavo_operator.claims import scope
 from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 
@@ -67,7 +68,10 @@ class LeaseHolder:
         if lease is None:
             body: Json = {
                 "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-                "metadata": {"name": name, "namespace": self._config.namespace}, "spec": self._spec({}),
+                "metadata": {
+                    "name": name, "namespace": self._config.namespace, "annotations": scope(self._config),
+                },
+                "spec": self._spec({}),
             }  # fmt: skip
             await self._cluster.call("POST", self._path, body, timeout=seconds)
         else:
@@ -77,6 +81,7 @@ class LeaseHolder:
             if not may_take(lease, self._config.identity, now - self._seen[1]):
                 return False
             lease["spec"] = self._spec(lease.get("spec") or {})
+            lease["metadata"]["annotations"] = {**(lease["metadata"].get("annotations") or {}), **scope(self._config)}
             try:
                 await self._cluster.call("PUT", f"{self._path}/{name}", lease, timeout=seconds)
             except ApiError as error:

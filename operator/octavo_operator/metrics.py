@@ -161,6 +161,7 @@ class _OperatorState(_Asked):
             ("leading", "1 for the operator that works, 0 for those that wait", of.is_leading),
             ("queue_depth", "LLMDeployments that wait to be looked at, or are being", len(of.queue)),
             ("queue_retrying", "LLMDeployments whose last look failed", of.queue.num_failing),
+            ("llmdeployments_of_others", "LLMDeployments in reach that another operator serves", len(of.claims.others)),
             (
                 "listing_age_seconds",
                 "Time since everything was last listed, or since the start",

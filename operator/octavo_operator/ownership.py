@@ -80,6 +80,13 @@ def _named(pointer: str, live: Json) -> list[tuple[str, ...]]:
     return out
 
 
+def other_managers(live: Json, manager: str) -> list[str]:
+    """Who else than `manager` has written something in `live["spec"]`."""
+    entries = live.get("metadata", {}).get("managedFields") or []
+    of_spec = [one for one in entries if not one.get("subresource") and "f:spec" in one.get("fieldsV1", {})]
+    return sorted({one.get("manager", "") for one in of_spec} - {manager})
+
+
 def _leaves(fields: Json, path: Path) -> Iterator[Path]:
     inner = [key for key in fields if key != "."]
     if path and (not inner or "." in fields):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import GROUP, KIND, LLMDeployment, stable_json
-from octavo_operator.diff import digest, first_difference
+from octavo_operator.diff import digest, first_difference, overlay, without
 from octavo_operator.ownership import left_alone
 from octavo_operator.render.names import ENGINE, OWNER_LABEL
 from octavo_operator.store import Observed
@@ -54,14 +54,21 @@ class Apply:
     why: str
     exists: bool
 
+    @property
+    def puts_right(self) -> bool:
+        """Whether it only says once more what was said before."""
+        return self.why not in (CREATED, CHANGED)
+
 
 @dataclass(frozen=True)
-class TakeOut:
-    """Removal of what others added to a spec of ours."""
+class Repair:
+    """Replacement of a spec to which others added something: at once without that, and as it should be. Server-side
+    apply does not remove what others added, and a removal before it would leave a Service without a selector."""
 
     target: Observed
-    pointers: tuple[str, ...]
-    manifest: Manifest  # what it should be
+    spec: Manifest
+    why: str
+    applied: str  # hash of what it should be
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Plan:
-    actions: list[Apply | TakeOut | Delete] = field(default_factory=list)
+    actions: list[Apply | Repair | Delete] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)  # objects of our names that belong to somebody else
     waits: bool = False  # for the children of a predecessor of the same name to be gone
 
@@ -80,7 +87,7 @@ class Plan:
         """Whether the Deployment has yet to be told of the spec of today. What others alter in it does not count: a
         webhook may do so at every write, and what we said was taken all the same."""
         return any(
-            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and action.why in (CREATED, CHANGED)
+            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and not action.puts_right
             for action in self.actions
         )
 
@@ -107,7 +114,9 @@ def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Itera
         else:
             allowed = [rule.path for rule in deployment.spec.foreign_fields if rule.kind == one.kind]
             if foreign := tuple(pointer for pointer in one.foreign if not left_alone(pointer, body, allowed)):
-                out.actions.append(TakeOut(one, foreign, manifest))
+                spec = overlay(manifest.get("spec", {}), without(body, foreign)["spec"])
+                said = f"{', '.join(foreign)} was added or altered"
+                out.actions.append(Repair(one, spec, said, marked["metadata"]["annotations"][APPLIED]))
             if why := _why_apply(marked, body):
                 out.actions.append(Apply(marked, why, exists=True))
     for place, one in live.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem, claim_pending
+from octavo_operator.diagnosis import Events, Problem, claim_pending
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.plan import Plan, kept_annotation, pinned_template, plan, recorded_image, template_annotation
 from octavo_operator.render import BadTemplate, expected_template, names, render
@@ -53,9 +54,12 @@ def look(
     problem: Problem | None = None,
     scaling: Scaling = Scaling(),
     image_turn: ImageTurn | None = None,
+    contested: Problem | None = None,
+    pod_events: Events = MappingProxyType({}),
 ) -> Outcome:
     """`problem`: what went wrong when this was tried last, to be said along with the rest. `image_turn`: of one that
-    follows the operator's engine image."""
+    follows the operator's engine image. `contested`: what somebody else alters again and again. `pod_events`: of pods
+    that hang."""
     if deployment.deleting:
         return Outcome()
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
@@ -100,8 +104,9 @@ def look(
     if image_turn and (turn_again := image_turn.again_after):
         again = min(turn_again, again or turn_again)
     seen = Observation(
-        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template, image_turn
-    )
+        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template, image_turn,
+        contested, pod_events,
+    )  # fmt: skip
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
 
 

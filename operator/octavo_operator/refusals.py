@@ -12,20 +12,31 @@ from dataclasses import dataclass
 Key = tuple[str, str]  # namespace and name of an LLMDeployment
 Place = tuple[str, str]  # kind and name of one of its objects
 
+PATIENCE_SECONDS = 3.0  # what may go away by itself is worth a condition after that
+
 
 @dataclass
 class _Refusal:
     what: str
     error: Exception
+    final: bool
     count: int
+    since: float
     due: float
 
 
 class Refusals:
-    """`clock` counts seconds. What is refused again is asked for later and later."""
+    """`clock` counts seconds. What is refused again is asked for later and later; what may go away by itself (`final`
+    is false: a webhook that is down, an API server that is overloaded) at most `longest_passing` seconds later."""
 
-    def __init__(self, clock: Callable[[], float], first_delay: float = 0.5, longest_delay: float = 60.0) -> None:
-        self._clock, self._first, self._longest = clock, first_delay, longest_delay
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        first_delay: float = 0.5,
+        longest_delay: float = 60.0,
+        longest_passing: float = 30.0,
+    ) -> None:
+        self._clock, self._first, self._longest, self._passing = clock, first_delay, longest_delay, longest_passing
         self._known: dict[Key, dict[Place, _Refusal]] = {}
 
     def check(self, key: Key, place: Place, what: str) -> None:
@@ -34,13 +45,27 @@ class Refusals:
         if known and known.what == what and self._clock() < known.due:
             raise known.error
 
-    def note(self, key: Key, place: Place, what: str, error: Exception) -> None:
-        """It was asked for, and refused."""
-        places = self._known.setdefault(key, {})
-        known = places.get(place)
-        count = known.count + 1 if known and known.what == what else 1
-        delay = min(self._first * 2 ** min(count - 1, 30), self._longest)
-        places[place] = _Refusal(what, error, count, self._clock() + delay)
+    def note(
+        self, key: Key, place: Place, what: str, error: Exception, final: bool = True, asked_at: float | None = None
+    ) -> None:
+        """It was asked for (at `asked_at` by the clock), and refused."""
+        places, now = self._known.setdefault(key, {}), self._clock()
+        known, since, count = places.get(place), now if asked_at is None else asked_at, 1
+        if known and known.what == what:
+            since, count = known.since, known.count + 1
+        elif known and not final and not known.final:
+            since = known.since  # another request, and the same trouble
+        delay = min(self._first * 2 ** min(count - 1, 30), self._longest if final else self._passing)
+        places[place] = _Refusal(what, error, final, count, since, now + delay)
+
+    def to_tell(self, key: Key) -> Exception | None:
+        """What users are to be told of: what is final first, then what has lasted for a while."""
+        known = list(self._known.get(key, {}).values())
+        for one in known:
+            if one.final:
+                return one.error
+        lasting = [one for one in known if self._clock() - one.since >= PATIENCE_SECONDS]
+        return min(lasting, key=lambda one: one.since).error if lasting else None
 
     def forget(self, key: Key, place: Place | None = None) -> None:
         """It was done, or (without `place`) the LLMDeployment is gone."""
@@ -50,6 +75,11 @@ class Refusals:
             places.pop(place, None)
             if not places:
                 del self._known[key]
+
+    def keep(self, key: Key, places: set[Place]) -> None:
+        """Only these are still to be done."""
+        for place in self._known.get(key, {}).keys() - places:
+            self.forget(key, place)
 
     def due_after(self, key: Key) -> float | None:
         """In how many seconds to ask again; None: nothing is refused."""

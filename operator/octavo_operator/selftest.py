@@ -7,6 +7,7 @@ import sys
 import time
 
 from octavo_operator.api import KIND
+from octavo_operator.claims import claimant
 from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster, CredentialsError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.times import parse_time
@@ -22,7 +23,8 @@ async def check(config: OperatorConfig) -> str:
                 "GET",
                 f"/apis/octavo.dev/v1alpha1{f'/namespaces/{namespace}' if namespace else ''}/llmdeployments?limit=1",
             )
-            count += len(await cluster.list(KIND, namespace, config.selector))
+            found = await cluster.list(KIND, namespace, config.selector)
+            count += sum(claimant(one) in (None, config.operator_id) for one in found)
         lease = await cluster.get("Lease", config.namespace, config.lease_name)
         spec = (lease or {}).get("spec") or {}
         if not spec.get("holderIdentity"):

@@ -18,7 +18,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import noted
-from octavo_operator.diagnosis import Problem, diagnose, evicted, is_over, worst
+from octavo_operator.diagnosis import Events, Problem, diagnose, evicted, is_over, pulling, worst
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
@@ -48,13 +48,16 @@ class Observation:
     pending: bool = False  # `live` has not been told of the spec of today
     template: Json | None = None  # of pods of the spec of today; None: it makes none (a bad patch)
     image_turn: ImageTurn | None = None  # of one that follows the operator's engine image
+    contested: Problem | None = None  # what somebody else alters again and again: it may serve all the same
+    pod_events: Events = field(default_factory=dict)  # of pods that hang
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
     """The whole status. Times of conditions change only with their status."""
     counts = (seen.live or {}).get("status") or {}
     problem = seen.problem or _degradation(deployment, seen)
-    conditions = [_available(deployment, counts, problem), _progressing(deployment, seen, problem), _degraded(problem)]
+    conditions = [_available(deployment, seen, problem), _progressing(deployment, seen, problem)]
+    conditions.append(_degraded(problem or seen.contested))
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
     if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling, seen.apis):
@@ -150,7 +153,7 @@ def _condition(kind: str, status: bool | None, reason: str, message: str) -> Jso
 
 def _degradation(deployment: LLMDeployment, seen: Observation) -> Problem | None:
     gpu = deployment.spec.accelerator.resource if deployment.spec.accelerator else None
-    found = [(pod, problem) for pod in seen.pods if (problem := diagnose(pod, gpu))]
+    found = [(pod, problem) for pod in seen.pods if (problem := diagnose(pod, gpu, _events(seen, pod)))]
     if one := worst([problem for _, problem in found]):
         count = sum(problem.reason == one.reason for _, problem in found)
         total = sum(not is_over(pod) for pod in seen.pods)
@@ -186,7 +189,16 @@ def _degradation(deployment: LLMDeployment, seen: Observation) -> Problem | None
     return None
 
 
-def _available(deployment: LLMDeployment, counts: Json, problem: Problem | None) -> Json:
+def _events(seen: Observation, pod: Json) -> list[Json]:
+    return seen.pod_events.get(pod["metadata"].get("uid", ""), [])
+
+
+def _pulling(seen: Observation) -> str | None:
+    return next((text for pod in seen.pods if (text := pulling(_events(seen, pod)))), None)
+
+
+def _available(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
+    counts = (seen.live or {}).get("status") or {}
     available = counts.get("availableReplicas", 0)
     if available:
         return _condition(
@@ -198,6 +210,8 @@ def _available(deployment: LLMDeployment, counts: Json, problem: Problem | None)
         return _condition("Available", False, "ScaledToZero", "spec.replicas is 0: raise it to serve again")
     if problem:
         return _condition("Available", False, problem.reason, problem.message)
+    if text := _pulling(seen):
+        return _condition("Available", False, "PullingImage", text)
     return _condition("Available", False, "Starting", "no replica answers requests yet")
 
 
@@ -215,6 +229,8 @@ def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem 
         f"{counts.get('updatedReplicas', 0)} of {deployment.replicas} replicas are of the latest spec, "
         f"{counts.get('availableReplicas', 0)} available"
     )
+    if text := _pulling(seen):
+        done += f"; {text}"
     if seen.made_room:
         return _condition(
             "Progressing", True, "MakingRoom", f"no room for an additional pod, so old pods go first; {done}"

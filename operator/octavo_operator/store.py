@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import KIND
-from octavo_operator.ownership import foreign_additions
+from octavo_operator.ownership import foreign_additions, other_managers
 from octavo_operator.render.names import FIELD_MANAGER, OWNER_LABEL
 
 Key = tuple[str, str]  # namespace and name of an LLMDeployment
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Observed:
-    """One live object. `foreign` are pointers to what others added to its spec."""
+    """One live object. `foreign` are pointers to what others added to its spec, `managers` their names."""
 
     api_version: str
     kind: str
@@ -32,13 +32,16 @@ class Observed:
     resource_version: str
     text: bytes
     foreign: tuple[str, ...] = ()
+    managers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, kind: str, api_version: str, body: Mapping[str, Any]) -> Observed:
         meta = dict(body["metadata"])
-        foreign = (
-            () if kind in (KIND, "Pod", "PersistentVolumeClaim") else tuple(foreign_additions(body, FIELD_MANAGER))
-        )
+        foreign: tuple[str, ...] = ()
+        managers: tuple[str, ...] = ()
+        if kind not in (KIND, "Pod", "PersistentVolumeClaim"):
+            foreign = tuple(foreign_additions(body, FIELD_MANAGER))
+            managers = tuple(other_managers(body, FIELD_MANAGER))
         meta.pop("managedFields", None)
         annotations = {
             k: v for k, v in (meta.get("annotations") or {}).items() if not k.startswith("kubectl.kubernetes.io/last")
@@ -48,8 +51,9 @@ class Observed:
             {**body, "apiVersion": api_version, "kind": kind, "metadata": meta}, separators=(",", ":"), default=dict
         ).encode()
         return cls(
-            api_version, kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"], text, foreign
-        )
+            api_version, kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"], text, foreign,
+            managers,
+        )  # fmt: skip
 
     @property
     def body(self) -> Json:

@@ -68,6 +68,11 @@ class Operator:
         if patience:
             eventually(self.is_ready, patience)
 
+    @property
+    def claim(self) -> str:
+        """What `status.operator` says of those that it serves."""
+        return f"{self.environment['POD_NAMESPACE']}/{self.environment['OCTAVO_LEASE_NAME']}"
+
     def is_ready(self) -> bool:
         assert self.process and self.process.poll() is None, self.log()[-3000:]
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status == 200
@@ -138,16 +143,16 @@ def operator_kubeconfig(
     cluster.kubectl("delete", "namespace", SYSTEM, "--wait=false")
 
 
-def install(helm: Callable[..., str], name: str, *values: str) -> None:
+def install(helm: Callable[..., str], name: str, *values: str, system: str = SYSTEM) -> None:
     """The chart without a pod of the operator: rights and account alone."""
     fixed = f"replicas=0,crd.install=false,fullnameOverride={name}"
     flags = [flag for value in (fixed, *values) for flag in ("--set", value)]
-    helm("upgrade", "--install", name, str(ROOT / "charts/octavo"), "-n", SYSTEM, "--create-namespace", *flags)
+    helm("upgrade", "--install", name, str(ROOT / "charts/octavo"), "-n", system, "--create-namespace", *flags)
 
 
-def log_in(cluster: Cluster, account: str, path: Path) -> None:  # noqa: F811
+def log_in(cluster: Cluster, account: str, path: Path, system: str = SYSTEM) -> None:  # noqa: F811
     """Writes a kubeconfig for one of the chart's accounts."""
-    token = cluster.kubectl("create", "token", "-n", SYSTEM, account, "--duration=2h").strip()
+    token = cluster.kubectl("create", "token", "-n", system, account, "--duration=2h").strip()
     config: dict[str, Any] = yaml.safe_load(cluster.kubeconfig.read_text())
     context = next(entry for entry in config["contexts"] if entry["name"] == config["current-context"])
     context["context"]["user"] = "operator"
@@ -192,6 +197,27 @@ def namespaced(
     yield one
     one.kill()
     helm("uninstall", name, "-n", SYSTEM, "--wait", "--timeout=60s")
+    assert "Traceback" not in one.log(), "the operator met a defect of its own"
+
+
+@pytest.fixture
+def second(
+    cluster: Cluster,  # noqa: F811
+    crd: Callable[[], None],
+    helm: Callable[..., str],
+    tmp_path: Path,
+) -> Iterator[Operator]:
+    """The operator of a second release, in a namespace of its own, for the same LLMDeployments; not started yet."""
+    name, system = f"{RELEASE}-second", f"{SYSTEM}-second"
+    install(helm, name, system=system)
+    log_in(cluster, name, tmp_path / "kubeconfig", system)
+    one = Operator(tmp_path / "kubeconfig", tmp_path, "second")
+    one.user = f"system:serviceaccount:{system}:{name}"
+    one.environment |= {"OCTAVO_LEASE_NAME": name, "POD_NAMESPACE": system}
+    yield one
+    one.kill()
+    helm("uninstall", name, "-n", system, "--wait", "--timeout=60s")
+    cluster.kubectl("delete", "namespace", system, "--wait=false")
     assert "Traceback" not in one.log(), "the operator met a defect of its own"
 
 

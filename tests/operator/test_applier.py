@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
+import jsonpatch
 import pytest
 from support.llmd import parsed
 
-from octavo_operator.apply import Applier, NotLeading
+from octavo_operator.apply import Applier, ChangedMeanwhile, NotLeading
 from octavo_operator.cluster import ApiError
 from octavo_operator.config import OperatorConfig
+from octavo_operator.contests import AT_ONCE
 from octavo_operator.diagnosis import CLAIM_PATIENCE, claim_pending
+from octavo_operator.plan import plan, with_digest
 from octavo_operator.reconcile import look, look_at_unreadable, parse
-from octavo_operator.store import Store
+from octavo_operator.render import render
+from octavo_operator.store import Observed, Store
 
 CONFIG = OperatorConfig()
 
@@ -60,6 +65,118 @@ def test_no_pods_before_the_policy_that_guards_them() -> None:
     cluster = Refusing(NetworkPolicy=403)
     carry_out(cluster)
     assert "Deployment" not in cluster.applied
+
+
+class OneService:
+    """An API server with a Service that somebody has edited; what it was after each write is kept."""
+
+    def __init__(self, live: dict[str, Any]) -> None:
+        self.live, self.seen = live, [copy.deepcopy(live["spec"])]
+        self.conflict = False
+
+    def _changed(self) -> dict[str, Any]:
+        meta = self.live["metadata"]
+        meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
+        self.seen.append(copy.deepcopy(self.live["spec"]))
+        return copy.deepcopy(self.live)
+
+    async def json_patch(self, kind: str, namespace: str, name: str, operations: Any, manager: str) -> dict[str, Any]:
+        patched = jsonpatch.apply_patch(self.live, operations)
+        if patched["metadata"]["resourceVersion"] != self.live["metadata"]["resourceVersion"] or self.conflict:
+            raise ApiError(409, {"message": "the object has been modified"})
+        self.live = patched
+        return self._changed()
+
+    async def apply(self, manifest: dict[str, Any], manager: str, subresource: str | None = None) -> dict[str, Any]:
+        self.live["spec"] = {**self.live["spec"], **manifest["spec"]}
+        return self._changed()
+
+
+def edited_service() -> tuple[OneService, Observed, dict[str, Any]]:
+    """By `kubectl edit`, that adds a key to the selector: it then owns all of it, since a selector is one value."""
+    deployment = parsed()
+    wanted = next(one for one in render(deployment, CONFIG) if one["kind"] == "Service")
+    live = copy.deepcopy(with_digest(wanted))
+    live["spec"] |= {"clusterIP": "10.0.0.1", "selector": {**live["spec"]["selector"], "version": "2"}}
+    fields = {
+        "f:type": {},
+        "f:sessionAffinity": {},
+        "f:ports": {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:port": {}}},
+    }
+    live["metadata"] |= {
+        "uid": "s", "resourceVersion": "7",
+        "managedFields": [
+            {"manager": "octavo-operator", "operation": "Apply", "fieldsV1": {"f:spec": fields}},
+            {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:selector": {}}}},
+        ],
+    }  # fmt: skip
+    return OneService(live), Observed.of("Service", "v1", live), wanted
+
+
+@pytest.mark.parametrize("conflict", [False, True])
+def test_a_selector_that_was_edited_is_never_empty_while_it_is_put_back(conflict: bool) -> None:
+    """A Service without a selector has no endpoints: requests would time out."""
+    cluster, live, wanted = edited_service()
+    cluster.conflict = conflict
+    assert live.foreign == ("/spec/selector",) and live.managers == ("kubectl-edit",)
+    deployment = parsed()
+    todo = plan(deployment, [wanted], [live])
+    applier = Applier(cluster, Store(), lambda: True)  # type: ignore[arg-type]
+    refused = asyncio.run(applier.execute(deployment, todo))
+    assert [type(one) for one in refused] == [ChangedMeanwhile] * conflict
+    assert applier.refusals.to_tell(("default", "toy")) is None, "one that has changed meanwhile is no refusal"
+    assert all(wanted["spec"]["selector"].items() <= spec["selector"].items() for spec in cluster.seen)
+    assert (cluster.seen[-1]["selector"] == wanted["spec"]["selector"]) is not conflict
+    assert cluster.seen[-1]["clusterIP"] == "10.0.0.1", "what the API server chose stays"
+
+
+class Stubborn(Refusing):
+    """Takes everything, and a webhook makes something else of NetworkPolicies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.version = 0
+
+    async def apply(self, manifest: dict[str, Any], manager: str, subresource: str | None = None) -> dict[str, Any]:
+        out = await super().apply(manifest, manager, subresource)
+        self.version += 1
+        out["metadata"] |= {"resourceVersion": str(self.version)}
+        if manifest["kind"] == "NetworkPolicy":
+            out = {**out, "spec": {**out["spec"], "policyTypes": ["Egress"]}}
+        return out
+
+
+def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_and_later() -> None:
+    cluster, store, now = Stubborn(), Store(), [0.0]
+    applier = Applier(cluster, store, lambda: True)  # type: ignore[arg-type]
+    applier.contests._clock = lambda: now[0]
+    deployment, key = parsed(), ("default", "toy")
+    said: list[float] = []
+    written: list[float] = []
+
+    def step() -> None:
+        before = cluster.applied.count("NetworkPolicy")
+        contested = applier.contests.problem(key)
+        outcome = look(deployment, store.children(key), CONFIG, frozenset(), 0.0, contested=contested)
+        asyncio.run(applier.execute(deployment, outcome.plan))
+        written.extend([now[0]] * (cluster.applied.count("NetworkPolicy") - before))
+        if contested:
+            said.append(now[0])
+            assert "NetworkPolicy toy: /spec/policyTypes/0 was altered" in contested.message
+            found = {one["type"]: one["reason"] for one in (outcome.status or {})["conditions"]}
+            assert found["Degraded"] == "Contested" != found["Ready"], "it may serve all the same"
+
+    for tenth in range(36000):  # events come all the time, for an hour
+        now[0] = tenth / 10
+        if tenth < 100 or tenth % 50 == 0:
+            step()
+    assert len([at for at in written if at < 4]) == AT_ONCE + 1
+    assert said[0] < 5
+    assert len(written) < 25
+    assert cluster.applied.count("Service") == 1, "the others have nothing to do with it"
+    assert set(range(60, 3600, 5)) <= set(said), "and it is said all the time"
+    now[0] += 10000
+    assert applier.contests.problem(key) is None
 
 
 def test_what_was_refused_is_not_asked_for_at_every_event() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ class Answers:
     def __init__(self, body: Json) -> None:
         self.body, self.error, self.taken, self.said = body, None, [], []  # type: ignore[var-annotated]
         self.events: list[Json] = []
+        self.version = 1
 
     async def get(self, *_: Any) -> None:
         return None
@@ -51,9 +53,11 @@ class Answers:
         return body
 
     async def apply(self, manifest: Json, manager: str, subresource: str | None = None) -> Json:
-        version = str(len(self.taken) + len(self.said) + 2)
+        self.version += 1
+        version = str(self.version)
         if subresource:
-            self.said.append(manifest["status"])
+            if "resourceVersion" not in manifest["metadata"]:  # else it is the claim that comes first
+                self.said.append(manifest["status"])
             self.body = {**self.body, "status": manifest["status"]}
             return {**self.body, "metadata": {**self.body["metadata"], "resourceVersion": version}}
         if self.error and manifest["kind"] == "Deployment":
@@ -138,6 +142,7 @@ def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Excep
     assert found["Ready"] == ("False", "Applying")
     assert found["Progressing"] == ("True", "Applying")
     cluster.error = None
+    time.sleep(controller._applier.refusals.due_after(KEY) or 0)
     look_at(controller)
     assert conditions(cluster.said[-1])["Progressing"] == ("False", "Complete")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from octavo.loader.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import diagnose
+from octavo_operator.pod_events import PodEvents, waiting_since
 from octavo_operator.render import expected_template
 from octavo_operator.rollout import make_room
 from octavo_operator.status import Observation, expected_status
@@ -222,3 +225,144 @@ def test_a_name_that_sounds_like_a_fault_is_none() -> None:
     problem = diagnose(ended("cannot reach https://hub to fetch org/investigated: timed out; check the network"))
     assert problem is not None
     assert problem.reason == "DownloadFailed"
+
+
+# Pods that hang before their containers start.
+
+
+def waiting(started: str = "2026-01-01T00:00:00Z", **more: Any) -> Json:
+    """A pod that has a node, and no container yet."""
+    creating = {"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}, "restartCount": 0}
+    status = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": started}],
+        "containerStatuses": [creating],
+    }
+    return {"metadata": {"name": "p", "uid": "p", "creationTimestamp": started}, "status": {**status, **more}}
+
+
+def event(reason: str, message: str, at: str = "2026-01-01T00:00:05Z", kind: str = "Warning") -> Json:
+    return {"type": kind, "reason": reason, "message": message, "lastTimestamp": at, "firstTimestamp": at}
+
+
+SCHEDULED = event("Scheduled", "Successfully assigned", "2026-01-01T00:00:59Z", "Normal")
+PULLING = 'Pulling image "example.com/engine:1"'
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "words"),
+    [
+        ([event("FailedMount", 'MountVolume.SetUp failed for volume "v" : secret "n/keys" not found')],
+         "SecretNotFound", "there is no Secret keys"),
+        ([event("FailedMount", 'MountVolume.SetUp failed for volume "v" : configmap "template" not found')],
+         "ConfigMapNotFound", "there is no ConfigMap template"),
+        ([event("FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other')],
+         "VolumeInUse", "ReadWriteMany"),
+        ([event("FailedAttachVolume", "AttachVolume.Attach failed: timed out")], "VolumeNotMounted", "timed out"),
+        ([event("FailedCreatePodSandBox", "plugin type=bridge failed (add): no IP addresses")],
+         "SandboxNotCreated", "no IP addresses"),
+        ([event("NetworkNotReady", "network is not ready: cni config uninitialized")], "PodNotStarted", "cni config"),
+        ([SCHEDULED], None, ""),
+        ([], None, ""),
+        ([event("FailedMount", "timed out"), event("Pulling", PULLING, "2026-01-01T00:00:09Z", "Normal")], None, ""),
+        ([event("Pulling", PULLING, "2026-01-01T00:00:01Z", "Normal"), event("FailedMount", "at last")],
+         "VolumeNotMounted", "at last"),
+    ],
+)  # fmt: skip
+def test_events_tell_why_a_pod_hangs(events: list[Json], reason: str | None, words: str) -> None:
+    found = diagnose(waiting(), None, [SCHEDULED, *events])
+    assert (found and found.reason) == reason
+    assert found is None or words in found.message
+
+
+def test_a_long_pull_is_said_and_is_no_problem() -> None:
+    pod, pulled = waiting(), event("Pulling", PULLING, kind="Normal")
+    live = {"metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": {"observedGeneration": 1, "replicas": 1}}
+    seen = Observation(live, [pod], pod_events={"p": [pulled]})
+    found = {one["type"]: one for one in expected_status(parsed(), seen, "cluster.local", 0.0)["conditions"]}
+    assert found["Degraded"]["status"] == "False"
+    for kind in ("Ready", "Available"):
+        assert found[kind]["reason"] == "PullingImage"
+        assert "example.com/engine:1" in found[kind]["message"]
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+DONE = {"terminated": {"exitCode": 0, "finishedAt": at(500)}}
+
+
+@pytest.mark.parametrize(
+    ("more", "since"),
+    [
+        ({}, 100.0),
+        ({"containerStatuses": []}, 100.0),
+        ({"phase": "Running"}, None),
+        ({"conditions": [{"type": "PodScheduled", "status": "False"}]}, None),
+        ({"initContainerStatuses": [{"name": "fetch", "state": {"running": {}}}]}, None),
+        ({"initContainerStatuses": [{"name": "fetch", "state": DONE}]}, 500.0),
+        ({"initContainerStatuses": [{"name": "fetch", "state": {"waiting": {"reason": "PodInitializing"}}}]}, 100.0),
+        ({"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "ErrImagePull"}}}]}, None),
+    ],
+)
+def test_which_pods_hang(more: Json, since: float | None) -> None:
+    assert waiting_since(waiting(at(100), **more)) == since
+
+
+def test_events_are_read_of_pods_that_hang_alone_and_seldom() -> None:
+    asked: list[str] = []
+
+    class Answers:
+        async def call(self, method: str, path: str, params: Json) -> Json:
+            asked.append(params["fieldSelector"])
+            return {"items": [event("FailedMount", "x")]}
+
+    async def run() -> None:
+        events = PodEvents(Answers())  # type: ignore[arg-type]
+        pods = [waiting(at(100)), running(ready=True)]
+        assert await events.read(("n", "toy"), pods, 105.0) == ({}, pytest.approx(15.1)), "it may still start"
+        for now in range(120, 150):
+            found, again = await events.read(("n", "toy"), pods, float(now))
+            assert list(found) == ["p"] and again is not None and again <= 15.2
+        assert await events.read(("n", "toy"), [running(ready=True)], 150.0) == ({}, None)
+
+    asyncio.run(run())
+    assert asked == ["involvedObject.uid=p"] * 2
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    ("limit", "said", "words"),
+    [
+        ("1Gi", None, "more memory than resources.limits.memory (1Gi) allows"),
+        ("1Gi", "cpu, memory request for container engine; cpu, memory limit for container engine", "LimitRange"),
+        ("1Gi", "memory limit for container engine", "LimitRange"),
+        ("1Gi", "memory request for container engine; cpu limit for container engine", "resources.limits.memory (1Gi)"),
+        ("1Gi", "memory limit for init container fetch", "resources.limits.memory (1Gi)"),
+        (None, None, "its node had no memory left"),
+    ],
+)
+def test_who_set_the_limit_of_memory_is_told_truly(limit: str | None, said: str | None, words: str) -> None:
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    pod = running(ready=False)
+    pod["spec"] = {"containers": [{"name": "engine", "resources": {"limits": {"memory": limit} if limit else {}}}]}
+    pod["status"]["containerStatuses"] = [{"name": "engine", "ready": False, "restartCount": 1, "lastState": ended}]
+    if said:
+        pod["metadata"]["annotations"] = {"kubernetes.io/limit-ranger": f"LimitRanger plugin set: {said}"}
+    problem = diagnose(pod)
+    assert problem is not None and problem.reason == "OOMKilled"
+    assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "exit code 1;"), (1, "was restarted once;"), (7, "was restarted 7 times;")]
+)
+def test_restarts_are_counted_in_words_that_people_use(count: int, words: str) -> None:
+    pod = running(ready=False)
+    state = {"terminated": {"exitCode": 1, "reason": "Error"}}
+    pod["status"]["containerStatuses"] = [{"name": "engine", "ready": False, "restartCount": count, "state": state}]
+    problem = diagnose(pod)
+    assert problem is not None and words in problem.message

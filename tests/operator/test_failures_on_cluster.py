@@ -239,6 +239,112 @@ def test_a_claim_does_not_exist(cluster: Cluster, namespace: str, degraded: Degr
     assert "no PersistentVolumeClaim none-such" in degraded("PVCNotFound")
 
 
+def said(cluster: Cluster, namespace: str, reason: str, seconds: float) -> str:
+    """Waits for the cause of Degraded; its message."""
+    eventually(lambda: conditions(cluster, namespace)["Degraded"]["reason"] == reason, seconds)
+    return str(conditions(cluster, namespace)["Degraded"]["message"])
+
+
+def test_a_volume_of_a_pod_needs_a_secret_that_is_missing(cluster: Cluster, namespace: str) -> None:
+    """The pod hangs in ContainerCreating; its events alone say why."""
+    volume = {"name": "more", "secret": {"secretName": "none-such"}}
+    patches = (
+        {"op": "add", "path": "/spec/volumes/-", "value": volume},
+        {"op": "add", "path": "/spec/containers/0/volumeMounts/-", "value": {"name": "more", "mountPath": "/more"}},
+    )
+    cluster.apply(toy(IMAGE, patches=patches), namespace=namespace)
+    assert "there is no Secret none-such" in said(cluster, namespace, "SecretNotFound", 60)
+    cluster.kubectl("create", "secret", "generic", "none-such", "-n", namespace)
+    eventually(lambda: conditions(cluster, namespace)["Ready"]["status"] == "True", 150, every=2)  # as the node pleases
+
+
+def test_a_volume_cannot_be_mounted(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) -> None:
+    source = {"hostPath": {"path": f"/none/{namespace}", "type": "Directory"}}
+    common = {"accessModes": ["ReadOnlyMany"], "storageClassName": namespace}
+    capacity = {"storage": "1Mi"}
+    volume = {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace},
+        "spec": {**common, **source, "capacity": capacity},
+    }  # fmt: skip
+    claim = {
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"},
+        "spec": {**common, "resources": {"requests": capacity}, "volumeName": namespace},
+    }  # fmt: skip
+    cluster.apply(volume, namespace=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "pv", namespace, "--wait=false"))
+    cluster.apply(claim, namespace=namespace)
+    cluster.apply(toy(IMAGE, model={"uri": "pvc://models/x"}), namespace=namespace)
+    assert "is not a directory" in said(cluster, namespace, "VolumeNotMounted", 60)
+
+
+def test_a_limit_that_nobody_set_is_not_blamed_on_the_spec(
+    cluster: Cluster, namespace: str, degraded: Degraded
+) -> None:
+    limit = {"type": "Container", "default": {"memory": "40Mi"}}
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "all"}, "spec": {"limits": [limit]}}
+    cluster.apply(body, namespace=namespace)
+    cluster.apply(toy(IMAGE, "eat", "200"), namespace=namespace)
+    message = degraded("OOMKilled")
+    assert "LimitRange" in message and "40Mi" in message
+
+
+def test_a_webhook_is_down_and_comes_back(
+    cluster: Cluster, namespace: str, operator: Any, request: pytest.FixtureRequest
+) -> None:
+    rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
+    hook = {
+        "name": "policy.example.com", "rules": [rule], "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": {"namespace": namespace, "name": "none", "path": "/"}}, "timeoutSeconds": 1,
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+    }  # fmt: skip
+    config = {
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": namespace}, "webhooks": [hook],
+    }  # fmt: skip
+    cluster.apply(config, namespace=namespace)
+    delete = ("delete", "validatingwebhookconfiguration", namespace, "--ignore-not-found")
+    request.addfinalizer(lambda: cluster.kubectl(*delete))
+    time.sleep(2)  # until the API server knows of it
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    assert "policy.example.com" in said(cluster, namespace, "WebhookUnavailable", 10)
+    events = cluster.get("events", namespace=namespace)["items"]
+    assert "WebhookUnavailable" in [one["reason"] for one in events]
+    time.sleep(3)
+    assert conditions(cluster, namespace)["Degraded"]["reason"] == "WebhookUnavailable", "it lasts"
+    cluster.kubectl(*delete)
+    recovers(cluster, namespace)
+
+
+def test_a_claim_that_cannot_grow_says_so_and_the_old_size_can_be_put_back(
+    cluster: Cluster, namespace: str, degraded: Degraded, request: pytest.FixtureRequest
+) -> None:
+    storage = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": namespace}}
+    cluster.apply({**storage, "provisioner": "example.com/none", "allowVolumeExpansion": False}, namespace=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "storageclass", namespace))
+    volume = {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "storageClassName": namespace, "capacity": {"storage": "1Gi"},
+            "hostPath": {"path": f"/tmp/{namespace}", "type": "DirectoryOrCreate"},
+        },
+    }  # fmt: skip
+    cluster.apply(volume, namespace=namespace)
+    request.addfinalizer(lambda: cluster.kubectl("delete", "pv", namespace, "--wait=false"))
+
+    def model(size: str) -> dict[str, Any]:
+        cache = {"mode": "pvc", "pvc": {"size": size, "storageClassName": namespace}}
+        fetched = ({"op": "remove", "path": "/spec/initContainers"},)
+        return toy(IMAGE, model={**FETCHED, "cache": cache}, patches=fetched)
+
+    cluster.apply(model("1Gi"), namespace=namespace)
+    recovers(cluster, namespace)
+    cluster.apply(model("2Gi"), namespace=namespace)
+    assert "allowVolumeExpansion" in degraded("PVCCannotGrow")
+    assert conditions(cluster, namespace)["Available"]["status"] == "True"
+    cluster.apply(model("1Gi"), namespace=namespace)
+    recovers(cluster, namespace)
+
+
 @pytest.mark.parametrize("patience", [0, 2])
 def test_a_rollout_goes_on_where_every_gpu_is_taken(
     cluster: Cluster, namespace: str, patience: int, fake_nodes: Callable[..., None]

@@ -22,6 +22,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.lease: Json | None = None
         self.version = 10
+        self.body = wanted(1, 1)
         self.replicas: list[int] = []
         self.on_answer: Any = None
 
@@ -40,7 +41,9 @@ class ApiServer:
         self.version += 1
         if one["kind"] == "Deployment":
             self.replicas.append(one["spec"]["replicas"])
-        base = wanted(self.replicas[-1] if self.replicas else 1, 1) if one["kind"] == KIND else one
+        base = one
+        if one["kind"] == KIND:
+            self.body = base = {**self.body, "status": one["status"]}
         return {**base, **one, "metadata": {**base["metadata"], "uid": "u", "resourceVersion": str(self.version)}}
 
 
@@ -61,13 +64,15 @@ def test_a_change_heard_of_while_the_lease_is_stale_is_made_once_it_is_renewed()
         controller.listed_all()
         tasks = [asyncio.create_task(lease.run()), asyncio.create_task(controller.work())]
         try:
-            controller.saw(KIND, wanted(1, 1))
+            controller.saw(KIND, server.body)
             async with asyncio.timeout(5):
                 while server.replicas != [1]:
                     await asyncio.sleep(0.01)
             lease._renewed -= 20  # so much time has passed at once
             assert not lease.is_held
-            controller.saw(KIND, wanted(3, 5000))
+            server.body |= {key: wanted(3, 5000)[key] for key in ("metadata", "spec")}
+            server.version = 5000
+            controller.saw(KIND, server.body)
             async with asyncio.timeout(10):
                 while 3 not in server.replicas:
                     await asyncio.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from typing import Any
 
@@ -127,6 +128,76 @@ def test_containers_variables_and_volumes_of_others_are_taken_out(cluster: Clust
     eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"] == before, 8)
 
 
+def test_a_service_is_never_without_its_pods_while_its_selector_is_put_back(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    before = cluster.get("service", "toy", namespace=namespace)["spec"]["selector"]
+    watch = [cluster.program, f"--kubeconfig={cluster.kubeconfig}", "get", "service", "toy", "-n", namespace]
+    watch += ["--watch", "-o", "jsonpath={.spec.selector}{'\\n'}"]
+    with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        seen = [json.loads(process.stdout.readline())]
+        for change in ({"version": "2"}, {"octavo.dev/llmdeployment": "another"}, {"octavo.dev/llmdeployment": None}):
+            patch(cluster, namespace, "service/toy", {"spec": {"selector": change}})
+            while seen[-1] == before:
+                seen.append(json.loads(process.stdout.readline()))
+            while seen[-1] != before:
+                seen.append(json.loads(process.stdout.readline() or "null"))
+        process.kill()
+    assert all(seen), "it selected nothing for a moment"
+
+
+def test_an_edit_that_is_put_back_is_called_no_refusal(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    before = cluster.get("deployment", "toy", namespace=namespace)["spec"]
+    for number in range(3):
+        engine = {"name": "engine", "image": f"example.com/other:{number}", "env": [{"name": "MORE", "value": "1"}]}
+        patch(
+            cluster,
+            namespace,
+            "deployment/toy",
+            {"spec": {"template": {"spec": {"containers": [engine]}}}},
+            "strategic",
+        )
+        eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"] == before, 8)
+    ready(cluster, namespace)
+    events = cluster.get("events", namespace=namespace)["items"]
+    ours = [one["reason"] for one in events if one["involvedObject"]["kind"] == "LLMDeployment"]
+    assert not {"Refused", "Recovered", "Contested"} & set(ours)
+
+
+def test_a_second_release_over_the_same_models_says_so_and_writes_nothing(
+    cluster: Cluster, namespace: str, operator: Any, second: Any
+) -> None:
+    """Autoscaled: its NetworkPolicy names the operator's namespace, so two of them would rewrite it for ever."""
+    second.start()
+    cluster.apply(toy(IMAGE, autoscaling={"maxReplicas": 2}), namespace=namespace)
+    ready(cluster, namespace)
+
+    def served_by() -> str:
+        return str(cluster.get("llmd", "toy", namespace=namespace)["status"]["operator"])
+
+    winner, loser = sorted((operator, second), key=lambda one: one.claim != served_by())
+    eventually(lambda: "leaves it alone" in loser.log(), 10)
+    time.sleep(2)
+    told = [one["reason"] for one in cluster.get("events", namespace=namespace)["items"]]
+    assert told.count("ServedByAnother") == 1
+    if cluster.is_rig:
+        theirs = writes(cluster, 0, loser.user, namespace, but_for=409)  # to claim it at the same time is a conflict
+        assert [one for one in theirs if "/events" not in one] == []
+        assert len([one for one in writes(cluster, 0, winner.user, namespace) if "networkpolicies" in one]) <= 2
+    winner.kill()
+    cluster.kubectl(
+        "delete", "lease", winner.environment["OCTAVO_LEASE_NAME"], "-n", winner.environment["POD_NAMESPACE"]
+    )
+    patch(cluster, namespace, "llmd/toy", {"spec": {"service": {"port": 81}}})
+    eventually(lambda: cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 81, 30)
+    assert served_by() == loser.claim
+    assert "taken over" in loser.log()
+    cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=20s")
+
+
 def test_labels_and_annotations_are_everybodys(cluster: Cluster, namespace: str) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
     ready(cluster, namespace)
@@ -171,14 +242,15 @@ def test_an_operator_that_was_killed_catches_up(cluster: Cluster, namespace: str
     assert cluster.get("service", "toy", namespace=namespace)
 
 
-def writes(cluster: Cluster, since: int, user: str, namespace: str) -> list[str]:
-    """What the operator wrote in a namespace."""
+def writes(cluster: Cluster, since: int, user: str, namespace: str, but_for: int = 0) -> list[str]:
+    """What the operator wrote in a namespace; `but_for`: an answer of the API server that does not count."""
     out = []
     with cluster.audit_log.open() as log:
         log.seek(since)
         for line in log:
             entry = json.loads(line)
             ours = entry["user"]["username"] == user and entry["objectRef"].get("namespace") == namespace
+            ours = ours and entry["responseStatus"]["code"] != but_for
             if ours and entry["verb"] in ("create", "update", "patch", "delete"):
                 out.append(f"{entry['verb']} {entry['requestURI']}")
     return out

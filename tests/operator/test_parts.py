@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -13,12 +14,12 @@ from support.llmd import parsed
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.cluster import ApiError
 from octavo_operator.config import ConfigError, OperatorConfig
-from octavo_operator.controller import refusal
 from octavo_operator.diff import quantity
 from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
 from octavo_operator.ownership import foreign_additions, left_alone
 from octavo_operator.refusals import Refusals
+from octavo_operator.rejections import rejection
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
 from octavo_operator.store import Observed, Store
@@ -107,6 +108,48 @@ def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -
     assert refusals.due_after(key) == 1
     refusals.forget(key, place)
     assert refusals.due_after(key) is None
+
+
+def test_what_may_pass_is_told_after_a_moment_and_asked_for_every_half_minute() -> None:
+    now = 0.0
+    refusals = Refusals(lambda: now)
+    key, place = ("n", "toy"), ("Deployment", "toy")
+    told, asked = [], []
+    for step in range(1800):
+        now = step / 10
+        try:
+            refusals.check(key, place, f"spec {step // 50}")  # the user changes it meanwhile
+        except TimeoutError:
+            continue
+        asked.append(now)
+        refusals.note(key, place, f"spec {step // 50}", TimeoutError(), final=False, asked_at=now)
+        if refusals.to_tell(key):
+            told.append(now)
+    assert 3 <= told[0] < 10, "a condition within ten seconds, and none for a hiccup"
+    assert max(after - before for before, after in itertools.pairwise(asked)) <= 30
+    now += 100
+    refusals.note(key, ("Service", "toy"), "x", PermissionError())
+    assert isinstance(refusals.to_tell(key), PermissionError), "what users can mend comes first"
+    refusals.keep(key, {place})
+    assert isinstance(refusals.to_tell(key), TimeoutError), "what is wanted no more is not told"
+    refusals.keep(key, set())
+    assert refusals.to_tell(key) is None
+    assert refusals.due_after(key) is None
+
+
+def test_a_passing_refusal_is_asked_for_at_most_half_a_minute_later() -> None:
+    now, asked = 0.0, []
+    refusals = Refusals(lambda: now)
+    for step in range(3000):
+        now = step / 10
+        try:
+            refusals.check(("n", "toy"), ("Service", "toy"), "same")
+        except TimeoutError:
+            continue
+        asked.append(now)
+        refusals.note(("n", "toy"), ("Service", "toy"), "same", TimeoutError(), final=False)
+    assert 25 < max(after - before for before, after in itertools.pairwise(asked)) <= 30.2
+    assert len(asked) < 20
 
 
 # Leadership.
@@ -506,9 +549,9 @@ def test_a_watch_that_is_silent_is_noticed() -> None:
 
 def test_refusals_have_their_reasons() -> None:
     quota = ApiError(403, {"message": "exceeded quota: x", "reason": "Forbidden"})
-    assert refusal(quota).reason == "QuotaExceeded"
-    assert refusal(ApiError(403, {"message": "no"})).reason == "Forbidden"
-    assert refusal(ApiError(422, {"message": "bad"})).reason == "Refused"
+    assert rejection(quota).reason == "QuotaExceeded"
+    assert rejection(ApiError(403, {"message": "no"})).reason == "Forbidden"
+    assert rejection(ApiError(422, {"message": "bad"})).reason == "Refused"
     assert ApiError(409, {}).is_transient and ApiError(503, "down").is_transient and not ApiError(422, {}).is_transient
     assert not ApiError(500, {"message": "failed to create typed patch object (n/m; v1): unknown"}).is_transient
     wrong = "failed to convert new object (n/m; apps/v1, Kind=Deployment) to proper version: quantities must match"

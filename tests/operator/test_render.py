@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import strategies as st
 from support.llmd import parsed
 from support.llmd_strategies import specs
 
 from octavo_operator import __version__
 from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diff import digest, first_difference, quantity
+from octavo_operator.diff import digest, first_difference, overlay, quantity
 from octavo_operator.plan import (
     Apply,
-    TakeOut,
+    Repair,
     pinned_template,
     plan,
     pod_spec_digest,
@@ -242,6 +243,27 @@ def test_the_digest_is_the_same_everywhere() -> None:
 )  # fmt: skip
 def test_first_difference(desired: Any, live: Any, where: str | None) -> None:
     assert (first_difference(desired, live) or "").rstrip("/0") == (where or "")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["", "x", "1Gi", "1024Mi"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(st.fixed_dictionaries({"name": st.sampled_from("abc"), "v": inner}), max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "b", "limits", "storage", "name"]), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(_JSON, _JSON)
+def test_what_is_laid_over_says_what_is_desired_and_keeps_the_rest(desired: Any, live: Any) -> None:
+    once = overlay(desired, live)
+    assert first_difference(desired, once) is None
+    assert first_difference(desired, overlay(desired, once)) is None
+    if isinstance(desired, dict) and isinstance(live, dict):
+        theirs = live.keys() - desired.keys()
+        assert {key: once[key] for key in theirs} == {key: live[key] for key in theirs}
 
 
 @given(specs)
@@ -484,17 +506,23 @@ def test_templates_of_the_operators_first_versions_are_kept() -> None:
 
 
 def test_only_what_the_spec_allows_is_left_of_what_others_add() -> None:
-    made = render(parsed(), CONFIG)
-    service = as_live(next(one for one in made if one["kind"] == "Service"))
-    deployment = as_live(with_digest(deployment_of(made)))
-    added = dataclasses.replace(service, foreign=("/spec/loadBalancerIP", "/spec/externalIPs"))
-    paused = dataclasses.replace(deployment, foreign=("/spec/paused",))
+    made = [with_digest(one) for one in render(parsed(), CONFIG)]
 
-    def taken(**spec: Any) -> list[tuple[str, ...]]:
+    def edited(kind: str, **fields: Any) -> Observed:
+        one = next(manifest for manifest in made if manifest["kind"] == kind)
+        live = as_live({**one, "spec": {**one["spec"], **fields}})
+        return dataclasses.replace(live, foreign=tuple(f"/spec/{name}" for name in fields))
+
+    added = edited("Service", loadBalancerIP="10.0.0.9", externalIPs=["10.0.0.8"])
+    paused = edited("Deployment", paused=True)
+
+    def left(**spec: Any) -> dict[str, set[str]]:
+        """What is still there of it, by kind, where something is put right."""
         todo = plan(parsed(**spec), made, [added, paused])
-        return sorted(action.pointers for action in todo.actions if isinstance(action, TakeOut))
+        ours = {"loadBalancerIP", "externalIPs", "paused"}
+        return {one.target.kind: ours & set(one.spec) for one in todo.actions if isinstance(one, Repair)}
 
     both = [{"kind": "Service", "path": "/spec/loadBalancerIP"}, {"kind": "Deployment", "path": "/spec/paused"}]
-    assert taken() == [("/spec/loadBalancerIP", "/spec/externalIPs"), ("/spec/paused",)]
-    assert taken(foreignFields=both) == [("/spec/externalIPs",)]
-    assert taken(foreignFields=[{"kind": "Deployment", "path": "/spec/*"}])[0][0] == "/spec/loadBalancerIP"
+    assert left() == {"Service": set(), "Deployment": set()}
+    assert left(foreignFields=both) == {"Service": {"loadBalancerIP"}}
+    assert left(foreignFields=[{"kind": "Deployment", "path": "/spec/*"}]) == {"Service": set()}

@@ -112,5 +112,9 @@ app.kubernetes.io/component: operator
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
+# Does another operator that has claimed an LLMDeployment still live?
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get]
 {{- end -}}

@@ -43,12 +43,6 @@ class CachePVC:
             "cache.pvc.accessModes cannot be changed, as a claim's cannot; switch cache.mode to emptyDir and back "
             "for a new claim",
         ),
-        Rule(
-            "!has(self.size) || !has(oldSelf.size) || "
-            "!isQuantity(string(self.size)) || !isQuantity(string(oldSelf.size)) || "
-            "!quantity(string(self.size)).isLessThan(quantity(string(oldSelf.size)))",
-            "cache.pvc.size cannot shrink, as a claim's cannot; switch cache.mode to emptyDir and back for a new claim",
-        ),
     )
     existing_claim: str | None = spec_field(
         "Name of an existing PersistentVolumeClaim to use.", default=None, **SECRET_NAME

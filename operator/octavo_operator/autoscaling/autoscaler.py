@@ -30,7 +30,7 @@ class Autoscaler:
         look_at: Callable[[Key], None],
     ) -> None:
         self._leading, self._look_at = lease.leading, look_at
-        self.reader = Reader(store, look_at)
+        self.reader = Reader(store, look_at, operator=config.operator_id)
         self._api = MetricsApi(cluster, store, self.reader, lease.leading)
         self._registration = Registration(
             cluster, config, self._api, self._providers, self._look_at_all, lambda: lease.is_held

@@ -18,6 +18,7 @@ import aiohttp
 from octavo_operator.api import KIND, LLMDeployment, SpecError
 from octavo_operator.autoscaling.decision import Decision, decide, estimate, learn, noted
 from octavo_operator.autoscaling.page import MAX_BYTES, BadPage, Load, parse
+from octavo_operator.claims import claimant
 from octavo_operator.diagnosis import Problem, diagnose, is_over
 from octavo_operator.render import names
 from octavo_operator.store import Key, Store
@@ -68,8 +69,15 @@ class Reader:
     """`changed` is called with a key whose `problem` has come, changed or gone, whose `capacity` is worth noting, or
     whose load has come to need more than the maximum of replicas, or no longer does."""
 
-    def __init__(self, store: Store, changed: Callable[[Key], None], clock: Callable[[], float] = time.monotonic):
-        self._store, self._changed, self._clock = store, changed, clock
+    def __init__(
+        self,
+        store: Store,
+        changed: Callable[[Key], None],
+        clock: Callable[[], float] = time.monotonic,
+        operator: str | None = None,
+    ) -> None:
+        """`operator`: our name in claims; what another one serves is not scaled by us. None: all is ours."""
+        self._store, self._changed, self._clock, self._operator = store, changed, clock, operator
         self._memory: dict[Key, _Memory] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._parsed: dict[Key, tuple[str, LLMDeployment | None]] = {}  # with the version that was parsed
@@ -83,7 +91,7 @@ class Reader:
             return None
         known = self._parsed.get(key)
         if known is None or known[0] != seen.resource_version:
-            known = self._parsed[key] = (seen.resource_version, _scaled(seen.body))
+            known = self._parsed[key] = (seen.resource_version, _scaled(seen.body, self._operator))
         return known[1]
 
     def scaled(self) -> list[LLMDeployment]:
@@ -265,7 +273,9 @@ def places(deployment: LLMDeployment, pods: list[Json], live: Json | None) -> tu
     return out, sure
 
 
-def _scaled(body: Json) -> LLMDeployment | None:
+def _scaled(body: Json, operator: str | None) -> LLMDeployment | None:
+    if operator and claimant(body) not in (None, operator):
+        return None
     try:
         deployment = LLMDeployment.from_json(body)
     except SpecError:
