@@ -38,14 +38,14 @@ def _save(path: str | None, figures: dict[str, Any]) -> None:
 def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
     add_dataset_arguments(parser)
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
     parser.add_argument(
         "--baseline",
         choices=("hf",),
-        help="compare with Hugging Face generate on the same prompts, one at a time and in static batches",
+        help="compare with Hugging Face generate, one prompt at a time and in static batches (default: off)",
     )
     parser.add_argument("--hf-max-batch-size", type=int, default=20, help="prompts a batch of it (default: 20)")
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
 
 
 def run_throughput(args: argparse.Namespace) -> int:
@@ -150,13 +150,15 @@ def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_pr
 
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
-    parser.add_argument("--input-len", type=int, default=32, help="(default: 32)")
-    parser.add_argument("--output-len", type=int, default=128, help="(default: 128)")
-    parser.add_argument("--batch-size", type=int, default=8, help="(default: 8)")
-    parser.add_argument("--num-iters-warmup", type=int, default=10, help="(default: 10)")
-    parser.add_argument("--num-iters", type=int, default=30, help="(default: 30)")
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt (default: 32)")
+    parser.add_argument("--output-len", type=int, default=128, help="tokens of an answer (default: 128)")
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts at once (default: 8)")
+    parser.add_argument(
+        "--num-iters-warmup", type=int, default=10, help="batches before the clock starts (default: 10)"
+    )
+    parser.add_argument("--num-iters", type=int, default=30, help="batches to time (default: 30)")
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
 
 
 def run_latency(args: argparse.Namespace) -> int:

@@ -24,57 +24,86 @@ from octavo.errors import ConfigError
 from octavo.loader.sources import resolve_model
 from octavo.tokenizer import Tokenizer
 
+_LOOK_SECONDS = 3.0  # for a server's answer to the question for its models
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
-    server.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="(default: openai)")
-    server.add_argument("--base-url", help="instead of --host and --port")
-    server.add_argument("--host", default="127.0.0.1", help="(default: 127.0.0.1)")
-    server.add_argument("--port", type=int, default=8000, help="(default: 8000)")
+    server.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="API to call (default: openai)")
+    server.add_argument("--base-url", help="address of the server (default: http://HOST:PORT)")
+    server.add_argument("--host", default="127.0.0.1", help="host of the server (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, help="port of the server (default: 8000)")
     server.add_argument("--endpoint", help="path of the API (default: the backend's)")
-    server.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="HTTP headers to send")
-    server.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="bearer token (or OPENAI_API_KEY)")
-    server.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
+    server.add_argument(
+        "--header", nargs="*", default=[], metavar="KEY=VALUE", help="HTTP headers to send (default: none)"
+    )
+    server.add_argument(
+        "--api-key", default=os.environ.get("OPENAI_API_KEY"), help="bearer token (default: OPENAI_API_KEY, else none)"
+    )
+    server.add_argument("--insecure", action="store_true", help="do not check the server's certificate (default: off)")
     server.add_argument("--model", help="name to ask for (default: the first that the server lists)")
-    server.add_argument("--served-model-name", help="the same; --model may then name the tokenizer's model")
+    server.add_argument(
+        "--served-model-name", help="the same; --model may then name the tokenizer's model (default: --model)"
+    )
     server.add_argument(
         "--tokenizer", help="model whose tokenizer makes the prompts (default: --model's, else embedded)"
     )
-    server.add_argument("--ready-check-timeout-sec", type=float, default=600, help="(default: 600)")
+    server.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0,
+        help="seconds to wait for a server that is not up yet (default: 0, one look)",
+    )  # fmt: skip
     add_dataset_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (default: all at once)")
     load.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; lower: burstier (default: 1)")
-    load.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="raise the rate during the run")
-    load.add_argument("--ramp-up-start-rps", type=float)
-    load.add_argument("--ramp-up-end-rps", type=float)
-    load.add_argument("--max-concurrency", type=int, help="requests at once at most")
+    load.add_argument(
+        "--ramp-up-strategy", choices=("linear", "exponential"), help="raise the rate during the run (default: none)"
+    )
+    load.add_argument("--ramp-up-start-rps", type=float, help="rate at the start of a ramp (default: none)")
+    load.add_argument("--ramp-up-end-rps", type=float, help="rate at its end (default: none)")
+    load.add_argument("--max-concurrency", type=int, help="maximum number of concurrent requests (default: no limit)")
     load.add_argument("--num-warmups", type=int, default=1, help="requests before the clock starts (default: 1)")
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--ignore-eos", action="store_true", help="always generate the full length")
+    sampling.add_argument("--ignore-eos", action="store_true", help="always generate the full length (default: off)")
     for name in ("temperature", "top-p", "min-p"):
-        sampling.add_argument(f"--{name}", type=float)
-    sampling.add_argument("--top-k", type=int)
-    sampling.add_argument("--logprobs", type=int)
-    sampling.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of the body")
+        sampling.add_argument(f"--{name}", type=float, help="of every request (default: the server's)")
+    sampling.add_argument("--top-k", type=int, help="of every request (default: the server's)")
+    sampling.add_argument("--logprobs", type=int, help="log-probabilities per token to ask for (default: none)")
+    sampling.add_argument(
+        "--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of the body (default: none)"
+    )
     out = parser.add_argument_group("results")
-    out.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="count requests that keep to these")
-    out.add_argument("--percentile-metrics", default="ttft,tpot,itl", help="of ttft, tpot, itl, e2el")
-    out.add_argument("--metric-percentiles", default="99", help="comma separated (default: 99)")
-    out.add_argument("--save-result", action="store_true", help="write the figures as JSON")
-    out.add_argument("--save-detailed", action="store_true", help="with every request's times and text")
-    out.add_argument("--append-result", action="store_true", help="add to the file instead of writing it anew")
-    out.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept in the JSON")
-    out.add_argument("--result-dir", default=".", help="(default: here)")
-    out.add_argument("--result-filename", help="(default: named after the run)")
+    out.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="METRIC:MS",
+        help="count requests that keep to these (default: none)",
+    )
+    out.add_argument(
+        "--percentile-metrics",
+        default="ttft,tpot,itl",
+        help="comma separated, of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
+    )
+    out.add_argument("--metric-percentiles", default="99", help="percentiles to print, comma separated (default: 99)")
+    out.add_argument("--save-result", action="store_true", help="write the figures as JSON (default: off)")
+    out.add_argument("--save-detailed", action="store_true", help="with every request's times and text (default: off)")
+    out.add_argument(
+        "--append-result", action="store_true", help="add to the file instead of writing it anew (default: off)"
+    )
+    out.add_argument(
+        "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="entries to keep in the JSON (default: none)"
+    )
+    out.add_argument("--result-dir", default=".", help="folder of the JSON (default: the current one)")
+    out.add_argument("--result-filename", help="name of the JSON (default: made of the run's settings)")
     out.add_argument(
         "--plot-timeline",
         metavar="PNG",
         nargs="?",
         const="timeline.png",
-        help="draw every request's life into this file (timeline.png where none is named)",
+        help="draw every request's life into this file (timeline.png where none is named; default: off)",
     )
-    out.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    out.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,9 +112,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--percentile-metrics must be of {', '.join(METRICS)}, got {', '.join(sorted(unknown))}")
     goodput = parse_goodput(args.goodput)
     delays(args, 1)  # complain before anything is sent
+    model = _find_model(args)
     tokenizer = args.tokenizer or (args.model if args.served_model_name else None)
     samples = load_dataset(args, _load_tokenizer(tokenizer))
-    results, duration = asyncio.run(_run(args, samples))
+    results, duration = asyncio.run(_run(args, samples, model))
     report = Report(
         results, duration, goodput, tuple(float(p) for p in args.metric_percentiles.split(",")), metrics,
         args.max_concurrency, args.request_rate,
@@ -145,21 +175,42 @@ def delays(args: argparse.Namespace, count: int) -> list[float]:
     return times
 
 
-def _client(args: argparse.Namespace) -> httpx.AsyncClient:
+def _connection(args: argparse.Namespace) -> dict[str, Any]:
+    """What every client of the server is made with."""
     headers = pairs(args.header, "--header")
     if args.api_key:
         headers["Authorization"] = f"Bearer {args.api_key}"
-    return httpx.AsyncClient(
-        base_url=args.base_url or f"http://{args.host}:{args.port}",
-        headers=headers,
-        timeout=httpx.Timeout(None, connect=30),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-        verify=not args.insecure,
-        trust_env=False,
-    )
+    base_url = args.base_url or f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{args.port}"
+    return {"base_url": base_url, "headers": headers, "verify": not args.insecure, "trust_env": False}
 
 
-async def _run(args: argparse.Namespace, samples: list[SampleRequest]) -> tuple[list[RequestResult], float]:
+def _find_model(args: argparse.Namespace) -> str:
+    """The name to ask for: as given, else the first that the server lists. Raises ConfigError when no server answers,
+    at once or after --ready-check-timeout-sec."""
+    deadline = time.monotonic() + args.ready_check_timeout_sec
+    connection = _connection(args)
+    given = args.served_model_name or args.model
+    try:
+        client = httpx.Client(**connection, timeout=_LOOK_SECONDS)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--base-url {args.base_url!r} is no address: {error}") from None
+    with client:
+        while True:
+            try:
+                response = client.get("/v1/models")
+                if given or response.status_code == 200:
+                    return given or str(response.json()["data"][0]["id"])
+                problem = f"it answered HTTP {response.status_code} to /v1/models; name the model with --model"
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                problem = f"{error or type(error).__name__}; start one with `octavo serve`, or give --host and --port"
+            except (ValueError, KeyError, IndexError, TypeError):
+                problem = "it lists no models; name one with --model"
+            if time.monotonic() >= deadline:
+                raise ConfigError(f"no server at {connection['base_url']}: {problem}")
+            time.sleep(0.2)
+
+
+async def _run(args: argparse.Namespace, samples: list[SampleRequest], model: str) -> tuple[list[RequestResult], float]:
     options = {
         name: value
         for name in ("temperature", "top_p", "top_k", "min_p", "logprobs")
@@ -168,8 +219,9 @@ async def _run(args: argparse.Namespace, samples: list[SampleRequest]) -> tuple[
     options |= ({"ignore_eos": True} if args.ignore_eos else {}) | args.extra_body
     chat = args.backend == "openai-chat"
     endpoint = args.endpoint or BACKENDS[args.backend]
-    async with _client(args) as client:
-        model = args.served_model_name or args.model or await _first_model(client, args.ready_check_timeout_sec)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(None, connect=30)
+    async with httpx.AsyncClient(**_connection(args), timeout=timeout, limits=limits) as client:
 
         async def one(sample: SampleRequest, began: float) -> RequestResult:
             return await send(client, endpoint, make_body(sample, model, chat, options), sample, began)
@@ -200,19 +252,3 @@ async def _send_all(
 
     results = await asyncio.gather(*map(at, delays(args, len(samples)), samples))
     return results, time.perf_counter() - began
-
-
-async def _first_model(client: httpx.AsyncClient, timeout: float) -> str:
-    """The name of what the server serves, once it is up."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            response = await client.get("/v1/models")
-            if response.status_code == 200:
-                return response.json()["data"][0]["id"]
-            problem = f"HTTP {response.status_code}"
-        except httpx.HTTPError as error:
-            problem = str(error) or type(error).__name__
-        if time.monotonic() > deadline:
-            raise ConfigError(f"no server at {client.base_url}: {problem}")
-        await asyncio.sleep(0.2)

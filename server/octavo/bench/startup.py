@@ -67,8 +67,8 @@ def _is_healthy(url: str) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iters", type=int, default=3, help="starts to time after one that is not (default: 3)")
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here")
-    parser.add_argument("serve_args", nargs="*", help="after --: what to hand to `octavo serve`")
+    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
+    parser.add_argument("serve_args", nargs="*", help="after --: flags for `octavo serve`")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,10 +7,20 @@ from importlib import import_module
 
 # name -> (module, function that adds flags, function that runs, what it is for)
 BENCHES = {
-    "serve": ("octavo.bench.serve", "add_arguments", "run", "load an OpenAI-compatible server"),
-    "throughput": ("octavo.bench.offline", "add_throughput_arguments", "run_throughput", "the engine, all at once"),
-    "latency": ("octavo.bench.offline", "add_latency_arguments", "run_latency", "the engine, one batch at a time"),
-    "startup": ("octavo.bench.startup", "add_arguments", "run", "how long `octavo serve` takes to be ready"),
+    "serve": ("octavo.bench.serve", "add_arguments", "run", "Load an OpenAI-compatible server."),
+    "throughput": (
+        "octavo.bench.offline",
+        "add_throughput_arguments",
+        "run_throughput",
+        "Run the engine on all prompts at once.",
+    ),
+    "latency": (
+        "octavo.bench.offline",
+        "add_latency_arguments",
+        "run_latency",
+        "Run the engine on one batch at a time.",
+    ),
+    "startup": ("octavo.bench.startup", "add_arguments", "run", "Measure how long `octavo serve` takes to be ready."),
 }
 
 
@@ -18,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     for name, (module_name, add, run_name, text) in BENCHES.items():
         module = import_module(module_name)
-        command = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+        command = commands.add_parser(name, help=text, description=text)
         getattr(module, add)(command)
         command.set_defaults(bench=getattr(module, run_name))
 

