@@ -97,6 +97,16 @@ def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> Quantiz
 # ---------------------------------------------------------------- packing
 
 
+def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
+    """Bytes of a weight ``[channels, width]`` once it is packed: by `pack_gguf` if it is of such a ``qtype``, else by
+    `pack_w8`."""
+    bits = _READERS[qtype][3] if qtype in _READERS else 8
+    numbers = 2 if qtype in _AFFINE else 1  # of 16 bits, for each group
+    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * numbers
+    strip = (STRIP * 4 if bits == 4 else 0) + num_groups(width) // 2 * pair
+    return -(-channels // BLOCK) * (BLOCK // STRIP) * strip
+
+
 def pack_codes(
     codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1
 ) -> PackedLinear:
@@ -260,6 +270,7 @@ _READERS: dict[str, tuple[Callable[[Tensor], _Read], int, int, int]] = {
     "Q8_0": (_read_q8_0, 32, 34, 8),
 }
 GGUF_TYPES = tuple(_READERS)
+_AFFINE = ("Q4_1", "Q4_K")  # with minima
 
 
 # ---------------------------------------------------------------- unpacking

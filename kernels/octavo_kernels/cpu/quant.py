@@ -9,10 +9,10 @@ from torch import Tensor
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-from octavo_kernels.quant import BLOCK, GROUP, STRIP, PackedLinear, QuantizedRows, empty_rows, num_groups
+from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, empty_rows, num_groups, packed_nbytes
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-_PACKED = {"Q4_0": (0, 4, 1), "Q4_1": (1, 4, 2), "Q8_0": (2, 8, 1)}  # csrc/ops.h: kind; bits, 16-bit numbers a group
+_PACKED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}  # csrc/ops.h: kind
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor | None:
@@ -20,12 +20,10 @@ def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor
     library = get_library()
     if library is None or qtype not in _PACKED:
         return None
-    kind, bits, halves = _PACKED[qtype]
     raw = np.ascontiguousarray(raw)
-    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * halves
-    strip = (STRIP * 4 if bits == 4 else 0) + num_groups(groups * GROUP) // 2 * pair
-    data = torch.empty(-(-channels // BLOCK) * (BLOCK // STRIP) * strip, dtype=torch.uint8)
-    library.run(library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, kind), threads=1)
+    data = torch.empty(packed_nbytes(channels, groups * GROUP, qtype), dtype=torch.uint8)
+    op = library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, _PACKED[qtype])
+    library.run(op, threads=1)
     return data
 
 

@@ -17,6 +17,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.errors import DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.worker.memory import out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,8 @@ class EngineCore:
         logger.error("step %d failed; its %d sequences end with an error", step.step_id, len(req_ids), exc_info=error)
         if isinstance(error, Exception) and self.executor.is_lost():
             raise DeviceLostError(f"the device cannot be used any more: {error}") from error
-        return ModelRunnerOutput(errors=dict.fromkeys(req_ids, f"the step failed: {error}"))
+        reason = f"the step failed: {out_of_memory(error) or error}"
+        return ModelRunnerOutput(errors=dict.fromkeys(req_ids, reason))
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the engine's bookkeeping contradicts itself."""

@@ -52,10 +52,16 @@ class VocabParallelEmbedding(nn.Module):
         return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield WeightSlot(0, "weight", self.shard.shape, self._load)
+        yield WeightSlot(0, "weight", self.shard.shape, self._load, self._left_out)
+
+    def _left_out(self, qtype: str) -> int:
+        """Bytes of the table, less than 0, where the head's own is used instead; else 0."""
+        if self.weight is None or not (self._head and self._head[0].method.keeps_values(qtype)):
+            return 0
+        return -self.weight.nbytes
 
     def _load(self, source: WeightSource) -> None:
-        if self._head and self._head[0].method.keeps_values(source):
+        if self._left_out(source.qtype):
             self.weight = None  # never touched, so it has cost no memory
         else:
             assert self.weight is not None

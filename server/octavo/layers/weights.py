@@ -32,12 +32,14 @@ class WeightSlot:
 
     ``part`` is which of a merged module's checkpoint modules it belongs to (q, k, v = 0, 1, 2), ``leaf`` the tensor's
     own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning.
+    ``extra_bytes`` is what a tensor of some type takes here beside the module's parameters, which count anyway.
     """
 
     part: int
     leaf: str
     shape: tuple[int, ...]
     load: Callable[[WeightSource], None]
+    extra_bytes: Callable[[str], int] = lambda qtype: 0
 
     def fill(self, source: WeightSource) -> None:
         if tuple(source.shape) != self.shape:

@@ -60,15 +60,18 @@ def load_model(
     return model
 
 
-def build_model(config: ModelConfig, device: torch.device | str, tp: TensorParallel) -> CausalLM:
-    """The model with empty parameters: no memory is touched yet."""
+def build_model(
+    config: ModelConfig, device: torch.device | str, tp: TensorParallel, *, without_memory: bool = False
+) -> CausalLM:
+    """The model with empty parameters: no memory is touched yet. ``without_memory``: none is even asked for, the
+    parameters are torch's meta tensors of the shapes and dtypes that they have on ``device``."""
     quantization = quantization_config(config, device)
     cls = model_class(config.architecture)
     dtype = getattr(torch, config.dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
+        with torch.device("meta" if without_memory else device):
             model = cls(config, tp)
             for name, module in model.named_modules():
                 if isinstance(module, LinearBase):

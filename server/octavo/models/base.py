@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import chain
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -56,11 +57,12 @@ class CausalLM(nn.Module):
 
     @property
     def is_quantized(self) -> bool:
-        return any(layer.method.num_bytes() for layer in self.linear_layers())
+        return any(layer.method.quantized for layer in self.linear_layers())
 
     def num_weight_bytes(self) -> int:
-        parameters = sum(p.numel() * p.element_size() for p in self.parameters())
-        return parameters + sum(layer.method.num_bytes() for layer in self.linear_layers())
+        """Bytes of weights and of tables that follow from the configuration."""
+        tensors = sum(t.numel() * t.element_size() for t in chain(self.parameters(), self.buffers()))
+        return tensors + sum(layer.method.num_bytes() for layer in self.linear_layers())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""

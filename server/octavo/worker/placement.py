@@ -10,6 +10,7 @@ import octavo_kernels
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
+from octavo.models.base import CausalLM
 from octavo_kernels import reference
 
 _FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
@@ -47,6 +48,15 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> None:
         if not reference.attention_problem(*wanted):
             way_out = "attention_backend='reference' does (slow)"
         raise ConfigError(f"{problem}: the kernel backend {name!r} does not do this; {way_out}")
+
+
+def kv_cache_specs(model: CausalLM, config: EngineConfig, device: torch.device) -> list[KVCacheSpec]:
+    """What each layer keeps of a token, in the dtype of ``config``'s cache."""
+    kv_dtype = config.cache.kv_cache_dtype
+    if kv_dtype == "auto" and model.is_quantized:
+        kv_dtype = quantized_kv_dtype(config, device)
+    specs = model.kv_cache_specs()
+    return specs if kv_dtype == "auto" else [spec_with(spec, kv_dtype, device) for spec in specs]
 
 
 def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:

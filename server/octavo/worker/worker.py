@@ -13,13 +13,23 @@ from octavo import platform
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import PendingOutput, SchedulerOutput
+from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
 from octavo.worker.graphs import CudaCapture, run_again
-from octavo.worker.memory import GRAPH_BYTES, MemoryLedger, plan_cpu_memory, plan_device_memory
+from octavo.worker.memory import (
+    GRAPH_BYTES,
+    MemoryLedger,
+    check_weights_fit,
+    out_of_memory,
+    plan_cpu_memory,
+    plan_device_memory,
+    weights_room,
+)
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.placement import choose_device, choose_kernels, quantized_kv_dtype, spec_with
+from octavo.worker.needs import alternatives, model_needs
+from octavo.worker.placement import choose_device, choose_kernels, kv_cache_specs
 from octavo.worker.profile import decode_step, largest_step, peak_of, prompt_step
 from octavo.worker.prompt_graphs import prompt_sizes
 from octavo.worker.warm_up import warm_up
@@ -36,6 +46,15 @@ class Worker:
     """``overlap``: let steps overlap (None: on devices with a queue of their own)."""
 
     def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
+        try:
+            self._start(config, overlap)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            advice = out_of_memory(error)
+            if advice is None:
+                raise
+            raise ConfigError(f"{config.model.model}: {advice}") from error
+
+    def _start(self, config: EngineConfig, overlap: bool | None) -> None:
         self.device = choose_device(config.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
@@ -44,16 +63,12 @@ class Worker:
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
+        self._refuse_what_cannot_fit(config)
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
         platform.trim_memory()  # of what loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
-        specs: list[KVCacheSpec] = self.model.kv_cache_specs()
-        kv_dtype = config.cache.kv_cache_dtype
-        if kv_dtype == "auto" and self.model.is_quantized:
-            kv_dtype = quantized_kv_dtype(config, self.device)
-        if kv_dtype != "auto":
-            specs = [spec_with(spec, kv_dtype, self.device) for spec in specs]
+        specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
         self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
         for line in self.ledger.lines():
@@ -67,6 +82,25 @@ class Worker:
             self.runner: ModelRunner = self._device_runner(kv_caches)
         else:
             self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
+
+    def _refuse_what_cannot_fit(self, config: EngineConfig) -> None:
+        """Before anything is read. Raises ConfigError when the weights, or one sequence beside them, have no place."""
+        cache, max_model_len = config.cache, config.scheduler.max_model_len
+        needs = model_needs(config, self.device)
+        if self.device.type == "cpu":
+            in_use, total, where = 0, platform.memory_limit(), "memory that this process may use"
+        else:
+            free, total = torch.cuda.mem_get_info(self.device)
+            in_use, where = total - free, "memory of the device"
+        room = weights_room(cache, total, in_use, self.device.type != "cpu")
+        check_weights_fit(cache, needs, room, total, where, alternatives(config, self.device, total, in_use))
+        if self.device.type == "cpu":
+            plan_cpu_memory(cache, needs.specs, needs.weights, max_model_len, config.fit_max_model_len)
+        else:  # what a step takes is known later
+            plan_device_memory(
+                cache, needs.specs, needs.weights, max_model_len, config.fit_max_model_len,
+                device_total=total, in_use=in_use + needs.weights, activations=0, graphs=0,
+            )  # fmt: skip
 
     def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
         capture = CudaCapture() if self._captures else run_again

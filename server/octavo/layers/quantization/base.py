@@ -15,7 +15,6 @@ from octavo_kernels.quant import QuantizedRows
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard
-    from octavo.loader.checkpoint import WeightSource
 
 
 class LinearMethod(ABC):
@@ -26,6 +25,7 @@ class LinearMethod(ABC):
     # `apply` takes `octavo_kernels.QuantizedRows` of so many terms too, so that the kernel before it can quantise as it
     # writes; 0: tensors only.
     terms = 0
+    quantized = False
 
     @abstractmethod
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
@@ -47,8 +47,8 @@ class LinearMethod(ABC):
         """Of weights that are not parameters of the layer."""
         return 0
 
-    def keeps_values(self, source: WeightSource) -> bool:
-        """Whether `embed` gives the very values of this tensor."""
+    def keeps_values(self, qtype: str) -> bool:
+        """Whether `embed` gives the very values of a tensor that is stored as ``qtype``."""
         return False
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:

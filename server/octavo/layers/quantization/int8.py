@@ -17,7 +17,7 @@ import octavo_kernels
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.weights import WeightSlot, fill_tensor
 from octavo_kernels.cpu import quantized_head
-from octavo_kernels.quant import GGUF_TYPES, PackedLinear, QuantizedRows, concat, pack_gguf, pack_w8
+from octavo_kernels.quant import GGUF_TYPES, PackedLinear, QuantizedRows, concat, pack_gguf, pack_w8, packed_nbytes
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard
@@ -29,6 +29,8 @@ HEAD_MARGIN = 1.0
 
 
 class Int8LinearMethod(LinearMethod):
+    quantized = True
+
     def __init__(self, terms: int = 2, margin: float = 0.0, terms_if_rounded: int = 1) -> None:
         """``terms`` 2: activations of 15 bits, 1: of 8 bits; so many at least, if the weights have to be rounded too,
         ``terms_if_rounded``. ``margin``: see `PackedLinear`.
@@ -43,14 +45,17 @@ class Int8LinearMethod(LinearMethod):
             layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
-        yield WeightSlot(part, "weight", shard.shape, lambda source: self._pack(part, shard, source))
+        def packed_bytes(qtype: str) -> int:
+            columns = shard.columns.stop - shard.columns.start
+            return packed_nbytes(shard.num_rows, columns, qtype if _is_kept(qtype, shard) else None)
+
+        yield WeightSlot(part, "weight", shard.shape, lambda source: self._pack(part, shard, source), packed_bytes)
         if layer.bias is not None:
             rows = layer.bias[shard.offset : shard.offset + shard.num_rows]
             yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
 
     def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
-        whole_rows = shard.columns == slice(0, shard.shape[1])
-        if source.qtype in GGUF_TYPES and whole_rows:
+        if _is_kept(source.qtype, shard):
             shape = (shard.num_rows, shard.shape[1])
             self._parts[part] = pack_gguf(cast(Any, source).raw()[shard.rows], source.qtype, shape, self.terms)
         else:
@@ -77,8 +82,8 @@ class Int8LinearMethod(LinearMethod):
         rows = x if isinstance(x, QuantizedRows) else octavo_kernels.quantize_rows(x, self.terms)
         return octavo_kernels.gated_linear_quantize(rows, self.packed, terms)
 
-    def keeps_values(self, source: WeightSource) -> bool:
-        return source.qtype in GGUF_TYPES  # the file's own codes
+    def keeps_values(self, qtype: str) -> bool:
+        return qtype in GGUF_TYPES  # the file's own codes
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         assert self.packed is not None
@@ -86,6 +91,11 @@ class Int8LinearMethod(LinearMethod):
 
     def num_bytes(self) -> int:
         return self.packed.nbytes if self.packed is not None else 0
+
+
+def _is_kept(qtype: str, shard: Shard) -> bool:
+    """Whether a tensor's own codes are kept: of types that are packed as they are, in whole rows."""
+    return qtype in GGUF_TYPES and shard.columns == slice(0, shard.shape[1])
 
 
 class Int8Config(QuantizationConfig):

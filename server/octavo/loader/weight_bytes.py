@@ -1,0 +1,46 @@
+"""How many bytes a model's weights take once they are loaded, from its shapes and the headers of its files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from octavo.config import ModelConfig
+from octavo.layers.parallel import TensorParallel
+from octavo.loader.checkpoint import iterate_weights
+from octavo.loader.load_model import build_model, weight_slots
+from octavo.models.base import CausalLM
+
+
+@dataclass(frozen=True)
+class WeightSize:
+    """Of one rank. ``parameters`` counts numbers, however they are stored; ``nbytes`` is what they take in memory."""
+
+    nbytes: int
+    parameters: int
+
+
+def weight_size(model: CausalLM, stored: Mapping[str, str]) -> WeightSize:
+    """Of ``model``, whose parameters may be without memory, filled with tensors of the types ``stored`` (by their names
+    in the checkpoint; others count as float32)."""
+    slots = weight_slots(model)
+    extra = 0
+    for name, takers in slots.items():
+        qtype = stored.get(name) or stored.get(name.removeprefix("model."), "F32")
+        extra += sum(slot.extra_bytes(qtype) for slot in takers)
+    return WeightSize(model.num_weight_bytes() + extra, sum(prod(takers[0].shape) for takers in slots.values()))
+
+
+def model_without_memory(config: ModelConfig, device: torch.device | str, tp: TensorParallel | None = None) -> CausalLM:
+    """What `load_model` would return, of meta tensors. Raises ModelError and ConfigError as that does."""
+    return build_model(config, device, tp or TensorParallel(), without_memory=True)
+
+
+def stored_types(config: ModelConfig, load_format: str = "auto") -> dict[str, str]:
+    """How each tensor of the checkpoint is stored, by name. Reads headers alone. Raises ModelError."""
+    if load_format == "dummy":
+        return {}
+    return {name: source.qtype for name, source in iterate_weights(config.files)}

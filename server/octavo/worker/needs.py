@@ -1,0 +1,52 @@
+"""What a model needs of a device, and what it would need if it were started in another way. Nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from octavo import platform
+from octavo.config import EngineConfig
+from octavo.errors import OctavoError
+from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.worker.memory import Alternative, ModelNeeds, least_kv_bytes, weights_room
+from octavo.worker.placement import kv_cache_specs
+
+MOST_UTILIZATION = 0.95  # of a device's memory; the driver and kernels loaded later take some
+
+
+def model_needs(config: EngineConfig, device: torch.device) -> ModelNeeds:
+    """Raises ModelError and ConfigError as loading it would."""
+    model = model_without_memory(config.model, device)
+    size = weight_size(model, stored_types(config.model, config.load_format))
+    kind = "int8" if model.is_quantized else config.model.dtype
+    return ModelNeeds(config.model.model, size.nbytes, size.parameters, kind, kv_cache_specs(model, config, device))
+
+
+def alternatives(config: EngineConfig, device: torch.device, total: int, in_use: int) -> Iterator[Alternative]:
+    """Ways to start the same model that take less memory, or more of it; ``device`` has ``total`` bytes, of which
+    others have ``in_use``."""
+    now, on_device = model_needs(config, device), device.type != "cpu"
+    room = weights_room(config.cache, total, in_use, on_device)
+    tried = []
+    more = weights_room(replace(config.cache, gpu_memory_utilization=MOST_UTILIZATION), total, in_use, on_device)
+    if on_device and now.weights + least_kv_bytes(config.cache, now.specs) <= more:
+        yield Alternative(f"--gpu-memory-utilization {MOST_UTILIZATION}", now, more)
+    if device.type == "cpu" and now.kind != "int8":
+        tried.append(("--quantization int8", _with(config, quantization="int8"), device, room))
+    if now.kind == "float32":
+        tried.append(("--dtype bfloat16", _with(config, dtype="bfloat16"), device, room))
+    if on_device:
+        host = torch.device("cpu")
+        tried.append(("--device cpu", config, host, weights_room(config.cache, platform.memory_limit())))
+    for flag, changed, where, there in tried:
+        try:
+            yield Alternative(flag, model_needs(changed, where), there)
+        except OctavoError:  # not possible with this model or on this machine
+            continue
+
+
+def _with(config: EngineConfig, **changes: str) -> EngineConfig:
+    return replace(config, model=replace(config.model, **changes))  # type: ignore[arg-type]

@@ -1,0 +1,191 @@
+"""Nothing is loaded that cannot fit: what a model takes is known from headers, and said with a way out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from support.gguf_files import write_gguf
+from support.paged import model_config
+from support.tiny_models import FAMILIES, make_model
+
+from octavo import LLM, SamplingParams, platform
+from octavo.config import EngineArgs, EngineConfig
+from octavo.errors import ConfigError
+from octavo.loader.load_model import load_model
+from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.worker import worker
+from octavo.worker.memory import check_weights_fit, weights_room
+from octavo.worker.needs import alternatives, model_needs
+
+GIB = 1 << 30
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}  # fmt: skip
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def llama_70b(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    return tmp_path
+
+
+def engine_config(model: Path, **options: Any) -> EngineConfig:
+    return EngineArgs(model=str(model), skip_tokenizer_init=True, **options).create_engine_config(progress=False)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_bytes_of_a_checkpoint_are_known_before_it_is_read(
+    family: str, dtype: str, quantization: str, tiny_checkpoints: dict[str, Path]
+) -> None:
+    config = replace(model_config(tiny_checkpoints[family], dtype), quantization=quantization)
+    size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+    loaded = load_model(config)
+    assert size.nbytes == loaded.num_weight_bytes()
+    held = {id(t): t.nbytes for t in [*loaded.parameters(), *loaded.buffers()]}
+    held |= {id(m): m.packed.nbytes for m in (layer.method for layer in loaded.linear_layers()) if m.quantized}
+    assert size.nbytes == sum(held.values())
+    assert size.parameters == sum(t.numel() for t in make_model(*FAMILIES[family]).parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("qtype", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q5_1", "F16"])
+def test_the_bytes_of_a_gguf_file_are_known_before_it_is_read(
+    qtype: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    settings = FAMILIES["llama"][1] | {"intermediate_size": 160, "tie_word_embeddings": tied}
+    write_gguf(tmp_path / "m.gguf", make_model("LlamaConfig", settings), arch="llama", qtype=qtype, vocabulary=False)
+    for quantization in ("int8", "none"):
+        config = replace(model_config(tmp_path / "m.gguf"), quantization=quantization)
+        size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+        assert size.nbytes == load_model(config).num_weight_bytes(), quantization
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "memory_limit", lambda: 24 * GIB)
+    monkeypatch.setattr(worker, "load_model", lambda *_: pytest.fail("the model is being loaded"))
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+
+    def refusal(**more: Any) -> str:
+        with pytest.raises(ConfigError) as error:
+            LLM(str(llama_70b), **options | more)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    started = time.monotonic()
+    text = refusal()
+    assert time.monotonic() - started < 3
+    assert "needs 131.4 GiB" in text and "24.0 GiB" in text and "70.7 GiB with --quantization int8: too much" in text
+    assert "--model of at most 13 billion parameters in bfloat16, or 24 billion parameters in int8" in text
+    assert "--dtype bfloat16" in refusal(dtype="float32")
+    monkeypatch.setattr(platform, "memory_limit", lambda: 96 * GIB)
+    assert "it fits with --quantization int8 (70.7 GiB)" in refusal()
+    # The weights would fit, one sequence beside them would not.
+    monkeypatch.setattr(platform, "memory_limit", lambda: 132 * GIB)
+    text = refusal()
+    assert "max_model_len=8192 needs 512 KV cache blocks (2.50 GiB)" in text and "set --max-model-len to" in text
+    assert "lower --kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=8 * GIB)
+
+
+def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed to know what it would have to hold."""
+
+    def refusal(total: int, host: int, **options: Any) -> str:
+        monkeypatch.setattr(platform, "memory_limit", lambda: host)
+        config = engine_config(llama_70b, load_format="dummy", **options)
+        room = weights_room(config.cache, total, in_use=GIB, on_device=True)
+        with pytest.raises(ConfigError) as error:
+            others = alternatives(config, CUDA, total, GIB)
+            check_weights_fit(config.cache, model_needs(config, CUDA), room, total, "memory of the device", others)
+        return str(error.value)
+
+    assert "it fits with --device cpu (131.4 GiB)" in refusal(24 * GIB, 256 * GIB)
+    assert "it fits with --gpu-memory-utilization 0.95" in refusal(140 * GIB, GIB, gpu_memory_utilization=0.5)
+    assert "it fits with --dtype bfloat16 (131.4 GiB)" in refusal(192 * GIB, GIB, dtype="float32")
+    assert "--quantization" not in (text := refusal(24 * GIB, GIB)) and "at most 11 billion parameters" in text
+
+
+def test_quantised_files_are_dequantised_on_a_gpu() -> None:
+    config = EngineArgs(dtype="bfloat16").create_engine_config(progress=False)
+    on_cpu, on_gpu = model_needs(config, CPU), model_needs(config, CUDA)
+    assert (on_cpu.kind, on_gpu.kind) == ("int8", "bfloat16") and on_cpu.parameters == on_gpu.parameters
+    assert 2.0 < on_gpu.weights / on_gpu.parameters < 2.1 and on_cpu.weights / on_cpu.parameters < 0.8
+
+
+@pytest.mark.slow
+def test_a_server_refuses_within_little_memory(llama_70b: Path) -> None:
+    larger = LLAMA_70B | {"hidden_size": 1 << 16, "intermediate_size": 1 << 18}  # than any machine
+    (llama_70b / "config.json").write_text(json.dumps(larger))
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(llama_70b), "--load-format", "dummy",
+               "--skip-tokenizer-init", "--device", "cpu", "--port", "0"]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        tree, peak = psutil.Process(server.pid), 0
+        while server.poll() is None:
+            total = 0
+            for process in [tree, *tree.children(recursive=True)]:
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total)
+            time.sleep(0.02)
+        assert server.stderr is not None
+        *_, last = server.stderr.read().splitlines()
+    assert server.returncode not in (0, None)
+    assert last.startswith("octavo: error: ") and " GiB for its weights" in last and "--model of at most" in last
+    assert 0 < peak < 600e6
+
+
+@pytest.fixture
+def tiny(tiny_checkpoints: dict[str, Path]) -> dict[str, Any]:
+    return {"model": str(tiny_checkpoints["llama"]), "skip_tokenizer_init": True, "num_gpu_blocks_override": 64,
+            "device": "cpu"}  # fmt: skip
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of 24 GiB"
+)
+ADVICE = (
+    r"out of memory \(CUDA out of memory\. Tried to allocate 2\.00 GiB\..*lower --max-num-batched-tokens.*--gpu-mem"
+)
+
+
+def test_out_of_memory_while_starting_is_advice(tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OUT_OF_MEMORY
+
+    monkeypatch.setattr(worker, "load_model", fail)
+    with pytest.raises(ConfigError, match=ADVICE) as error:
+        LLM(**tiny)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("when", ["launched", "read"])
+def test_out_of_memory_in_a_step_is_advice_to_its_requests_alone(when: str, tiny: dict[str, Any]) -> None:
+    llm = LLM(**tiny)
+    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+
+    def fail(*_: object) -> Any:
+        raise OUT_OF_MEMORY
+
+    prompt, params = [{"prompt_token_ids": [3, 4, 5]}], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    runner.execute_model = fail if when == "launched" else lambda step: fail
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    assert output.error is not None and "\n" not in output.error
+    assert "lower --max-num-batched-tokens" in output.error and "CUDA out of memory" in output.error
+    del runner.execute_model
+    assert len(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids) == 2
