@@ -128,7 +128,7 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
         option["patternProperties"] = {f"^{integers_below(vocab_size)}$": value}
         option["additionalProperties"] = False
     for name, maximum in (
-        ("n", state.max_n), ("best_of", state.max_n), ("max_tokens", longest), ("max_completion_tokens", longest),
+        ("n", state.max_n), ("max_tokens", longest), ("max_completion_tokens", longest),
         ("min_tokens", longest), ("truncate_prompt_tokens", longest), ("logprobs", state.args.max_logprobs),
         ("top_logprobs", state.args.max_logprobs), ("prompt_logprobs", state.args.max_logprobs),
     ):  # fmt: skip

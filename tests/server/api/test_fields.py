@@ -134,8 +134,6 @@ def _body(path: str, name: str, value: Any) -> dict[str, Any]:
     body = {**BODIES[path], **beside, name: value}
     if path == "/tokenize" and name not in TEXT_ONLY:
         body = {"messages": [USER], **body, "prompt": None}
-    if name == "best_of" and value is not None and jsonschema_rs.is_valid({"type": "integer", "minimum": 1}, value):
-        body["n"] = value
     return {k: v for k, v in body.items() if v is not None or k == name}
 
 
@@ -270,7 +268,8 @@ def test_constraints_in_other_dialects_are_kept(post, path, asked):
     "asked",
     [
         {"grammar": 'root ::= "yes" | "no"'}, {"ebnf": 'root ::= "yes"'}, {"logprob_token_ids": [1, 2]},
-        {"truncation_side": "middle", "truncate_prompt_tokens": 3}, {"truncation_side": "left"},
+        {"truncation_side": "middle", "truncate_prompt_tokens": 3}, {"truncation_side": "left"}, {"best_of": 4},
+        {"stream_options": {"include_usage": True}},
         {"response_format": {"type": "json_object", "schema": 5}}, {"json_schema": 5}, {"regex": 5},
         {"mirostat": 2}, {"n_predict": 5}, {"options": {"temperature": 0}}, {"modalities": ["text", "audio"]},
     ],

@@ -31,6 +31,7 @@ class EmbeddingRequest(RequestBody):
     """OpenAI's fields, and ``pooling``: "mean" of all tokens or the "last" one; by default as the server is set up."""
 
     FOREIGN: ClassVar[ForeignFields] = EMBEDDING
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {"truncation_side": ("truncate_prompt_tokens", None)}
 
     input: PromptField
     model: str | None = None

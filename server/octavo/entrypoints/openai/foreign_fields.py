@@ -77,6 +77,20 @@ _GENERATION: dict[str, Values] = {
     "reasoning_format": ("auto",),
 }  # fmt: skip
 
+# Fields of the one route that the other has no use for.
+_CHAT: dict[str, Values] = {"prompt": (), "suffix": ("",), "best_of": (1,), "input": (), "instructions": ()}
+_COMPLETION: dict[str, Values] = {
+    **dict.fromkeys(
+        ("messages", "max_completion_tokens", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort",
+         "input", "instructions"),
+        (),
+    ),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message"), (False,)),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+}  # fmt: skip
+
 # Where only another name is missing.
 _INSTEAD = {
     "n_predict": "max_tokens", "num_predict": "max_tokens", "max_new_tokens": "max_tokens", "n_cmpl": "n",
@@ -84,6 +98,7 @@ _INSTEAD = {
     "random_seed": "seed", "stop_sequences": "stop", "stopping_strings": "stop", "n_probs": "logprobs",
     "reasoning": "reasoning_effort", "thinking": "chat_template_kwargs", "enable_thinking": "chat_template_kwargs",
     "think": "chat_template_kwargs", "functions": "tools", "function_call": "tool_choice", "format": "response_format",
+    "max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "best_of": "n",
     "grammar": "structured_outputs.grammar", "ebnf": "structured_outputs.grammar",
     "truncate": "truncate_prompt_tokens", "banned_strings": "bad_words", "guided_json_object": "response_format",
     "normalize": "the vector as it is: its length is 1", "content": "prompt", "options": "the fields in it",
@@ -154,7 +169,8 @@ def _same(value: Any, other: Any) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-GENERATION = ForeignFields(_GENERATION)
+COMPLETION = ForeignFields(_GENERATION | _COMPLETION)
+CHAT = ForeignFields(_GENERATION | _CHAT)
 EMBEDDING = ForeignFields(_EMBEDDING)
 TOKENIZE = ForeignFields(_TOKENIZE)
 DETOKENIZE = ForeignFields(_DETOKENIZE)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from octavo import sampling_params as limits
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.errors import bad_request, shown
-from octavo.entrypoints.openai.foreign_fields import GENERATION, HARMLESS, ForeignFields
+from octavo.entrypoints.openai.foreign_fields import CHAT, COMPLETION, HARMLESS, ForeignFields
 from octavo.entrypoints.state import REQUEST_ID
 
 logger = logging.getLogger(__name__)
@@ -145,12 +145,19 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     FOREIGN: ClassVar[ForeignFields]  # of other servers
+    # A field, and the other one without which it means nothing: true, or set at all.
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        schema = handler(core_schema)
-        handler.resolve_ref_schema(schema)["patternProperties"] = cls.FOREIGN.schema()
-        return schema
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        schema["patternProperties"] = cls.FOREIGN.schema()
+        for name, (other, value) in cls.NEEDS.items():
+            enough = {"const": value} if value is not None else {"not": {"type": "null"}}
+            options = [{"properties": {name: {"type": "null"}}}, {"required": [other], "properties": {other: enough}}]
+            schema.setdefault("dependentSchemas", {})[name] = {"anyOf": options}
+        return reference
 
     def check(self) -> None:
         """What the types cannot say. Raises APIError."""
@@ -160,12 +167,19 @@ class RequestBody(BaseModel):
             if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(name)
                 logger.warning("ignoring the unknown request field %r", name[:100])
+        for name, (other, needed) in self.NEEDS.items():
+            value = getattr(self, other)
+            if getattr(self, name) is not None and (value is None or needed not in (None, value)):
+                wanted = other if needed is None else f"{other}: {shown(needed)}"
+                raise bad_request(f"{name} needs {wanted}; set it or drop {name}", name)
 
 
 class GenerationRequest(RequestBody):
     """What completions and chat completions share."""
 
-    FOREIGN: ClassVar[ForeignFields] = GENERATION
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
+        "stream_options": ("stream", True), "truncation_side": ("truncate_prompt_tokens", None),
+    }  # fmt: skip
     LOGPROBS: ClassVar[str] = "logprobs"  # the field with the number of alternatives
 
     model: str | None = None
@@ -219,13 +233,6 @@ class GenerationRequest(RequestBody):
         "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
     )  # fmt: skip
 
-    def check(self) -> None:
-        super().check()
-        if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options is only allowed with stream: true; drop it or stream", "stream_options")
-        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise bad_request("truncation_side needs truncate_prompt_tokens; set it or drop both", "truncation_side")
-
     def sampling_fields(self) -> dict[str, Any]:
         """The SamplingParams fields that the request sets."""
         fields = {name: value for name in self.SAMPLING if (value := getattr(self, name)) is not None}
@@ -237,17 +244,19 @@ class GenerationRequest(RequestBody):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
+    FOREIGN: ClassVar[ForeignFields] = COMPLETION
+
     prompt: PromptField
     max_tokens: Index | None = None
     echo: bool | None = None
     logprobs: Index | None = None
     suffix: _only("") = None  # type: ignore[valid-type]  # the model completes text, it does not fill in
-    best_of: Count | None = Field(default=None, description="the same as n")
+    best_of: Annotated[Count | None, WithJsonSchema({"enum": [None, 1], "description": "Or the same as n."})] = None
 
     def check(self) -> None:
         super().check()
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise bad_request(f"best_of must equal n ({self.n or 1}), got {self.best_of}: drop it and use n", "best_of")
+        if self.best_of not in (None, 1, self.n):
+            raise bad_request(f"best_of must be 1, or the same as n, got {self.best_of}: drop it and use n", "best_of")
 
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
@@ -262,6 +271,8 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
+    FOREIGN: ClassVar[ForeignFields] = CHAT
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {"top_logprobs": ("logprobs", True)}
     LOGPROBS: ClassVar[str] = "top_logprobs"
 
     messages: MessagesField
@@ -280,8 +291,3 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise bad_request("top_logprobs needs logprobs: true; set it or drop top_logprobs", "top_logprobs")
