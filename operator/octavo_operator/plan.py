@@ -158,17 +158,25 @@ def pod_spec_digest(deployment: LLMDeployment, *, or_default: bool = False) -> s
 def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifest | None:
     """The pod template that is running, if it was made for the very spec of today: another version of the operator, or
     other settings of it, must not replace pods."""
-    record = _record(live)
-    if record is None or record["digest"] != digest(record["template"]):
+    record, template = _record(live), recorded_template(live)
+    if record is None or template is None:
         return None
     if record["spec"] == pod_spec_digest(deployment):
-        return dict(record["template"])
+        return template
     # Where an object was stored before a field was known, the API server fills in the default of today, and that may
     # have changed since. What is of the same generation was not written by anybody.
     same = (deployment.uid, deployment.generation, pod_spec_digest(deployment, or_default=True))
     if (record.get("uid"), record.get("generation"), record.get("explicit")) == same:
-        return dict(record["template"])
+        return template
     return None
+
+
+def recorded_template(live: Manifest | None) -> Manifest | None:
+    """The pod template that is running, whatever spec it was made for."""
+    record = _record(live)
+    if record is None or record["digest"] != digest(record["template"]):
+        return None
+    return dict(record["template"])
 
 
 def template_annotation(deployment: LLMDeployment, template: Manifest, image: str | None = None) -> dict[str, str]:

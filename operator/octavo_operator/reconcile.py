@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,16 @@ from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem, claim_pending
 from octavo_operator.image_rollout import ImageTurn
-from octavo_operator.plan import Plan, kept_annotation, pinned_template, plan, recorded_image, template_annotation
+from octavo_operator.plan import (
+    Delete,
+    Plan,
+    kept_annotation,
+    pinned_template,
+    plan,
+    recorded_image,
+    recorded_template,
+    template_annotation,
+)
 from octavo_operator.render import BadTemplate, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.rollout import MAKE_ROOM, make_room
@@ -66,7 +76,8 @@ def look(
     pods = [one.body for one in children if one.kind == "Pod"]
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
     room, again = make_room(deployment, live, pods, now)
-    todo, pending, template = Plan(), True, None
+    todo, pending = Plan(), True
+    made: Json | None = None  # the template of the spec of today
     try:
         template = pinned_template(deployment, live)
         if template is None or live is None or (image_turn and image_turn.may_go):
@@ -76,9 +87,12 @@ def look(
             record = kept_annotation(live)
         else:  # the Deployment is written anyway
             record = template_annotation(deployment, template, recorded_image(live))
+        made = template
     except BadTemplate as error:
         problem = Problem(error.reason, f"{error}; the pods stay as they were")
-    else:
+        template = recorded_template(live)
+        record = kept_annotation(live) if live and template else {}
+    if template is not None:
         unavailable = room.unavailable if room else None
         desired = render(deployment, config, template=template, unavailable=unavailable, apis=apis)
         for manifest in desired:
@@ -86,7 +100,9 @@ def look(
                 made_room = {MAKE_ROOM: str(room)} if room else {}
                 manifest["metadata"]["annotations"] = {**record, **made_room}
         todo = plan(deployment, desired, children)
-        pending = todo.changes_pods
+        if made is None:  # the pods that stay may need what the spec of today does not
+            todo = dataclasses.replace(todo, actions=[one for one in todo.actions if not isinstance(one, Delete)])
+        pending = todo.changes_pods or made is None
         if todo.conflicts and problem is None:
             problem = Problem(
                 "NameConflict",
@@ -104,7 +120,7 @@ def look(
     if image_turn and (turn_again := image_turn.again_after):
         again = min(turn_again, again or turn_again)
     seen = Observation(
-        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, template, image_turn,
+        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, made, image_turn,
         contested, pod_events,
     )  # fmt: skip
     return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)

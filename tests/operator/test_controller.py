@@ -14,8 +14,8 @@ from octavo_operator.api import API_VERSION, KIND
 from octavo_operator.cluster import ApiError
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.plan import Apply
-from octavo_operator.reconcile import look
+from octavo_operator.plan import Apply, Delete
+from octavo_operator.reconcile import Outcome, look
 from octavo_operator.store import Observed
 
 Json = dict[str, Any]
@@ -152,6 +152,35 @@ def test_a_patch_that_does_not_fit_is_not_called_served() -> None:
     look_at(controller)
     found = conditions(cluster.said[-1])
     assert found["Progressing"] == found["Ready"] == ("False", "BadPodPatch")
+
+
+def test_what_is_not_about_pods_is_done_though_the_spec_makes_none() -> None:
+    """Or an autoscaler, or a Service that somebody deleted, would wait for whoever corrects a patch."""
+    bad = [{"op": "add", "path": "/spec/hostNetwork", "value": True}]
+    controller, cluster = changed(serving=True, podPatches=bad, service={"port": 81}, replicas=3)
+    before = controller.store.get("Deployment", *KEY).body  # type: ignore[union-attr]
+    look_at(controller)
+    found = conditions(cluster.said[-1])
+    assert found["Degraded"] == ("True", "PrivilegedPod")
+    assert found["Ready"][0] == "False" == found["Progressing"][0]
+    assert {"Service", "Deployment"} <= set(cluster.taken)
+    after = controller.store.get("Deployment", *KEY).body  # type: ignore[union-attr]
+    assert after["spec"]["replicas"] == 3
+    assert after["spec"]["template"] == before["spec"]["template"]
+
+
+def test_pods_that_stay_keep_their_claim_though_the_spec_makes_none() -> None:
+    claim = {"model": {"uri": "hf://a/b", "cache": {"mode": "pvc", "pvc": {"size": "1Gi"}}}}
+    first = look(parsed(**claim), [], CONFIG, frozenset(), 0.0)
+    children = [Observed.of(one["kind"], one["apiVersion"], one) for one in map(as_live, applied(first))]
+    bad = parsed(podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
+    assert not [one for one in look(bad, children, CONFIG, frozenset(), 1.0).plan.actions if isinstance(one, Delete)]
+    good = look(parsed(), children, CONFIG, frozenset(), 1.0).plan.actions
+    assert [one.target.kind for one in good if isinstance(one, Delete)] == ["PersistentVolumeClaim"]
+
+
+def applied(outcome: Outcome) -> list[Json]:
+    return [action.manifest for action in outcome.plan.actions if isinstance(action, Apply)]
 
 
 def test_a_change_that_is_applied_says_nothing_in_between() -> None:

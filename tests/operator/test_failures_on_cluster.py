@@ -164,7 +164,7 @@ def test_a_volume_is_none(cluster: Cluster, namespace: str, degraded: Degraded) 
     recovers(cluster, namespace)
     wrong = toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimit": "much"}}])
     cluster.apply(wrong, namespace=namespace)
-    assert "emptyDir" in degraded("Refused")
+    assert "quantities must match" in degraded("Refused")
     assert conditions(cluster, namespace)["Available"]["status"] == "True"
     cluster.apply(toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimits": "1Mi"}}]), namespace=namespace)
     eventually(lambda: "sizeLimits" in conditions(cluster, namespace)["Degraded"]["message"], 30)
