@@ -18,6 +18,7 @@ DTYPE_NAMES = {"half": "float16", "float": "float32"}  # other names of theirs
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # as users write it: as torch does
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
+QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -236,6 +237,8 @@ class EngineArgs:
 
         one_of("dtype", (*DTYPES, *DTYPE_NAMES))
         one_of("load_format", LOAD_FORMATS)
+        if self.quantization is not None:
+            one_of("quantization", QUANTIZATIONS)
         one_of("kv_cache_dtype", KV_CACHE_DTYPES)
         one_of("scheduling_policy", ("fcfs", "priority"))
         one_of("generation_config", ("auto", "vllm"))

@@ -26,9 +26,12 @@ class Terminal:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import InMemoryHistory
         from prompt_toolkit.output import create_output
+        from prompt_toolkit.utils import is_dumb_terminal
 
-        output: Any = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
-        output.enable_cpr = False  # terminals that do not answer the question for the cursor's place are warned of
+        output: Any = None  # decided by prompt_toolkit, which then writes nothing but text
+        if not is_dumb_terminal():
+            output = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
+            output.enable_cpr = False  # or it warns of terminals that do not tell where the cursor is
         self._session: PromptSession[str] = PromptSession(history=InMemoryHistory(), output=output)
 
     def read(self) -> str | None:

