@@ -112,7 +112,10 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
         return target
     compiler = find_compiler()
     if compiler is None:
-        raise BuildError("no C compiler found (looked for $CC, cc, gcc, clang); install gcc or clang, or use a wheel")
+        raise BuildError(
+            "no C compiler found (looked for $CC, cc, gcc, clang); install one (apt-get install gcc libc6-dev, "
+            "dnf install gcc, apk add gcc musl-dev) and start again, or install a wheel that has the kernels in it"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=directory)

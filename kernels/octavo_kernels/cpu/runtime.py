@@ -24,7 +24,7 @@ def get_library() -> library.Library | None:
         _library, reason = library.best()
         _loaded = True
         if _library is None:
-            logger.warning("CPU kernels are not there (%s): plain torch is used, right but slower.", reason)
+            logger.warning("CPU kernels are not there, plain torch is used instead, about 50 times slower: %s", reason)
     return _library
 
 

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.gguf_files import write_gguf
+from support.tiny_models import FAMILIES, make_model
+
+import octavo_kernels
 
 CHAT = [sys.executable, "-m", "octavo.cli.main", "chat"]
 
@@ -231,3 +236,19 @@ def test_the_embedded_model_answers_plain_questions():
     chat.send_signal(signal.SIGTERM)
     assert chat.wait(30) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.slow
+def test_without_a_c_compiler_the_person_is_told(tmp_path):
+    """By the server that the chat starts, whose log is otherwise silent; the answer comes all the same."""
+    kernels = Path(octavo_kernels.__file__).parent
+    shutil.copytree(kernels, tmp_path / "octavo_kernels", ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    write_gguf(
+        tmp_path / "m.gguf", make_model(*FAMILIES["llama"]), arch="llama",
+        more=lambda writer: writer.add_chat_template("{{ messages[0].content }}"),
+    )  # fmt: skip
+    command = [*CHAT, str(tmp_path / "m.gguf"), "-q", "Hello", "--max-tokens", "3"]
+    environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert done.stderr.count("about 50 times slower") == 1 and "apt-get install gcc" in done.stderr
