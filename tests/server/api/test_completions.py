@@ -225,7 +225,7 @@ def test_every_choice_of_a_stream_echoes_all_of_a_prompt_that_takes_several_step
     skip=st.booleans(),
     options=st.sampled_from([{}, {"allowed_token_ids": [341, 342, 70]}, {"truncate_prompt_tokens": 3}]),
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
 def test_offsets_point_at_their_tokens_in_the_text(shared_server, backend, ids, as_text, skip, options):
     """Whatever the prompt and the answer hold: special tokens, which the text may show or not, and parts of
     characters."""
@@ -238,6 +238,9 @@ def test_offsets_point_at_their_tokens_in_the_text(shared_server, backend, ids, 
     }  # fmt: skip
     choice = shared_server.post("/v1/completions", body).json()["choices"][0]
     text, logprobs = choice["text"], choice["logprobs"]
+    lines = shared_server.post("/v1/completions", {**body, "stream": True}).text.splitlines()
+    pieces = [json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {")]
+    assert [at for piece in pieces if piece for at in piece["text_offset"]] == logprobs["text_offset"]
     tokens, offsets = logprobs["tokens"], logprobs["text_offset"]
     num_prompt, special = len(choice["prompt_token_ids"]), range(backend.token_to_id("<|end|>"), 400)
     assert len(tokens) == len(offsets) == num_prompt + 4

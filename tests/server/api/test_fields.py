@@ -45,7 +45,7 @@ BEYOND = re.compile(
 )
 MODELS = {operation.path: operation.body for operation in WORK_OPERATIONS if operation.body is not None}
 FIELDS = [(path, name) for path, model in MODELS.items() for name in model.model_json_schema()["properties"]]
-BOUNDED = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+BOUNDED = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,8 @@ def test_constraints_in_other_dialects_are_kept(post, path, asked):
         {"truncation_side": "middle", "truncate_prompt_tokens": 3}, {"truncation_side": "left"}, {"best_of": 4},
         {"stream_options": {"include_usage": True}},
         {"response_format": {"type": "json_object", "schema": 5}}, {"json_schema": 5}, {"regex": 5},
-        {"mirostat": 2}, {"n_predict": 5}, {"options": {"temperature": 0}}, {"modalities": ["text", "audio"]},
+        {"mirostat": 2}, {"n_predict": 5}, {"stop_sequences": ["x"]},
+        {"options": {"temperature": 0}}, {"modalities": ["text", "audio"]},
     ],
     ids=str,
 )  # fmt: skip

@@ -12,7 +12,9 @@ from typing import Any
 
 Values = tuple[Any, ...]
 
-# Name -> the values that change nothing; null is always one of them.
+_EMPTY: Values = ("", [], {})  # some clients send these for what is not set
+
+# Name -> the values that change nothing, () for the empty ones; null is always one of them.
 _GENERATION: dict[str, Values] = {
     **dict.fromkeys(
         (
@@ -25,14 +27,14 @@ _GENERATION: dict[str, Values] = {
             "lora_request",
             # llama.cpp's
             "grammar", "grammar_triggers", "preserved_tokens", "n_predict", "n_cmpl", "n_indent", "samplers",
-            "dry_sequence_breakers", "image_data", "multimodal_data", "lora", "response_fields", "t_max_prompt_ms",
+            "image_data", "multimodal_data", "lora", "response_fields", "t_max_prompt_ms",
             "t_max_predict_ms", "input_prefix", "input_suffix", "input_extra", "system_prompt", "generation_prompt",
             "chat_format",
             # SGLang's
             "ebnf", "stop_regex", "lora_path", "session_params", "custom_params", "custom_logit_processor",
             "input_ids", "input_embeds", "min_new_tokens",
             # TGI's and transformers'
-            "max_new_tokens", "max_length", "min_length", "adapter_id", "tool_prompt", "guideline", "truncate",
+            "max_new_tokens", "max_length", "adapter_id", "tool_prompt", "guideline", "truncate",
             "random_seed", "negative_prompt", "suppress_tokens", "bad_words_ids", "force_words_ids",
             "eos_token_id", "forced_eos_token_id", "stop_sequences", "stopping_strings",
             # Ollama's
@@ -54,7 +56,7 @@ _GENERATION: dict[str, Values] = {
         (
             "dynatemp_range", "xtc_probability", "dry_multiplier", "mirostat", "mirostat_mode", "n_probs", "min_keep",
             "n_keep", "n_discard", "top_a", "smoothing_factor", "eta_cutoff", "epsilon_cutoff", "penalty_alpha",
-            "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+            "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length",
         ),
         (0,),
     ),
@@ -134,12 +136,14 @@ _TOKENIZE: dict[str, Values] = {
 
 _DETOKENIZE: dict[str, Values] = {"skip_special_tokens": (False,)}
 
-# Known fields that cannot change the text.
+# Known fields that cannot change the text, some of them because the sampler that they belong to is refused.
 HARMLESS = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "stream_interval", "session_id", "keep_alive", "cache_prompt", "id_slot", "timings_per_token", "rid",
     "custom_labels", "return_token_offsets", "return_mm_kwargs", "routed_experts_prompt_start", "request_id",
     "cache_salt", "backend_sampling", "guided_decoding_backend",
+    "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta",
+    "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "smoothing_curve", "repeat_last_n",
 })  # fmt: skip
 
 
@@ -147,7 +151,7 @@ class ForeignFields:
     """Those of one route."""
 
     def __init__(self, fields: Mapping[str, Values]) -> None:
-        self._fields = fields
+        self._fields = {name: values or _EMPTY for name, values in fields.items()}
 
     def why_not(self, name: str, value: Any) -> str | None:
         """Why ``value`` is refused in a field that is none of ours; None when it is not."""
