@@ -58,6 +58,7 @@ class LLMOptions:
     served_model_name: str | Sequence[str] | None = None  # the first is the label of metrics
     max_logprobs: int = -1  # alternatives that a request may ask for; -1: as many as the vocabulary has
     override_generation_config: dict[str, Any] | None = None
+    strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
     chat_template: str | None = None  # the template itself, for `chat`
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
@@ -84,7 +85,7 @@ class LLM:
         names = options.served_model_name or config.model.model
         self.model_name = names if isinstance(names, str) else names[0]
         self._chat_template = options.chat_template
-        self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs)
+        self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
         self.totals = Totals()
@@ -250,6 +251,12 @@ class LLM:
         progress = _Progress(len(requests)) if show_progress else None
         try:
             with interrupts_held() as interrupt:
+                for grammar, field in {r.grammar: r.grammar_field for r in requests if r.grammar is not None}.items():
+                    try:
+                        self.engine.check_grammar(grammar)
+                    except ValueError as error:
+                        raise ValueError(f"{field} {error}") from None
+                    interrupt()
                 for request, text in zip(requests, texts, strict=True):
                     self._output.add_request(request, text)
                     self.engine.add_request(request)

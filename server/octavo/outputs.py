@@ -122,6 +122,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
+    error_param: str | None = None  # the request's field that is to blame for the error; None: the engine is
     embedding: list[float] | None = None  # of a pooling request; ``outputs`` then hold no text
 
 

@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.json_schema import closed
+
 MAX_GRAMMAR_CHARS = 1_000_000
 MAX_CHOICES = 10_000
 # White space in JSON: what people and json.dumps write. Without a bound, small models fill their answers with it.
@@ -41,48 +43,66 @@ class StructuredOutputsParams:
             count = len(self.choice)
             raise ValueError(f"structured_outputs.choice has {count} entries, at most {MAX_CHOICES} are allowed")
 
+    @property
+    def kind(self) -> str:
+        """The name of the one that is set."""
+        return next(name for name, value in vars(self).items() if value is not None and value is not False)
 
-def to_grammar(params: StructuredOutputsParams) -> str:
-    """The grammar as llguidance's JSON text. Raises ValueError, naming the field, when it is not a valid one.
 
-    Bounded by llguidance's own limits on grammar size and lexer work: milliseconds, for hostile input too.
+def to_grammar(params: StructuredOutputsParams, *, strict: bool = True, lenient: bool = False) -> str:
+    """The grammar as llguidance's JSON text. Raises ValueError, naming the field, when there can be none.
+
+    ``strict``: objects of a schema have no properties but those it names, where it does not say whether they may.
+    ``lenient``: keywords of a schema that no grammar can hold are ignored, instead of refused. Whether llguidance can
+    compile the grammar is found out by the engine, in a process that can be ended.
     """
     try:
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import grammar_from
     except ImportError:
         raise ValueError("structured_outputs need the llguidance package: pip install 'octavo[server]'") from None
-    field = next(name for name, value in vars(params).items() if value is not None and value is not False)
-    value = getattr(params, field)
+    kind = params.kind
+    value = getattr(params, kind)
     try:
-        if field == "json":
-            text = value if isinstance(value, str) else json.dumps(value)
-            schema = json.loads(text)
-            if not isinstance(schema, (dict, bool)):
-                raise ValueError("a JSON schema is an object")
-            grammar = grammar_from("json_schema", _with_white_space(schema))
-        elif field == "json_object":
-            grammar = grammar_from("json_schema", _with_white_space({"type": "object"}))
-        elif field == "choice":
-            grammar = grammar_from("choice", json.dumps(value))
+        if isinstance(value, str):
+            _check_length(value)
+        if kind == "json":
+            grammar = _of_schema(json.loads(value) if isinstance(value, str) else value, strict, lenient)
+        elif kind == "json_object":
+            grammar = _of_schema({"type": "object"}, strict, lenient)
+        elif kind == "choice":
+            # One terminal: as alternatives of a rule, thousands of texts would be more than the parser takes.
+            grammar = _of_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, value)))
+        elif kind == "regex":
+            grammar = grammar_from("regex", value)
         else:
-            grammar = grammar_from("regex" if field == "regex" else "grammar", value)
-        problem = _too_long(grammar) or LLMatcher.validate_grammar(grammar)
+            _check_options("x-guidance" in value)
+            grammar = _of_lark(grammar_from("grammar", value))
+        _check_length(grammar)
     except (ValueError, TypeError, RecursionError) as error:
-        problem = str(error)
-    if problem and not problem.startswith("WARNING"):
-        raise ValueError(f"structured_outputs.{field} is not valid: {' '.join(problem.split())[:500]}")
+        raise ValueError(f"structured_outputs.{kind} is not valid: {' '.join(str(error).split())[:500]}") from None
     return grammar
 
 
-def _with_white_space(schema: dict[str, Any] | bool) -> str:
-    """The schema as text; its own "x-guidance", llguidance's options, goes before ours."""
-    options = schema.get("x-guidance", {}) if isinstance(schema, dict) else None
-    if isinstance(options, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, **options}}  # type: ignore[dict-item]
-    return json.dumps(schema)
+def _of_schema(schema: Any, strict: bool, lenient: bool) -> str:
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a JSON schema is an object")
+    if strict:
+        schema = closed(schema)
+    if isinstance(schema, dict):
+        _check_options("x-guidance" in schema)
+        schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": lenient}}
+    return json.dumps({"grammars": [{"json_schema": schema}]})
 
 
-def _too_long(grammar: str) -> str | None:
+def _of_lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _check_options(given: bool) -> None:
+    if given:
+        raise ValueError('"x-guidance" sets options of the grammar engine, which are not for requests; remove it')
+
+
+def _check_length(grammar: str) -> None:
     if len(grammar) > MAX_GRAMMAR_CHARS:
-        return f"it has {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS} are allowed"
-    return None
+        raise ValueError(f"it has {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS} are allowed")

@@ -80,6 +80,8 @@ SERVER_HELP = {
     "max_num_queued_reqs": "Maximum number of waiting sequences; more requests get 429 (default: 8 * --max-num-seqs)",
     "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
     "(default: 4 MiB, or 32 bytes per token of --max-model-len if that is more)",
+    "strict_json_schema": "JSON schemas that are silent on additionalProperties allow none; "
+    "--no-strict-json-schema: any, as the standard says",
     "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",
     "allow_duplicate_request_ids": "Allow the id of a running request again (for meshes that pass X-Request-Id on)",
     "shutdown_timeout": "Seconds that running requests get to finish after SIGTERM",

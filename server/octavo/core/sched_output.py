@@ -61,6 +61,7 @@ class ModelRunnerOutput:
     logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why
+    grammar_errors: dict[str, str] = field(default_factory=dict)  # the same where the request's grammar is to blame
     embeddings: dict[str, list[float]] = field(default_factory=dict)
 
 

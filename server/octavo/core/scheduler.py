@@ -89,6 +89,7 @@ class Scheduler:
         self._dropped: list[str] = []  # sequences whose row the runner must give up
         self._in_flight: deque[list[_Scheduled]] = deque()
         self._step_id = 0
+        self.held: set[str] = set()  # running sequences to leave out: which tokens may follow is not known yet
 
     # -- adding and ending -------------------------------------------------------------------------------------------
 
@@ -148,6 +149,9 @@ class Scheduler:
         if not group.sequences:
             del self._groups[request.request_id]
 
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self._groups
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
@@ -179,7 +183,7 @@ class Scheduler:
             num_known - request.num_prompt_tokens >= request.max_tokens or num_known >= self.config.max_model_len
         ):
             return 0  # the tokens in flight already end it
-        if request.num_output_placeholders and request.grammar is not None:
+        if request.grammar is not None and (request.num_output_placeholders or request.req_id in self.held):
             return 0  # which tokens may follow is known once the one in flight is
         threshold = self.config.long_prefill_token_threshold
         if 0 < threshold < num_new:
@@ -386,6 +390,9 @@ class Scheduler:
             request = scheduled.request
             if output.errors and (error := output.errors.get(request.req_id)) is not None:
                 results += self._fail(request, error)
+            if output.grammar_errors and (error := output.grammar_errors.get(request.req_id)) is not None:
+                field = request.core_request.grammar_field
+                results += self._fail(request, f"{field} {error}", field)
             if request.is_finished:
                 continue
             if scheduled.epoch == request.epoch:
@@ -399,14 +406,14 @@ class Scheduler:
                 results[-1].prompt_logprobs = prompt_logprobs
         return results
 
-    def _fail(self, request: Request, error: str) -> list[EngineCoreOutput]:
+    def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
         """End all samples of a request: the others may share KV that the failed step was to write."""
         group = self._groups.get(request.request_id)
         if group is None or group.leader.core_request is not request.core_request:
             return []  # the request has ended since, and perhaps another one has its id
         outputs = self.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
         for output in outputs:
-            output.error = error
+            output.error, output.error_param = error, param
         return outputs
 
     def _confirm(self, request: Request, scheduled: _Scheduled) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
@@ -21,14 +21,11 @@ from octavo.worker.memory import out_of_memory
 
 logger = logging.getLogger(__name__)
 
-GRAMMAR_SECONDS = 10.0  # that a grammar may take to compile
-
 
 @dataclass
 class _Preparing:
     request: EngineCoreRequest
     future: Future[None]
-    since: float  # time.monotonic()
 
 
 class EngineCore:
@@ -42,16 +39,21 @@ class EngineCore:
         self.scheduler = Scheduler(self.config.scheduler, kv)
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
+        self._grammars: dict[str, Future[None]] = {}  # of unfinished requests
         self._pending: list[EngineCoreOutput] = []  # outcomes outside of steps, delivered by the next one
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Raises ValueError when the request can never run or its id is in use; the engine goes on unharmed."""
+        if request.request_id in self._preparing:
+            raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
         if request.grammar is not None:
-            waits = _Preparing(request, self.executor.prepare_grammar(request.grammar), time.monotonic())
-            if request.request_id in self._preparing:
+            self._release_grammars()  # one of that name may just have ended
+            if request.request_id in self._grammars:
                 raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
-            self._preparing[request.request_id] = waits
+            future = self.executor.prepare_grammar(request.grammar)
+            self._grammars[request.request_id] = future
+            self._preparing[request.request_id] = _Preparing(request, future)
         else:
             self.scheduler.add_request(request)
 
@@ -63,10 +65,22 @@ class EngineCore:
             if waiting is not None:
                 self._end_prepared(waiting.request, "abort")
         self._pending += self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self._release_grammars()
 
     def finish_sample(self, request_id: str, index: int) -> None:
         """End one sequence whose text has matched a stop string; the front end reports it, nothing is sent back."""
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
+        self._release_grammars()
+
+    def check_grammar(self, grammar: str) -> None:
+        """Wait until it is compiled; it stays so for a while. Raises ValueError when it cannot be used."""
+        future = self.executor.prepare_grammar(grammar)
+        try:
+            while not future.done():
+                self.executor.poll_grammars(0.1)
+            future.result()
+        finally:
+            self.executor.release_grammar(future)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing is forgotten, while sequences hold blocks."""
@@ -88,8 +102,8 @@ class EngineCore:
         later step would fail too.
         """
         started = time.perf_counter()
-        if self._preparing:
-            self._admit_prepared()
+        if self._grammars:
+            self._poll_grammars()
         outputs, self._pending = self._pending, []
         taken: SchedulerOutput | None = None
         while taken is None:
@@ -103,6 +117,9 @@ class EngineCore:
             taken, output = self._take_results()
             outputs += self.scheduler.update_from_output(output)
             self.num_steps += 1
+        self._release_grammars()
+        if taken is None and not outputs and self._grammars:
+            self.executor.poll_grammars(0.01)  # there is nothing to do before a grammar is ready
         stats = self.scheduler.make_stats()
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
@@ -110,29 +127,34 @@ class EngineCore:
         stats.step_time = time.perf_counter() - started
         return EngineCoreOutputs(outputs, stats, time.time())
 
-    def _admit_prepared(self) -> None:
-        """Queue requests whose grammar is compiled; end those whose grammar failed or took too long."""
-        if not self.scheduler.has_unfinished_requests() and not self._pending:
-            wait((w.future for w in self._preparing.values()), timeout=0.01, return_when=FIRST_COMPLETED)
+    def _poll_grammars(self) -> None:
+        """Queue requests whose grammar is compiled, end those whose grammar cannot be used."""
+        self.scheduler.held = self.executor.poll_grammars(0.0)
         for request_id, waiting in list(self._preparing.items()):
-            problem = None
-            if waiting.future.done():
-                try:
-                    waiting.future.result()
-                    self.scheduler.add_request(waiting.request)
-                except Exception as error:
-                    problem = str(error)
-            elif time.monotonic() - waiting.since > GRAMMAR_SECONDS:
-                problem = f"its grammar took longer than {GRAMMAR_SECONDS:g} s to compile; simplify it"
-            else:
+            if not waiting.future.done():
                 continue
             del self._preparing[request_id]
-            if problem is not None:
-                self._end_prepared(waiting.request, "error", problem)
+            try:
+                waiting.future.result()
+            except ValueError as error:
+                self._end_prepared(waiting.request, "error", str(error))
+                continue
+            try:
+                self.scheduler.add_request(waiting.request)
+            except ValueError as error:
+                self._pending.append(EngineCoreOutput(request_id, -1, [], finish_reason="error", error=str(error)))
+
+    def _release_grammars(self) -> None:
+        """Let go of the grammars of requests that have ended."""
+        for request_id in [i for i in self._grammars if i not in self._preparing and not self.scheduler.has_request(i)]:
+            self.executor.release_grammar(self._grammars.pop(request_id))
 
     def _end_prepared(self, request: EngineCoreRequest, reason: str, error: str | None = None) -> None:
         for index in range(request.sampling_params.n):
-            self._pending.append(EngineCoreOutput(request.request_id, index, [], finish_reason=reason, error=error))
+            output = EngineCoreOutput(request.request_id, index, [], finish_reason=reason)
+            if error is not None:
+                output.error, output.error_param = f"{request.grammar_field} {error}", request.grammar_field
+            self._pending.append(output)
 
     def _execute(self, step: SchedulerOutput) -> PendingOutput:
         try:

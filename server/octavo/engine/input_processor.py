@@ -29,8 +29,16 @@ class InputProcessor:
     """Makes `EngineCoreRequest`s. Keeps nothing of a request that could change another one (what `PrefixTokens` keeps
     saves time and nothing else), and may be used from several threads."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None, max_logprobs: int = -1) -> None:
-        """``max_logprobs``: most alternatives that a request may ask for, -1: as many as the vocabulary has."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        max_logprobs: int = -1,
+        strict_json_schema: bool = True,
+    ) -> None:
+        """``max_logprobs``: most alternatives that a request may ask for, -1: as many as the vocabulary has.
+        ``strict_json_schema``: as for `to_grammar`."""
+        self.strict_json_schema = strict_json_schema
         self.max_logprobs = max_logprobs
         self.tokenizer = tokenizer
         self.prefix_tokens = None if tokenizer is None else PrefixTokens(tokenizer)
@@ -56,11 +64,14 @@ class InputProcessor:
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
         truncation_side: str = "left",
+        grammar: str | None = None,
+        grammar_field: str | None = None,
     ) -> EngineCoreRequest:
         """Check a request and make it ready for the core. Raises ValueError.
 
         ``truncate_prompt_tokens`` keeps so many prompt tokens, -1 as many as the model takes: with ``truncation_side``
-        "left" the last, with "right" the first.
+        "left" the last, with "right" the first. ``grammar``: what ``params.structured_outputs`` mean, if somebody has
+        found that out already, and the field that errors should name.
         """
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
@@ -71,6 +82,13 @@ class InputProcessor:
         else:
             ids = self._check_ids(ids)
         ids = self._truncate(ids, truncate_prompt_tokens, truncation_side)
+        if grammar is None and params.structured_outputs is not None:
+            grammar = to_grammar(params.structured_outputs, strict=self.strict_json_schema)
+            grammar_field = f"structured_outputs.{params.structured_outputs.kind}"
+        if grammar is not None and self.tokenizer is None:
+            raise ValueError(
+                "structured_outputs need a tokenizer, and the engine runs without one (skip_tokenizer_init)"
+            )
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -80,17 +98,9 @@ class InputProcessor:
             priority=priority,
             cache_salt=salt,
             lora_name=lora_name,
-            grammar=self._grammar(params),
+            grammar=grammar,
+            grammar_field=grammar_field or "structured_outputs",
         )
-
-    def _grammar(self, params: SamplingParams) -> str | None:
-        if params.structured_outputs is None:
-            return None
-        if self.tokenizer is None:
-            raise ValueError(
-                "structured_outputs need a tokenizer, and the engine runs without one (skip_tokenizer_init)"
-            )
-        return to_grammar(params.structured_outputs)
 
     # The prompt.
 

@@ -21,6 +21,7 @@ class EngineCoreRequest:
     cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
     lora_name: str | None = None
     grammar: str | None = None  # llguidance's form, see octavo.structured_output
+    grammar_field: str = "structured_outputs"  # in which the user asked for it: errors name that
     pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens
 
 
@@ -51,6 +52,7 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0  # on the first output
     scheduled_time: float | None = None  # on the first output: when first scheduled, seconds since the epoch
     error: str | None = None
+    error_param: str | None = None  # the request's field that is to blame for the error; None: the engine is
     embedding: list[float] | None = None
     num_preemptions: int = 0  # since the last output
 

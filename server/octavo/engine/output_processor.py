@@ -57,6 +57,7 @@ class RequestState:
     prompt_logprobs_sent: bool = False
     num_cached_tokens: int = 0
     error: str | None = None
+    error_param: str | None = None
     embedding: list[float] | None = None
     changed: dict[int, SampleState] = field(default_factory=dict)  # since the last output
 
@@ -86,6 +87,7 @@ class RequestState:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
             error=self.error,
+            error_param=self.error_param,
             embedding=self.embedding,
         )
 
@@ -253,7 +255,8 @@ class OutputProcessor:
             state.embedding = output.embedding
         if finish_reason is not None:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
-            state.error = output.error or state.error
+            if output.error is not None:
+                state.error, state.error_param = output.error, output.error_param
             state.num_unfinished -= 1
             self.num_unfinished_samples -= 1
             if stats is not None:

@@ -37,6 +37,7 @@ class ServerArgs:
     response_role: str = "assistant"
     tool_call_parser: str | None = None  # None: the format that the chat template teaches
     enable_auto_tool_choice: bool = True
+    strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
     reasoning_parser: str | None = None  # None: thoughts stay in the content
     embedding_pooling: str = "mean"
     root_path: str = ""

@@ -35,6 +35,15 @@ class Executor(Protocol):
         """Compile in the background; the future carries a ValueError when it cannot be used."""
         ...
 
+    def release_grammar(self, prepared: Future[None]) -> None:
+        """The request that a grammar was prepared for has ended."""
+        ...
+
+    def poll_grammars(self, seconds: float) -> set[str]:
+        """Complete the futures of what is compiled; waits so long for something to be. Returns the sequences whose next
+        tokens are not known yet and which no step should wait for."""
+        ...
+
 
 class UniProcExecutor:
     def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
@@ -61,4 +70,11 @@ class UniProcExecutor:
         return False
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
-        return self.worker.runner.grammar_compiler.prepare(grammar)
+        return self.worker.runner.grammar_pool.prepare(grammar)
+
+    def release_grammar(self, prepared: Future[None]) -> None:
+        self.worker.runner.grammar_pool.release(prepared)
+
+    def poll_grammars(self, seconds: float) -> set[str]:
+        self.worker.runner.grammar_pool.poll(seconds)
+        return self.worker.runner.grammars.held()

@@ -1,120 +1,94 @@
-"""Grammars of running sequences: each compiled once, one matcher a sequence, masks filled while the model computes."""
+"""Grammars of running sequences: the masks of each step, made by other processes while the model computes."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
-from octavo.config import ModelConfig
-from octavo.errors import ModelError
+from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool, GrammarProcess, GrammarSequence
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-CACHED_GRAMMARS = 256
-
-
-class GrammarCompiler:
-    """Compiles in threads of its own; llguidance leaves the GIL meanwhile and bounds its own work."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self._lock = Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-
-    def prepare(self, grammar: str) -> Future[None]:
-        """Start compiling; the future carries a ValueError when the grammar cannot be used with this tokenizer."""
-        return self._threads.submit(self._prepare, grammar)
-
-    def _prepare(self, grammar: str) -> None:
-        self.matcher(grammar)
-
-    def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the start of the grammar, the caller's own."""
-        with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-                return self._compiled[grammar].deep_copy()
-            from llguidance import LLMatcher
-
-            matcher = LLMatcher(self._load_tokenizer(), grammar, log_level=0)
-            if matcher.is_error():
-                raise ValueError(f"the grammar cannot be compiled: {' '.join(matcher.get_error().split())[:500]}")
-            self._compiled[grammar] = matcher
-            if len(self._compiled) > CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return matcher.deep_copy()
-
-    def _load_tokenizer(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            from llguidance import LLTokenizer
-
-            from octavo.tokenizer import Tokenizer
-
-            tokenizer = Tokenizer.from_files(self._config.files)
-            if tokenizer.eos_token_id is None:
-                raise ModelError("structured outputs need a tokenizer with an end-of-sequence token")
-            self._tokenizer = LLTokenizer(
-                tokenizer.backend.to_str(), n_vocab=self._config.vocab_size, eos_token=[tokenizer.eos_token_id]
-            )
-        return self._tokenizer
+MASK_WALL_SECONDS = 0.8  # that a step waits for a mask at most; its process ends itself before, unless it gets no CPU
 
 
 class SequenceGrammars:
-    """The matchers of sequences that have a row, and the bitmask of each step."""
+    """The grammars of sequences that have a row, and the bitmask of each step."""
 
-    def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
-        self._compiler = compiler
+    def __init__(self, pool: GrammarPool, vocab_size: int) -> None:
+        self._pool = pool
         self._words = -(-vocab_size // 32)
-        self._matchers: dict[str, LLMatcher] = {}
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="bitmask")
+        self._sequences: dict[str, GrammarSequence] = {}
 
     def __len__(self) -> int:
-        return len(self._matchers)
+        return len(self._sequences)
+
+    def __contains__(self, req_id: str) -> bool:
+        return req_id in self._sequences
 
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
         """``output_token_ids``: what a sequence that comes back after a preemption has already."""
-        matcher = self._compiler.matcher(grammar)
-        matcher.consume_tokens(list(output_token_ids))
-        self._matchers[req_id] = matcher
+        process = self._pool.get(grammar)
+        if process is None:
+            sequence = GrammarSequence(GrammarProcess(grammar), -1)
+            sequence.problem = TOO_SLOW
+        else:
+            sequence = GrammarSequence(process, self._pool.free_slots.pop())
+            process.start(sequence, list(output_token_ids))
+            self._pool.send(process)
+        self._sequences[req_id] = sequence
 
     def remove(self, req_id: str) -> None:
-        self._matchers.pop(req_id, None)
+        sequence = self._sequences.pop(req_id, None)
+        if sequence is not None:
+            sequence.process.end(sequence)
+            sequence.removed = True
+            self._pool.forget(sequence)
+
+    def held(self) -> set[str]:
+        """Sequences that no step should be made with yet: their masks are slow, and have not come."""
+        return {i for i, sequence in self._sequences.items() if sequence.process.is_slow and not sequence.is_ready}
 
     def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
-        """Begin the step's bitmask int32 [R, ceil(V / 32)]; the result waits for it (None: nobody is constrained)."""
-        constrained = [(i, self._matchers[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._matchers]
+        """The step's bitmask int32 [R, ceil(V / 32)]; the result waits for all rows (None: nobody is constrained)."""
+        constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
         if not constrained:
             return lambda: None
-        mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
-        done = self._threads.submit(self._fill, mask, constrained)
 
         def result() -> torch.Tensor:
-            done.result()
+            self._wait([sequence for _, sequence in constrained])
+            mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
+            for i, sequence in constrained:
+                # Where there is a problem nothing may follow: the request ends with an error.
+                mask[i] = 0 if sequence.problem is not None else self._pool.masks[sequence.slot]
             return torch.from_numpy(mask)
 
         return result
 
-    def _fill(self, mask: np.ndarray, constrained: list[tuple[int, LLMatcher]]) -> None:
-        for i, matcher in constrained:
-            if matcher.is_error():
-                mask[i] = 0  # nothing may follow: the request ends with an error
-            else:
-                matcher.unsafe_compute_mask_ptr(mask[i].ctypes.data, mask[i].nbytes)
+    def _wait(self, sequences: list[GrammarSequence]) -> None:
+        self._pool.poll()
+        until = time.monotonic() + MASK_WALL_SECONDS
+        while late := [sequence for sequence in sequences if not sequence.is_ready]:
+            left = until - time.monotonic()
+            if left <= 0:
+                for process in {sequence.process for sequence in late}:
+                    self._pool.fail(process, TOO_SLOW)
+                return
+            self._pool.poll(left)
 
-    def accept(self, req_id: str, token_id: int) -> str | None:
-        """Advance a sequence; returns why it cannot go on, if so. Tokens after the grammar's end change nothing."""
-        matcher = self._matchers.get(req_id)
-        if matcher is None or (matcher.is_stopped() and not matcher.is_error()):
-            return None
-        if not matcher.consume_token(token_id) or matcher.is_error():
-            return f"the grammar went wrong: {' '.join(matcher.get_error().split())[:300]}"
-        return None
+    def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
+        """Tell the grammars what was sampled, as (sequence, token). Returns which cannot go on, and why."""
+        problems, told = {}, set()
+        for req_id, token in tokens:
+            sequence = self._sequences.get(req_id)
+            if sequence is None:
+                continue
+            if sequence.problem is not None:
+                problems[req_id] = sequence.problem
+            else:
+                sequence.process.advance(sequence, token)
+                told.add(sequence.process)
+        for process in told:
+            self._pool.send(process)
+        return problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
-from octavo.worker.grammar import GrammarCompiler, SequenceGrammars
+from octavo.sampling_params import SamplingParams
+from octavo.worker.grammar import SequenceGrammars
+from octavo.worker.grammar_pool import GrammarPool
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
 from octavo.worker.recorded_steps import RecordedSteps, States
@@ -34,6 +36,10 @@ PROMPT_LOGPROBS_ROWS = 256
 NOTHING_TO_SAMPLE = (
     "no token could be sampled: the logits hold NaN or infinity (damaged weights, or a dtype too narrow: try float32), "
     "or the request's constraints forbid every token"
+)
+NOTHING_ALLOWED = (
+    "leaves nothing to say together with the request's other limits (allowed_token_ids, bad_words, min_tokens, "
+    "logit_bias): they forbid every token that may follow; drop one of them"
 )
 
 
@@ -62,8 +68,9 @@ class ModelRunner:
         self._logprobs: dict[str, int] = {}  # sequences that want them -> how many alternatives
         self._prompt_logprobs: dict[str, int] = {}
         self.pooler = Pooler()
-        self.grammar_compiler = GrammarCompiler(config.model)
-        self.grammars = SequenceGrammars(self.grammar_compiler, vocab_size)
+        self.grammar_pool = GrammarPool(config.model, max_num_seqs)
+        self._limited: set[str] = set()  # sequences with a grammar and further limits of what they may say
+        self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)
 
     @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
@@ -141,6 +148,7 @@ class ModelRunner:
                 self._prompt_logprobs.pop(req_id, None)
                 self.pooler.remove(req_id)
                 self.grammars.remove(req_id)
+                self._limited.discard(req_id)
         if step.block_copies:
             octavo_kernels.copy_blocks(self.kv_caches, self._put(np.array(step.block_copies, dtype=np.int64)))
         for data in step.scheduled_new_reqs:
@@ -168,6 +176,8 @@ class ModelRunner:
         if data.pooling is not None:
             self.pooler.add(data.req_id, data.pooling)
         if data.grammar is not None:
+            if _is_limited(data.sampling_params):
+                self._limited.add(data.req_id)
             self.grammars.add(data.req_id, data.grammar, data.token_ids[data.num_prompt_tokens :])
 
     def _pool(
@@ -255,12 +265,16 @@ class ModelRunner:
         have the row they had (None: all): another one may go by the same name since."""
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(ids, tokens, strict=True)}
         if len(self.grammars):
-            for req_id, token, lives in zip(ids, tokens, live or [True] * len(ids), strict=True):
-                problem = self.grammars.accept(req_id, token) if lives else None
-                if problem is not None:
-                    output.errors[req_id] = problem
+            sampled = zip(ids, tokens, live or [True] * len(ids), strict=True)
+            output.grammar_errors = self.grammars.accept((req_id, token) for req_id, token, lives in sampled if lives)
         if any(invalid):
-            output.errors |= {req_id: NOTHING_TO_SAMPLE for req_id, bad in zip(ids, invalid, strict=True) if bad}
+            for req_id in compress(ids, invalid):
+                if req_id in output.grammar_errors:
+                    continue
+                if req_id in self._limited and req_id in self.grammars:
+                    output.grammar_errors[req_id] = NOTHING_ALLOWED
+                else:
+                    output.errors[req_id] = NOTHING_TO_SAMPLE
 
     def _wanted_logprobs(self, ids: list[str]) -> list[int | None]:
         return [self._logprobs.get(req_id) for req_id in ids]
@@ -295,6 +309,12 @@ class ModelRunner:
     def _bring(self, tensors: list[torch.Tensor]) -> Arriving:
         """Start copying ``tensors`` to the host; the returned call waits for them."""
         return lambda: tensors
+
+
+def _is_limited(params: SamplingParams) -> bool:
+    return bool(
+        params.allowed_token_ids is not None or params.bad_words_token_ids or params.logit_bias or params.min_tokens
+    )
 
 
 def _after(late: list[Callable[[], None]], pending: PendingOutput) -> PendingOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -98,44 +99,48 @@ def test_a_lost_device_ends_the_engine_and_not_each_request_for_ever(llm: LLM, m
 
 
 class Recorder:
-    """A grammar's matcher that allows everything and keeps what it is told."""
+    """Grammars that allow everything and keep what they are told."""
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self.seen: dict[str, list[int]] = {}  # by grammar
+        self._grammar_of: dict[str, str] = {}
 
-    def is_error(self) -> bool:
-        return False
+    def __len__(self) -> int:
+        return len(self._grammar_of)
 
-    def is_stopped(self) -> bool:
-        return False
+    def __contains__(self, req_id: str) -> bool:
+        return req_id in self._grammar_of
 
-    def consume_tokens(self, tokens: list[int]) -> None:
-        self.seen += tokens
+    def add(self, req_id: str, grammar: str, tokens: list[int]) -> None:
+        self._grammar_of[req_id] = grammar
+        self.seen[grammar] = list(tokens)
 
-    def consume_token(self, token: int) -> bool:
-        self.seen.append(token)
-        return True
+    def remove(self, req_id: str) -> None:
+        self._grammar_of.pop(req_id, None)
 
-    def unsafe_compute_mask_ptr(self, pointer: int, size: int) -> None:
-        import ctypes
+    def held(self) -> set[str]:
+        return set()
 
-        ctypes.memset(pointer, 255, size)
+    def start_fill(self, req_ids: list[str]) -> Callable[[], None]:
+        return lambda: None
+
+    def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
+        for req_id, token in tokens:
+            if req_id in self:
+                self.seen[self._grammar_of[req_id]].append(token)
+        return {}
 
 
 def test_a_token_under_way_does_not_reach_the_grammar_of_another_request_of_that_name(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = overlapped(tiny(tiny_checkpoints["llama"], enable_prefix_caching=False))
-    core, matchers, ready = llm.engine, [], Future[None]()
+    core, recorder, ready = llm.engine, Recorder(), Future[None]()
     ready.set_result(None)
-
-    def matcher(grammar: str) -> Recorder:
-        matchers.append(Recorder())
-        return matchers[-1]
-
-    compiler = core.executor.worker.runner.grammar_compiler  # type: ignore[attr-defined]
-    monkeypatch.setattr(compiler, "matcher", matcher)
-    monkeypatch.setattr(compiler, "prepare", lambda grammar: ready)  # in time for the very next step
+    runner = core.executor.worker.runner  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner, "grammars", recorder)
+    monkeypatch.setattr(runner.grammar_pool, "prepare", lambda grammar: ready)  # in time for the very next step
+    monkeypatch.setattr(runner.grammar_pool, "release", lambda prepared: None)
 
     def add(request_id: str, prompt: list[int], grammar: str | None) -> None:
         params = SamplingParams(temperature=0, max_tokens=5 if grammar else 40, ignore_eos=True)
@@ -152,10 +157,10 @@ def test_a_token_under_way_does_not_reach_the_grammar_of_another_request_of_that
         core.step()
     core.abort_requests(["r"])
     add("r", [30, 40, 50], "second")
-    known, got = len(matchers), []
+    got = []
     while core.has_unfinished_requests():
         for output in core.step().outputs:
             if output.request_id == "r" and output.finish_reason != "abort":
                 got += output.new_token_ids
     assert len(got) == 5
-    assert [matcher.seen for matcher in matchers[known:]] == [got]
+    assert recorder.seen["second"] == got

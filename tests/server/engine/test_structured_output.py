@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.structured_output import StructuredOutputsParams, to_grammar
+from octavo.structured_output import StructuredOutputsParams
 
 PERSON = {
     "type": "object",
@@ -82,10 +85,10 @@ def test_samples_and_preemption_keep_to_the_grammar() -> None:
         ("choice", []),
     ],
 )
-def test_a_broken_grammar_is_refused_by_name_within_a_second(field: str, value: object) -> None:
+def test_a_broken_grammar_is_refused_by_name_within_a_second(llm: LLM, field: str, value: object) -> None:
     started = time.perf_counter()
-    with pytest.raises(ValueError, match=f"structured_outputs.{field}"):
-        to_grammar(StructuredOutputsParams(**{field: value}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"structured_outputs.{field} .*"):
+        llm.generate("Answer:", params(**{field: value}), use_tqdm=False)
     assert time.perf_counter() - started < 1
 
 
@@ -105,6 +108,103 @@ def test_white_space_in_json_has_an_end(llm: LLM) -> None:
     eager.logit_bias = dict.fromkeys(spaces, 100.0)
     output = llm.generate(["Answer:"], eager, use_tqdm=False)[0].outputs[0]
     assert json.loads(output.text).keys() == {"name", "age"}
+
+
+def test_objects_have_no_properties_but_those_that_are_named(llm: LLM) -> None:
+    """Unless the standard's reading is asked for, by which this model goes on inventing some."""
+    silent = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    eager = params(json=silent)
+    eager.logit_bias = dict.fromkeys(llm.tokenizer.encode("},", add_special_tokens=False)[1:], 100.0)  # type: ignore[union-attr]
+    assert json.loads(llm.generate("Answer:", eager, use_tqdm=False)[0].outputs[0].text).keys() == {"a"}
+    llm._input.strict_json_schema = False
+    try:
+        text = llm.generate("Answer:", eager, use_tqdm=False)[0].outputs[0].text
+    finally:
+        llm._input.strict_json_schema = True
+    assert text.count('"') > 2, text
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"allowed_token_ids": [1000, 1001]}, {"bad_words": ["zebra"]}, {"min_tokens": 20}],
+    ids=lambda one: next(iter(one)),
+)
+def test_limits_that_leave_nothing_to_say_end_that_request_alone(llm: LLM, limits: dict[str, object]) -> None:
+    limited = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["zebra"]), max_tokens=30, **limits)  # type: ignore[arg-type]
+    ended, neighbour = llm.generate(["Answer:", "Answer:"], [limited, params(choice=["zebra"])], use_tqdm=False)
+    assert ended.outputs[0].finish_reason == "error" and ended.error_param == "structured_outputs.choice"
+    assert ended.error is not None and "leaves nothing to say" in ended.error
+    assert neighbour.outputs[0].text == "zebra"
+
+
+def test_a_grammar_that_breaks_later_ends_that_request_alone(llm: LLM) -> None:
+    """Two seconds would go into one of its masks."""
+    free = llm.generate(["Once upon a time"], params(), use_tqdm=False)[0].outputs[0].token_ids
+    late = params(grammar=f'start: /[0-9]{{3}}/ "{"y" * 900_000}"')
+    ended, neighbour = llm.generate(["x", "Once upon a time"], [late, params()], use_tqdm=False)
+    assert neighbour.outputs[0].token_ids == free
+    assert ended.outputs[0].finish_reason == "error" and ended.error_param == "structured_outputs.grammar"
+    assert llm.generate("x", params(choice=["yes"]), use_tqdm=False)[0].outputs[0].text == "yes"
+
+
+def test_a_slow_grammar_holds_up_its_own_sequences_alone(llm: LLM) -> None:
+    """Where each of its masks takes longer than a step, its neighbour gets tokens meanwhile."""
+    slow = params(grammar=f'start: "{"y" * 100_000}"')
+    slow.ignore_eos, slow.max_tokens = True, 40
+    free = params()
+    free.ignore_eos, free.max_tokens = True, 400
+    core = llm.engine
+    for name, one in (("slow", slow), ("free", free)):
+        core.add_request(llm._input.process(name, "Answer:", one))
+    got: dict[str, list[int]] = {"slow": [], "free": []}  # the steps of the tokens
+    while len(got["slow"]) < 20:
+        for output in core.step().outputs:
+            assert output.error is None, output.error
+            got[output.request_id] += [core.num_steps] * len(output.new_token_ids)
+    core.abort_requests(["slow", "free"])
+    while core.has_unfinished_requests():
+        core.step()
+    meanwhile = [step for step in got["free"] if got["slow"][0] < step <= got["slow"][-1]]
+    assert len(meanwhile) > 1.2 * len(got["slow"]), got
+
+
+def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> None:
+    core, ended = llm.engine, {}
+    program = core.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
+
+    def processes() -> set[int]:
+        return set(map(int, Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()))
+
+    def add(name: str) -> None:
+        one = params(regex=f"({name}|[a-z ])+")
+        one.ignore_eos, one.max_tokens = True, 60
+        core.add_request(llm._input.process(name, "Answer:", one))
+
+    def step() -> None:
+        for output in core.step().outputs:
+            if output.finish_reason is not None:
+                ended[output.request_id] = output.error
+
+    add("stays")
+    while not core.scheduler.has_request("stays"):
+        step()
+    others = processes()
+    add("goes")
+    while not core.scheduler.has_request("goes"):
+        step()
+    for pid in processes() - others:
+        os.kill(pid, signal.SIGKILL)
+    while core.has_unfinished_requests():
+        step()
+    assert ended["stays"] is None and "simplify it" in str(ended["goes"])
+
+
+def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there may be processes: every request is served, and what nobody uses makes room."""
+    monkeypatch.setattr("octavo.worker.grammar_pool.MAX_PROCESSES", 3)
+    wanted = [params(choice=[f"word {i}"]) for i in range(10)]
+    outputs = llm.generate(["Answer:"] * 10, wanted, use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [f"word {i}" for i in range(10)]
 
 
 def test_exactly_one_kind_must_be_given() -> None:

@@ -47,6 +47,23 @@ def test_references_into_a_tools_schema_follow_it():
     assert original == NODE, "the client's schema is left as it is"
 
 
+def test_data_in_a_tools_schema_is_no_schema():
+    data = {"$ref": "#/abc", "properties": {"a": {}}}
+    schema = {"type": "object", "properties": {"x": {"const": data}, "y": {"enum": [data]}, "z": {"default": data}}}
+    moved = schema_of(plan_for(schema))["$defs"]["tool0"]["properties"]
+    assert moved == schema["properties"]
+
+
+def test_the_standards_reading_of_tools_schemas():
+    schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
+    body = ChatCompletionRequest(
+        messages=[], tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+    )  # fmt: skip
+    made = plan(body, ServerArgs(strict_json_schema=False), "")
+    assert made is not None and schema_of(made) == schema
+
+
 def test_one_call_when_parallel_calls_are_off():
     assert schema_of(plan_for(NODE, parallel_tool_calls=False))["maxItems"] == 1
     assert "maxItems" not in schema_of(plan_for(NODE))

@@ -83,9 +83,14 @@ async def prepare(
         request = await state.engine.prepare(request_id, prompt, params, **options)
     else:
         params.structured_outputs = constraint.params
-        process = state.engine.input_processor.process
-        work = state.engine.run_in_thread(process, request_id, prompt, params, **options)
-        request = await constraint.check_within_time(work)
+
+        def process() -> EngineCoreRequest:
+            grammar = constraint.grammar(state.args.strict_json_schema)
+            return state.engine.input_processor.process(
+                request_id, prompt, params, grammar=grammar, grammar_field=constraint.field, **options
+            )
+
+        request = await state.engine.run_in_thread(process)
     limit = state.engine.config.scheduler.max_model_len
     if asked is not None and len(request.prompt_token_ids) + asked > limit:
         length = len(request.prompt_token_ids)
@@ -205,6 +210,8 @@ async def encoded(state: ServerState, answers: Sequence[tuple[Callable[[], Struc
 
 
 def raise_for(output: RequestOutput) -> None:
+    if output.error is not None and output.error_param is not None:
+        raise bad_request(output.error, output.error_param)
     if output.error is not None:
         raise APIError(500, f"The engine failed on this request: {output.error}", code="engine_error")
     if output.finished and any(completion.finish_reason == "abort" for completion in output.outputs):

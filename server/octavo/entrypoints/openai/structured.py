@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.reasoning import BEGIN, END
@@ -16,13 +15,10 @@ from octavo.structured_output import StructuredOutputsParams, to_grammar
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.protocol import GenerationRequest
 
-GRAMMAR_SECONDS = 5.0  # that checking a grammar may take
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names
 _GUIDED |= {"json_schema": "json", "regex": "regex"}  # llama.cpp's and SGLang's
 _WITHOUT_EFFECT = frozenset({"disable_fallback", "_backend", "backend"})
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -31,22 +27,12 @@ class Constraint:
 
     params: StructuredOutputsParams
     field: str
+    lenient: bool = False  # keywords that no grammar can hold are ignored, instead of refused
 
-    def grammar(self) -> str:
-        """Raises APIError naming the client's field."""
+    def grammar(self, strict: bool) -> str:
+        """``strict``: as for `to_grammar`. Raises APIError naming the client's field."""
         try:
-            return to_grammar(self.params)
-        except ValueError as error:
-            raise _named(error, self.field) from None
-
-    async def check_within_time(self, work: Awaitable[T]) -> T:
-        """Await work that compiles the grammar. Raises APIError naming the client's field."""
-        try:
-            return await asyncio.wait_for(work, GRAMMAR_SECONDS)
-        except TimeoutError:
-            raise bad_request(
-                f"{self.field} takes longer than {GRAMMAR_SECONDS:.0f} s to compile; simplify it", self.field
-            ) from None
+            return to_grammar(self.params, strict=strict, lenient=self.lenient)
         except ValueError as error:
             raise _named(error, self.field) from None
 
@@ -113,14 +99,9 @@ def _json_schema(value: Any, field: str = "response_format.json_schema") -> Cons
         raise bad_request(f"{field}.schema must be a JSON schema, got {shown(schema)}", f"{field}.schema")
     if strict is not None and not isinstance(strict, bool):
         raise bad_request(f"{field}.strict must be true or false, got {shown(strict)}", f"{field}.strict")
-    return _make(f"{field}.schema", json=as_schema_text(schema, lenient=not strict))
-
-
-def as_schema_text(schema: dict[str, Any] | bool, lenient: bool) -> str:
-    """``lenient``: keywords that no grammar can hold are ignored, instead of refused."""
-    if lenient and isinstance(schema, dict) and "x-guidance" not in schema:
-        schema = {**schema, "x-guidance": {"lenient": True}}
-    return json.dumps(schema)
+    constraint = _make(f"{field}.schema", json=json.dumps(schema))
+    constraint.lenient = not strict
+    return constraint
 
 
 def _structured_outputs(body: GenerationRequest) -> Constraint | None:

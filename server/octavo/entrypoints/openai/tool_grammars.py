@@ -11,6 +11,7 @@ from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.structured import CallGrammar, Constraint
 from octavo.entrypoints.openai.tool_parsers import ToolParser
 from octavo.entrypoints.openai.tool_parsers.formats import HermesParser, Llama3JsonParser, MistralParser
+from octavo.json_schema import moved
 from octavo.structured_output import StructuredOutputsParams
 
 # Calls as the model's own format writes them.
@@ -21,25 +22,27 @@ def calls_of(
     functions: list[dict[str, Any]],
     max_calls: int | None,
     token_id: Callable[[str], int | None],
+    strict: bool = True,
 ) -> CallGrammar:
-    """``token_id``: of a text that is one token of the model's vocabulary. Raises APIError."""
+    """``token_id``: of a text that is one token of the model's vocabulary. ``strict``: as for `to_grammar`. Raises
+    APIError."""
+
+    def grammar(schema: dict[str, Any]) -> str:
+        return constraint_of(schema, "tools").grammar(strict)
+
     more = "" if max_calls == 1 else "+"
     if issubclass(parser, HermesParser):
         rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
-        return CallGrammar(rule, {"call": _grammar(_one_call(functions, "arguments"))})
+        return CallGrammar(rule, {"call": grammar(_one_call(functions, "arguments"))})
     if issubclass(parser, Llama3JsonParser):
-        return CallGrammar(f"(@call /(; )?/){more}", {"call": _grammar(_one_call(functions, "parameters"))})
+        return CallGrammar(f"(@call /(; )?/){more}", {"call": grammar(_one_call(functions, "parameters"))})
     if not issubclass(parser, MistralParser):
         return _python_calls(functions, more)
     if token_id("[ARGS]") is None:
-        return CallGrammar("{[TOOL_CALLS]} @calls", {"calls": _grammar(any_call(functions, max_calls, "arguments"))})
+        return CallGrammar("{[TOOL_CALLS]} @calls", {"calls": grammar(any_call(functions, max_calls, "arguments"))})
     named = [f"{json.dumps(function['name'])} {{[ARGS]}} @args{i}" for i, function in enumerate(functions)]
-    arguments = {f"args{i}": _grammar(parameters_of(function)) for i, function in enumerate(functions)}
+    arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
     return CallGrammar(f"({{[TOOL_CALLS]}} ({' | '.join(named)})){more}", arguments)
-
-
-def _grammar(schema: dict[str, Any]) -> str:
-    return constraint_of(schema, "tools").grammar()
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -108,8 +111,8 @@ def _python_literal(value: str | int | float) -> str:
 
 
 def constraint_of(schema: dict[str, Any], field: str) -> Constraint:
-    schema = {**schema, "x-guidance": {"lenient": True}}  # a keyword that no grammar can hold is no reason to refuse
-    return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field)
+    """A keyword that no grammar can hold is no reason to refuse a tool."""
+    return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field, lenient=True)
 
 
 def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
@@ -117,46 +120,7 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters")
     if not schema:
         return {"type": "object", "additionalProperties": False}
-    return _closed(schema if "type" in schema or "$ref" in schema else {"type": "object", **schema})
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without arguments that it does not name, where it does not say whether there may be others: a model
-    that has to write JSON otherwise goes on inventing some."""
-    return schema if _adds_up(schema) else _close(schema)
-
-
-def _adds_up(schema: Any) -> bool:
-    """Whether an object's properties may come from several places: then none of these says what all of them are."""
-    if isinstance(schema, list):
-        return any(map(_adds_up, schema))
-    if not isinstance(schema, dict):
-        return False
-    together = "allOf" in schema or ("properties" in schema and schema.keys() & {"anyOf", "oneOf", "$ref", "if"})
-    return bool(together) or any(map(_adds_up, schema.values()))
-
-
-def _close(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_close(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {key: value if key in _DATA else _close(value) for key, value in schema.items()}
-    properties, required = schema.get("properties"), schema.get("required") or []
-    if (
-        isinstance(properties, dict)
-        and not schema.keys() & _MORE_PROPERTIES
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in properties for name in required)
-    ):
-        closed["additionalProperties"] = False
-    return closed
-
-
-_DATA = frozenset({"const", "enum", "default", "examples", "required"})
-_MORE_PROPERTIES = frozenset({
-    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "minProperties",
-})  # fmt: skip
+    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
 
 
 def any_call(functions: list[dict[str, Any]], max_calls: int | None, key: str) -> dict[str, Any]:
@@ -171,7 +135,7 @@ def any_call(functions: list[dict[str, Any]], max_calls: int | None, key: str) -
 def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
     calls, definitions = [], {}
     for i, function in enumerate(functions):
-        definitions[f"tool{i}"] = _moved(parameters_of(function), f"#/$defs/tool{i}")
+        definitions[f"tool{i}"] = moved(parameters_of(function), f"#/$defs/tool{i}")
         calls.append({
             "type": "object",
             "properties": {"name": {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
@@ -179,16 +143,3 @@ def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
             "additionalProperties": False,
         })  # fmt: skip
     return {"anyOf": calls, "$defs": definitions}
-
-
-def _moved(schema: Any, where: str) -> Any:
-    """A schema that stands at ``where`` of another one: its references into itself follow."""
-    if isinstance(schema, list):
-        return [_moved(item, where) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, where) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = where + reference[1:]
-    return moved

@@ -17,6 +17,7 @@ from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constrai
 from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
+from octavo.json_schema import closed
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -31,6 +32,7 @@ class ToolPlan:
     short_ids: bool = False  # Mistral's templates insist on nine characters
     constraint: Constraint | None = None
     functions: list[dict[str, Any]] = field(default_factory=list)
+    strict: bool = True  # what schemas do not name is left out
     or_calls: CallGrammar | None = None  # calls may stand where the request demands a form of the answer
 
     def new_parser(self) -> ToolParser:
@@ -69,7 +71,11 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
                 'tool_choice "required" or a named one',
                 "tool_choice",
             )
-        return ToolPlan(TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions)
+        return ToolPlan(
+            TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions, strict=args.strict_json_schema
+        )
+    if args.strict_json_schema:
+        functions = [{**function, "parameters": closed(function.get("parameters"))} for function in functions]
     if choice == "required":
         constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
         return ToolPlan(JsonListParser, names, max_calls, short_ids, constraint)
@@ -91,7 +97,7 @@ def combined(asked: Constraint | None, plan: ToolPlan, token_id: Callable[[str],
             f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
         )
     if asked is not None and asked.field.startswith("response_format"):
-        plan.or_calls = calls_of(plan.parser, plan.functions, plan.max_calls, token_id)
+        plan.or_calls = calls_of(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint  # a grammar of the client's own may spell calls out
 
 
@@ -148,6 +154,9 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
         if value is not None and not isinstance(value, kinds):
             field = f"{where}.function.{key}"
             raise bad_request(f"{field} must be {what}, got {shown(value)}", field)
+    if "x-guidance" in (function.get("parameters") or {}):
+        field = f"{where}.function.parameters"
+        raise bad_request(f'{field} must not have "x-guidance", options of the grammar engine; remove it', field)
     return function
 
 

@@ -1,0 +1,210 @@
+"""Grammars at work, each in a process of its own, where one that explodes harms nobody and can be ended.
+
+    python -m octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY     (octavo.worker.grammar_pool does this)
+
+This program loads the model's vocabulary for llguidance once and forks a process for every grammar that arrives: a
+byte on the inherited socket CONTROL, with the socket on which the new process talks. There, lines of JSON: first the
+grammar, answered by its error or null; then what happened to its sequences, answered when the masks of those are in
+the shared memory MASKS. The kernel ends a process that takes too much memory or CPU time; all end with their sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+COMPILE_SECONDS = 1.5  # CPU time, with the first mask
+MASK_SECONDS = 0.3  # CPU time of one mask
+MEMORY_BYTES = 256 << 20  # beyond the vocabulary's
+QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar goes on at a lower priority
+SLOW_MASK_SECONDS = 0.01  # from which no step waits for a grammar's next masks
+NICE = 7
+IDLE_SECONDS = 10.0  # that a grammar nobody uses is kept,
+IDLE_BYTES = 16 << 20  # unless it takes more memory than that
+
+
+class Grammar:
+    """One grammar's process, behind the fork."""
+
+    def __init__(self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int) -> None:
+        self._socket = sock
+        self._masks = memoryview(masks)
+        self._mask_bytes = mask_bytes
+        self._first_mask = bytearray(mask_bytes)
+        self._matchers: dict[int, LLMatcher] = {}  # by slot
+        self._compiling = True
+        self._idle_since: float | None = None
+        self._memory_before = _memory()
+
+    def serve(self, tokenizer: LLTokenizer) -> None:
+        """Until the other end is closed."""
+        self._send({"started": True})
+        threading.stack_size(256 << 10)
+        threading.Thread(target=self._watch, daemon=True).start()
+        lines = self._socket.makefile("rb")
+        root = self._compile(tokenizer, json.loads(lines.readline()))
+        if root is None:
+            return
+        for line in lines:
+            self._idle_since = None
+            work = json.loads(line)
+            if work == "idle":
+                if _memory() - self._memory_before > IDLE_BYTES:
+                    return
+                self._idle_since = time.monotonic()
+            else:
+                self._send(self._work(root, **work))
+
+    def _compile(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | None:
+        from llguidance import LLMatcher
+
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # its end is ours
+        root = LLMatcher(tokenizer, grammar, log_level=0)
+        if not root.is_error():
+            self._fill(root, self._first_mask)  # also builds what its beginning needs
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        self._compiling = False
+        if root.is_error():
+            self._send({"compiled": _error_of(root)})
+            return None
+        self._send({"compiled": None})
+        return root
+
+    def _work(self, root: LLMatcher, start: list[Any], advance: list[Any], end: list[int]) -> dict[str, Any]:
+        """``start``: (slot, tokens so far) of new sequences; ``advance``: (slot, token). Fills the masks of both."""
+        for slot in end:
+            self._matchers.pop(slot, None)
+        longest, errors = 0.0, []
+        for slot, tokens in (*start, *((slot, [token]) for slot, token in advance)):
+            began = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS + 0.005 * len(tokens))
+            if slot not in self._matchers:
+                self._matchers[slot] = root.deep_copy()
+            matcher = self._matchers[slot]
+            for token in tokens:
+                if not matcher.is_stopped():  # tokens after its end change nothing
+                    matcher.consume_token(token)
+            mask = self._masks[slot * self._mask_bytes : (slot + 1) * self._mask_bytes]
+            if not tokens:
+                mask[:] = self._first_mask
+            elif not matcher.is_error():
+                self._fill(matcher, mask)
+            if matcher.is_error():
+                errors.append((slot, _error_of(matcher)))
+            longest = max(longest, time.process_time() - began)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        return {"errors": errors, "slow": longest > SLOW_MASK_SECONDS}
+
+    def _fill(self, matcher: LLMatcher, mask: bytearray | memoryview) -> None:
+        matcher.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(mask)), self._mask_bytes)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _watch(self) -> None:
+        """A thread: ends the process with the socket, whatever it is at, and tells when compiling is slow."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        quick = True
+        while not poll.poll(20 if self._compiling else 1000):
+            if quick and self._compiling and time.process_time() > QUICK_SECONDS:
+                quick = False
+                os.setpriority(os.PRIO_PROCESS, os.getpid(), NICE)
+                self._send({"compiles_slowly": True})
+            idle_since = self._idle_since
+            if idle_since is not None and time.monotonic() - idle_since > IDLE_SECONDS:
+                break
+        os._exit(0)
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    """llguidance's words, without the state of its parser, which has the sequence's text in it."""
+    return " ".join(matcher.get_error().partition("<state>")[0].split())[:500]
+
+
+def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
+    """Raises ValueError. Reads the file itself: `octavo.tokenizer` would take as long again."""
+    from llguidance import LLTokenizer
+
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    contents = json.loads(text)
+    config_path = folder / "tokenizer_config.json"
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+    end = config.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    ids = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
+    vocabulary = (contents.get("model") or {}).get("vocab")
+    token_id = ids.get(end, vocabulary.get(end) if isinstance(vocabulary, dict) else None)
+    if token_id is None:
+        raise ValueError("structured outputs need a tokenizer with an end-of-sequence token, and the model's has none")
+    if contents.get("truncation") or contents.get("padding"):
+        text = json.dumps({**contents, "truncation": None, "padding": None})
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=[token_id])
+
+
+def _memory() -> int:
+    """Bytes of anonymous memory in use."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * resource.getpagesize()
+
+
+def _limit_memory() -> None:
+    """Of this process. The kernel's last resort, too, shall take us before the engine."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:  # a sandbox without it
+        pass
+
+
+def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes: none becomes a zombie
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    control = socket.socket(fileno=control_fd)
+    masks = mmap.mmap(masks_fd, 0)
+    mask_bytes = -(-vocab_size // 32) * 4
+    problem = None
+    try:
+        tokenizer = _load_tokenizer(Path(folder), vocab_size)
+    except Exception as error:
+        problem = str(error)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        sock = socket.socket(fileno=descriptors[0])
+        if problem is not None:
+            with sock:
+                sock.sendall(json.dumps({"compiled": problem}).encode() + b"\n")
+        elif os.fork() == 0:
+            try:
+                control.close()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a library says when it breaks has user text in it
+                _limit_memory()
+                Grammar(sock, masks, mask_bytes).serve(tokenizer)
+            finally:
+                os._exit(0)
+        else:
+            sock.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
