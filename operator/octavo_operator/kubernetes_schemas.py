@@ -55,10 +55,10 @@ ENV_VAR = obj(
         "maxLength": 253,
         "pattern": "^[-._a-zA-Z][-._a-zA-Z0-9]*$",
     },
-    value=text("Its value.", limit=32768),
+    value=text("Value.", limit=32768),
     valueFrom={
         **obj(
-            "Where its value comes from instead.",
+            "Source of the value.",
             secretKeyRef=_key_in("A key of a Secret in this namespace.", "Secret"),
             configMapKeyRef=_key_in("A key of a ConfigMap in this namespace.", "ConfigMap"),
             fieldRef=obj(
@@ -76,10 +76,10 @@ ENV_VAR["x-kubernetes-validations"] = [
 TOLERATION = obj(
     "",
     key=text("Key of the taint; empty with operator Exists tolerates every taint.", limit=317),
-    operator=text("How key and value are compared.", "Exists", "Equal"),
+    operator=text("Operator.", "Exists", "Equal"),
     value=text("Value of the taint.", limit=63),
-    effect=text("Effect of the taint; absent: every effect.", "NoSchedule", "PreferNoSchedule", "NoExecute"),
-    tolerationSeconds=integer("How long a NoExecute taint is tolerated."),
+    effect=text("Effect of the taint. Default: all effects.", "NoSchedule", "PreferNoSchedule", "NoExecute"),
+    tolerationSeconds=integer("Seconds that a NoExecute taint is tolerated."),
 )
 
 
@@ -88,76 +88,78 @@ def _requirement(*operators: str) -> Schema:
         "",
         ("key", "operator"),
         key=text("Key of the label.", limit=317),
-        operator=text("How the label is compared.", *operators),
-        values=strings("What it is compared with; none for Exists and DoesNotExist."),
+        operator=text("Operator.", *operators),
+        values=strings("Values; none for Exists and DoesNotExist."),
     )
 
 
 _SETS = ("In", "NotIn", "Exists", "DoesNotExist")
 _REQUIREMENT = _requirement(*_SETS, "Gt", "Lt")
 LABEL_SELECTOR = obj(
-    "Which objects, by their labels.",
+    "Label selector.",
     matchLabels={
-        "description": "Labels that must all be there.",
+        "description": "Required labels.",
         "type": "object",
         "maxProperties": 32,
         "additionalProperties": {"type": "string", "maxLength": 63},
     },
-    matchExpressions=listing("Requirements that must all hold.", _requirement(*_SETS)),
+    matchExpressions=listing("Requirements, all of which must be met.", _requirement(*_SETS)),
 )
 _NODE_TERM = obj(
-    "Which nodes.",
+    "Node selector term.",
     matchExpressions=listing("Requirements on the node's labels.", _REQUIREMENT),
     matchFields=listing("Requirements on the node's fields.", _REQUIREMENT),
 )
 _POD_TERM = obj(
-    "Which pods, and how near.",
+    "Pod affinity term.",
     ("topologyKey",),
     labelSelector=LABEL_SELECTOR,
     namespaceSelector=LABEL_SELECTOR,
-    namespaces=strings("Namespaces of those pods; absent: this one."),
-    topologyKey=text("Label of nodes that make up one place, such as kubernetes.io/hostname."),
+    namespaces=strings("Namespaces of those pods. Default: this one."),
+    topologyKey=text("Node label of the topology domain, such as kubernetes.io/hostname."),
 )
-_WEIGHT = integer("1 to 100.", minimum=1, maximum=100)
+_WEIGHT = integer("Weight, 1 to 100.", minimum=1, maximum=100)
 
 
 def _pod_affinity(description: str) -> Schema:
     weighted = obj("", ("weight", "podAffinityTerm"), weight=_WEIGHT, podAffinityTerm=_POD_TERM)
     return obj(
         description,
-        requiredDuringSchedulingIgnoredDuringExecution=listing("Must hold.", _POD_TERM, 16),
-        preferredDuringSchedulingIgnoredDuringExecution=listing("Should hold.", weighted, 16),
+        requiredDuringSchedulingIgnoredDuringExecution=listing("Required terms.", _POD_TERM, 16),
+        preferredDuringSchedulingIgnoredDuringExecution=listing("Preferred terms.", weighted, 16),
     )
 
 
 AFFINITY = obj(
     "",
     nodeAffinity=obj(
-        "Which nodes.",
+        "Affinity to nodes.",
         requiredDuringSchedulingIgnoredDuringExecution=obj(
-            "Must hold.", ("nodeSelectorTerms",), nodeSelectorTerms=listing("One of these must match.", _NODE_TERM, 16)
+            "Required terms.",
+            ("nodeSelectorTerms",),
+            nodeSelectorTerms=listing("Terms, of which one must match.", _NODE_TERM, 16),
         ),
         preferredDuringSchedulingIgnoredDuringExecution=listing(
-            "Should hold.", obj("", ("weight", "preference"), weight=_WEIGHT, preference=_NODE_TERM), 16
+            "Preferred terms.", obj("", ("weight", "preference"), weight=_WEIGHT, preference=_NODE_TERM), 16
         ),
     ),
-    podAffinity=_pod_affinity("Near which pods."),
-    podAntiAffinity=_pod_affinity("Away from which pods."),
+    podAffinity=_pod_affinity("Affinity to pods."),
+    podAntiAffinity=_pod_affinity("Anti-affinity to pods."),
 )
 
 TOPOLOGY_SPREAD = obj(
     "",
     ("maxSkew", "topologyKey", "whenUnsatisfiable"),
-    maxSkew=integer("How uneven the spread may be.", minimum=1),
-    topologyKey=text("Label of nodes that make up one place."),
-    whenUnsatisfiable=text("What to do when it cannot be kept.", "DoNotSchedule", "ScheduleAnyway"),
-    minDomains=integer("How many places there must be at least.", minimum=1),
-    nodeAffinityPolicy=text("Whether the pod's node affinity counts.", "Honor", "Ignore"),
-    nodeTaintsPolicy=text("Whether the nodes' taints count.", "Honor", "Ignore"),
+    maxSkew=integer("Maximum difference between topology domains.", minimum=1),
+    topologyKey=text("Node label of the topology domain."),
+    whenUnsatisfiable=text("Behaviour when the constraint cannot be met.", "DoNotSchedule", "ScheduleAnyway"),
+    minDomains=integer("Minimum number of topology domains.", minimum=1),
+    nodeAffinityPolicy=text("Whether node affinity is honoured.", "Honor", "Ignore"),
+    nodeTaintsPolicy=text("Whether taints are honoured.", "Honor", "Ignore"),
 )
 
 _PORTS = listing(
-    "Ports; absent: all.",
+    "Ports. Default: all.",
     obj(
         "",
         protocol=text("Protocol.", "TCP", "UDP", "SCTP"),
@@ -170,37 +172,37 @@ NETWORK_PEER = obj(
     podSelector=LABEL_SELECTOR,
     namespaceSelector=LABEL_SELECTOR,
     ipBlock=obj(
-        "Addresses.",
+        "IP block.",
         ("cidr",),
         cidr=text("Such as 10.0.0.0/8.", limit=64),
-        **{"except": strings("Ranges of it to leave out.")},
+        **{"except": strings("Excluded ranges.")},
     ),
 )
-EGRESS_RULE = obj("", to=listing("Where to; absent: anywhere.", NETWORK_PEER), ports=_PORTS)
+EGRESS_RULE = obj("", to=listing("Destinations. Default: all.", NETWORK_PEER), ports=_PORTS)
 
 
 _SCALING_POLICY = obj(
     "",
     ("type", "value", "periodSeconds"),
-    type=text("What is counted.", "Pods", "Percent"),
-    value=integer("How many may come or go in a period.", minimum=1),
-    periodSeconds=integer("The period.", minimum=1, maximum=1800),
+    type=text("Unit of value.", "Pods", "Percent"),
+    value=integer("Maximum change per period.", minimum=1),
+    periodSeconds=integer("Period in seconds.", minimum=1, maximum=1800),
 )
 
 
 def _scaling_rules(description: str, window: str) -> Schema:
-    tolerance = text("How far from the target the load may be before anything is done, such as 0.1.", limit=16)
+    tolerance = text("Tolerated deviation from the target, such as 0.1.", limit=16)
     return obj(
         description,
         stabilizationWindowSeconds=integer(window, minimum=0, maximum=3600),
-        selectPolicy=text("Which of several policies decides.", "Max", "Min", "Disabled"),
-        policies=listing("How fast; absent: the autoscaler's own.", _SCALING_POLICY, 10),
+        selectPolicy=text("Policy that decides when there are several.", "Max", "Min", "Disabled"),
+        policies=listing("Scaling policies. Default: the autoscaler's.", _SCALING_POLICY, 10),
         tolerance={**tolerance, "pattern": r"^(0?\.[0-9]+|[0-9]+m|0|1)$"},
     )
 
 
 SCALING_BEHAVIOR = obj(
     "",
-    scaleUp=_scaling_rules("When there is too much load.", "The load must last for so long; absent: 0."),
-    scaleDown=_scaling_rules("When there is too little.", "The load must be gone for so long; absent: 300."),
+    scaleUp=_scaling_rules("Scaling up.", "Stabilization window in seconds. Default: 0."),
+    scaleDown=_scaling_rules("Scaling down.", "Stabilization window in seconds. Default: 300."),
 )

@@ -128,6 +128,39 @@ def test_containers_variables_and_volumes_of_others_are_taken_out(cluster: Clust
     eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"] == before, 8)
 
 
+def test_what_the_spec_allows_others_to_add_stays_and_nothing_else_does(cluster: Cluster, namespace: str) -> None:
+    """kube-vip writes an address, Reloader a variable, `kubectl rollout pause` a switch."""
+    env = "/spec/template/spec/containers/engine/env"
+    allowed = [
+        {"kind": "Service", "path": "/spec/loadBalancerIP"},
+        {"kind": "Deployment", "path": f"{env}/STAKATER_*"},
+        {"kind": "Deployment", "path": "/spec/paused"},
+    ]
+    cluster.apply(toy(IMAGE, service={"type": "LoadBalancer"}, foreignFields=allowed), namespace=namespace)
+    ready(cluster, namespace)
+    address = {"loadBalancerIP": "10.0.0.9", "externalIPs": ["10.0.0.8"]}
+    patch(cluster, namespace, "service/toy", {"spec": address})
+    cluster.kubectl("rollout", "pause", "deployment/toy", "-n", namespace)
+    variables = [{"name": "STAKATER_KEYS", "value": "1"}, {"name": "EVIL", "value": "1"}]
+    added = {"template": {"spec": {"containers": [{"name": "engine", "env": variables}]}}}
+    patch(cluster, namespace, "deployment/toy", {"spec": added}, "strategic")
+
+    def names() -> set[str]:
+        spec = cluster.get("deployment", "toy", namespace=namespace)["spec"]
+        assert spec["paused"] is True
+        return {one["name"] for one in spec["template"]["spec"]["containers"][0]["env"]}
+
+    def others_are_gone() -> bool:
+        return "externalIPs" not in cluster.get("service", "toy", namespace=namespace)["spec"] and "EVIL" not in names()
+
+    eventually(others_are_gone, 8)
+    version = cluster.get("deployment", "toy", namespace=namespace)["metadata"]["resourceVersion"]
+    time.sleep(2)
+    assert "STAKATER_KEYS" in names()
+    assert cluster.get("service", "toy", namespace=namespace)["spec"]["loadBalancerIP"] == "10.0.0.9"
+    assert cluster.get("deployment", "toy", namespace=namespace)["metadata"]["resourceVersion"] == version, "no end"
+
+
 def test_a_service_is_never_without_its_pods_while_its_selector_is_put_back(cluster: Cluster, namespace: str) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
     ready(cluster, namespace)
