@@ -1,30 +1,24 @@
-"""The way to the API server: credentials, aiohttp sessions, and a few calls."""
+"""The way to the API server: aiohttp sessions, and a few calls."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
-import os
-import ssl
-import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
-import yaml
 
+from octavo_operator import credentials
 from octavo_operator.api import API_VERSION, KIND, PLURAL
+from octavo_operator.credentials import Credentials
 
 logger = logging.getLogger("octavo.operator.cluster")
 
 Json = Any
-_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 @dataclass(frozen=True)
@@ -109,85 +103,43 @@ class ApiError(Exception):
 TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
-class CredentialsError(Exception):
-    """No way to the API server is configured; the message says what was looked for."""
-
-
 class Cluster:
     """Calls to one API server. Methods raise ApiError for refusals and TRANSPORT_ERRORS when it is out of reach."""
 
-    def __init__(self, server: str, namespace: str, tls: ssl.SSLContext, token: _Token | None) -> None:
-        self.server, self.namespace = server, namespace
-        self._tls, self._token = tls, token
+    def __init__(self, found: Credentials) -> None:
+        self._credentials = found
+        self.server, self.namespace = found.server, found.namespace
         self.session = self.new_session()
         self.on_answer: Callable[[str, int], None] = lambda method, status: None  # 0: there was none
 
     @classmethod
     def connect(cls) -> Cluster:
-        """In a pod by its service account, else by the kubeconfig. Call it inside the event loop."""
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
-            return cls._in_pod()
-        return cls._by_kubeconfig()
+        """Call it inside the event loop. Raises CredentialsError."""
+        return cls(credentials.find())
 
-    @classmethod
-    def _in_pod(cls) -> Cluster:
-        host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        host = f"[{host}]" if ":" in host else host
-        tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
-        token = _RotatingToken(_SERVICE_ACCOUNT / "token")
-        namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
-        return cls(f"https://{host}:{port}", namespace, tls, token)
-
-    @classmethod
-    def _by_kubeconfig(cls) -> Cluster:
-        path = Path(os.environ.get("KUBECONFIG") or "~/.kube/config").expanduser()
-        try:
-            config = yaml.safe_load(path.read_text())
-        except OSError as error:
-            raise CredentialsError(
-                f"no cluster: this is not a pod, and {path} cannot be read ({error.strerror})"
-            ) from None
-        context = _named(config, "contexts", "context", config.get("current-context"))
-        cluster = _named(config, "clusters", "cluster", context["cluster"])
-        user = _named(config, "users", "user", context["user"])
-        if "exec" in user or "auth-provider" in user:
-            raise CredentialsError(f"{path}: log-in by a helper program is not supported; use a certificate or a token")
-        tls = ssl.create_default_context()
-        if data := _material(cluster, "certificate-authority"):
-            tls = ssl.create_default_context(cadata=data.decode())
-        if cluster.get("insecure-skip-tls-verify"):
-            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        certificate, key = _material(user, "client-certificate"), _material(user, "client-key")
-        if certificate and key:
-            with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
-                pair = Path(folder, "pair.pem")
-                pair.touch(mode=0o600)
-                pair.write_bytes(certificate + b"\n" + key)
-                tls.load_cert_chain(pair)
-        token: _Token | None = None
-        if user.get("tokenFile"):
-            token = _RotatingToken(Path(user["tokenFile"]))
-        elif user.get("token"):
-            token = _Token(user["token"])
-        return cls(cluster["server"].rstrip("/"), context.get("namespace") or "default", tls, token)
+    async def log_in_anew(self, used: str | None = None) -> bool:
+        """We were refused; False: there are no other credentials to try. In any event loop."""
+        return await asyncio.to_thread(self._credentials.renew, used)
 
     def new_session(self, response_class: type[aiohttp.ClientResponse] | None = None) -> aiohttp.ClientSession:
         """One more session with the same credentials: kopf closes the one that it is given."""
-        tracing = []
-        if (token := self._token) is not None:
-            trace = aiohttp.TraceConfig()
+        found = self._credentials
+        trace = aiohttp.TraceConfig()
 
-            async def authorise(_: Any, __: Any, params: aiohttp.TraceRequestStartParams) -> None:
-                params.headers["Authorization"] = f"Bearer {token.current()}"
+        async def authorise(_: Any, __: Any, params: aiohttp.TraceRequestStartParams) -> None:
+            if found.is_due():
+                await asyncio.to_thread(found.renew)
+            if found.authorization:
+                params.headers["Authorization"] = found.authorization
 
-            trace.on_request_start.append(authorise)
-            tracing.append(trace)
-        connector = aiohttp.TCPConnector(limit=0, ssl=self._tls)
+        trace.on_request_start.append(authorise)
+        connector = aiohttp.TCPConnector(limit=0, ssl=found.tls)
         agent = {"User-Agent": "octavo-operator"}
         return aiohttp.ClientSession(
             connector=connector,
-            trace_configs=tracing,
+            trace_configs=[trace],
             headers=agent,
+            proxy=found.proxy,
             response_class=response_class or aiohttp.ClientResponse,
         )
 
@@ -203,6 +155,15 @@ class Cluster:
     ) -> Json:
         url = f"{self.server}{path}" + (f"?{urlencode(params)}" if params else "")
         data = None if body is None else json.dumps(body).encode()
+        used = self._credentials.authorization
+        try:
+            return await self._call(method, url, data, content_type, timeout)
+        except ApiError as error:
+            if error.status != 401 or not await self.log_in_anew(used):
+                raise
+        return await self._call(method, url, data, content_type, timeout)
+
+    async def _call(self, method: str, url: str, data: bytes | None, content_type: str, timeout: float) -> Json:
         headers = {"Content-Type": content_type, "Accept": "application/json"}
         limits = aiohttp.ClientTimeout(total=timeout)
         status = 0
@@ -300,37 +261,3 @@ class Cluster:
 
     async def close(self) -> None:
         await self.session.close()
-
-
-class _Token:
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def current(self) -> str:
-        return self._value
-
-
-class _RotatingToken(_Token):
-    """The kubelet replaces the file well before the token in it expires."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path.read_text().strip())
-        self._path, self._read_at = path, time.monotonic()
-
-    def current(self) -> str:
-        if time.monotonic() - self._read_at > 60:
-            self._value, self._read_at = self._path.read_text().strip(), time.monotonic()
-        return self._value
-
-
-def _named(config: Json, plural: str, singular: str, name: str | None) -> Json:
-    for entry in config.get(plural) or []:
-        if entry["name"] == name:
-            return entry[singular]
-    raise CredentialsError(f"the kubeconfig has no {singular} {name!r}")
-
-
-def _material(entry: Json, name: str) -> bytes | None:
-    if data := entry.get(f"{name}-data"):
-        return base64.b64decode(data)
-    return Path(entry[name]).read_bytes() if entry.get(name) else None

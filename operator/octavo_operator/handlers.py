@@ -50,6 +50,8 @@ def registry(
         logins[:] = [when for when in logins if now - when < 300]
         await asyncio.sleep(min(2 ** len(logins) - 1, 30))
         logins.append(time.monotonic())
+        if len(logins) > 1:
+            await cluster.log_in_anew()
         return kopf.AiohttpSession(
             server=cluster.server,
             default_namespace=cluster.namespace,

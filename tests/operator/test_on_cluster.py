@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+import yaml
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
@@ -342,6 +343,41 @@ def test_two_operators_never_work_together(cluster: Cluster, namespace: str, ope
         assert second.stop() == 0
         cluster.kubectl("delete", "service", "toy", "-n", namespace)
         eventually(lambda: cluster.get("service", "toy", namespace=namespace), 8)
+    finally:
+        second.kill()
+
+
+def test_a_kubeconfig_with_a_log_in_program_works_beyond_its_tokens_end(
+    cluster: Cluster, namespace: str, operator: Any, tmp_path: Any
+) -> None:
+    """As clouds have it: `exec` gives a token that is good for seconds, for the watches of kopf, too."""
+    path = operator.log_file.parent / "kubeconfig"
+    config = yaml.safe_load(path.read_text())
+    (tmp_path / "token").write_text(config["users"][0]["user"]["token"])
+    script = tmp_path / "log-in"
+    script.write_text(f"""#!/bin/sh
+        echo >> {tmp_path}/runs
+        end=$(date -u -d '+8 seconds' +%Y-%m-%dT%H:%M:%SZ)
+        cat <<END
+        {{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+          "status": {{"expirationTimestamp": "$end", "token": "$(cat {tmp_path}/token)"}}}}
+END
+""")
+    script.chmod(0o755)
+    log_in = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script), "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": log_in}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    operator.kill()
+    second = type(operator)(tmp_path / "kubeconfig", tmp_path, "two")
+    second.start()
+    try:
+        cluster.apply(toy(IMAGE), namespace=namespace)
+        ready(cluster, namespace)
+        time.sleep(10)
+        cluster.kubectl("delete", "service", "toy", "-n", namespace)
+        eventually(lambda: cluster.get("service", "toy", namespace=namespace), 8)
+        assert len((tmp_path / "runs").read_text().splitlines()) in range(2, 8)
+        assert second.stop() == 0
     finally:
         second.kill()
 
