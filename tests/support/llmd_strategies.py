@@ -55,7 +55,7 @@ specs = st.fixed_dictionaries(
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "resources": _some(
             requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
-            limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": 4000}]),
+            limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": "2Gi"}]),
         ),
         "shm": _some(size=_bytes),
         "scheduling": _some(
@@ -69,7 +69,7 @@ specs = st.fixed_dictionaries(
         ),
         "replicas": st.integers(0, 5),
         "autoscaling": st.fixed_dictionaries(
-            {"maxReplicas": st.integers(3, 9)},
+            {"maxReplicas": st.integers(5, 9)},
             optional={
                 "minReplicas": st.integers(1, 3),
                 "queueDepth": _some(targetPerReplica=st.integers(1, 100)),
