@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import TextIOWrapper
 
 import httpx
 
 from octavo.cli.chat_client import Client, Refused
 from octavo.cli.chat_input import Lines, Reader, Terminal
-from octavo.cli.conversation import Conversation, dim, is_command
+from octavo.cli.conversation import Conversation, dim, is_command, number
 from octavo.errors import ConfigError, OctavoError
 from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
 
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, help="Maximum number of tokens per answer (default: a quarter of the context)"
     )
     parser.add_argument(
-        "--temperature", type=float,
+        "--temperature", type=number,
         help="Temperature of sampling (default: what the model's files recommend, with top_p and the like; where they "
         "say nothing 0.7, with top_p 0.9 and min_p 0.05)",
     )  # fmt: skip
@@ -60,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
         check_model_name(args.model)
     elif args.model is not None and args.model_name is not None and args.model != args.model_name:
         raise ConfigError(f"two models are named, {args.model} and {args.model_name}: give one")
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what is no text, or cannot be shown, is no reason to end
     with contextlib.ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
         url = args.url if args.url is not None else stack.enter_context(_own_server(args.model))

