@@ -17,7 +17,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
-from octavo.errors import OctavoError
+from octavo.errors import ConfigError, OctavoError
 from octavo.interrupts import interrupts_held
 from octavo.metrics.reader import Counter, Gauge, Metric
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
@@ -62,6 +62,11 @@ class LLMOptions:
     chat_template: str | None = None  # the template itself, for `chat`
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
+
+    def __post_init__(self) -> None:
+        given = self.override_generation_config
+        if not isinstance(given, dict | None):
+            raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
 
 
 class LLM:

@@ -62,6 +62,10 @@ def test_the_limits_are_this_servers(shared_server):
     assert {"enum": ["tiny", "also-tiny"]} in properties["model"]["anyOf"]
     assert properties["max_tokens"]["anyOf"][0]["maximum"] == 1023
     assert properties["stop_token_ids"]["anyOf"][0]["items"]["maximum"] == 399
+    for body, field, most in (("CompletionRequest", "prompt", 1024), ("EmbeddingRequest", "input", 2048)):
+        _, texts, ids, lists = schemas[body]["properties"][field]["anyOf"]
+        assert texts["maxItems"] == lists["maxItems"] == most
+        assert ids["maxItems"] == lists["items"]["maxItems"] == 1023
     assert properties["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 
 

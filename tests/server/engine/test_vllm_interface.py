@@ -59,6 +59,7 @@ def test_arguments_that_mean_something_are_effective(llm: LLM) -> None:
         ({"rope_scaling": {"factor": 2}}, ["rope_scaling", "not supported yet"]),
         ({"cpu_offload_gb": 4}, ["cpu_offload_gb=4", "0"]),
         ({"dtype": torch.int8}, ["dtype", "int8"]),
+        ({"override_generation_config": "greedy"}, ["override_generation_config", "dict", "greedy"]),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(given: dict[str, Any], words: list[str]) -> None:

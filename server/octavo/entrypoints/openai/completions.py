@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import UNSET, UnsetType
@@ -38,14 +38,18 @@ class _Job:
     texts: list[str | None]
     n: int
     prompt_only: bool  # echo with max_tokens 0: the prompt's log-probabilities are what is wanted
+    _echoed: dict[int, str] = field(default_factory=dict)  # by position: every choice asks for it
 
     def echoed(self, position: int) -> str:
+        """The prompt as its choices repeat it; nothing unless they do."""
         if not self.body.echo:
             return ""
-        text = self.texts[position]
-        if text is None or self.body.truncate_prompt_tokens is not None:
-            tokenizer, ids = self.state.engine.tokenizer, self.requests[position].prompt_token_ids
-            text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+        if (text := self._echoed.get(position)) is None:
+            text = self.texts[position]
+            if text is None or self.body.truncate_prompt_tokens is not None:
+                tokenizer, ids = self.state.engine.tokenizer, self.requests[position].prompt_token_ids
+                text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+            self._echoed[position] = text
         return text
 
     def completion(self, choices: list[CompletionChoice], used: Usage | UnsetType | None = UNSET) -> Completion:
