@@ -26,6 +26,10 @@ logger = logging.getLogger("octavo.operator.apply")
 Json = Any
 
 
+# No pods without the policy that guards them, nor with an account of this name that is somebody else's.
+_BEFORE_PODS = ("NetworkPolicy", "ServiceAccount")
+
+
 class Leaving(Exception):
     """An object of one of our names, or its kind, is on its way out: look again soon."""
 
@@ -65,10 +69,10 @@ class Applier:
             place = _identity(action)[0]
             kind = action.manifest["kind"] if isinstance(action, Apply) else None
             if place in contested:
-                unguarded |= isinstance(action, Apply) and kind == "NetworkPolicy" and not action.exists
+                unguarded |= isinstance(action, Apply) and kind in _BEFORE_PODS and not action.exists
                 continue
             if unguarded and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
-                continue  # no pods before the policy that guards them
+                continue
             try:
                 await self._unless_refused(deployment, action)
             except ApiError as error:
@@ -85,7 +89,7 @@ class Applier:
                     written.add(place)
                     self.contests.written(key, place)
                 continue
-            unguarded |= kind == "NetworkPolicy"
+            unguarded |= kind in _BEFORE_PODS
         return refused
 
     def _contested(self, key: Key, plan: Plan) -> set[Place]:

@@ -61,9 +61,23 @@ def test_one_refusal_does_not_stop_the_rest() -> None:
     assert cluster.applied == ["ServiceAccount", "NetworkPolicy", "Deployment", "PodDisruptionBudget"]
 
 
-def test_no_pods_before_the_policy_that_guards_them() -> None:
-    cluster = Refusing(NetworkPolicy=403)
+@pytest.mark.parametrize("kind", ["NetworkPolicy", "ServiceAccount"])
+def test_no_pods_before_the_policy_that_guards_them_and_the_account_that_is_theirs(kind: str) -> None:
+    cluster = Refusing(**{kind: 403})
     carry_out(cluster)
+    assert "Deployment" not in cluster.applied
+
+
+def test_nobody_gets_pods_with_the_account_of_somebody_else_by_its_name() -> None:
+    """An LLMDeployment that is named as an account with rights."""
+    cluster = Refusing()
+
+    async def get(kind: str, namespace: str, name: str) -> Any:
+        return {"metadata": {"name": name, "uid": "x"}} if kind == "ServiceAccount" else None
+
+    cluster.get = get  # type: ignore[method-assign]
+    (error,) = carry_out(cluster)
+    assert "ServiceAccount toy" in str(error)
     assert "Deployment" not in cluster.applied
 
 
