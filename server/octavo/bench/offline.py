@@ -13,6 +13,7 @@ from octavo.bench.progress import progress_bar
 from octavo.bench.report import percentile
 from octavo.cli.flags import add_flags
 from octavo.cli.serve import ENGINE_CHOICES, ENGINE_HELP
+from octavo.cli.vllm_flags import add_vllm_flags
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError
 
@@ -46,6 +47,7 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hf-max-batch-size", type=int, default=20, help="prompts a batch of it (default: 20)")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
+    add_vllm_flags(parser)
 
 
 def run_throughput(args: argparse.Namespace) -> int:
@@ -159,6 +161,7 @@ def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-iters", type=int, default=30, help="batches to time (default: 30)")
     parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
+    add_vllm_flags(parser)
 
 
 def run_latency(args: argparse.Namespace) -> int:

@@ -175,6 +175,8 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--dtype", "flaot"], "--dtype: must be one of auto, float32, .*'flaot'; did you mean float\\?"),
         (["serve", "--enable-lora"], r"--enable-lora is not supported yet \(LoRA adapters\)"),
         (["serve", "--lora_modules", "a=b", "c=d"], "--lora-modules is not supported yet"),
+        (["bench", "throughput", "--enable-lora"], "--enable-lora is not supported yet"),
+        (["bench", "latency", "-tp", "2"], "--tensor-parallel-size/-tp: 2 is not supported yet"),
         (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
         (["serve", "--speculative-config.method", "ngram"], "--speculative-config is not supported yet"),
         (["serve", "--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported yet"),
