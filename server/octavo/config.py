@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.loader.config_checks import MAX_POSITIONS, shown_value
 from octavo.loader.files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -212,6 +213,8 @@ class EngineArgs:
         asked = int(self.max_model_len)  # type: ignore[arg-type]
         if asked < 1:
             raise ConfigError(f"max_model_len must be at least 1, got {asked}")
+        if asked > MAX_POSITIONS:
+            raise ConfigError(f"max_model_len must be at most {MAX_POSITIONS}, got {shown_value(asked)}")
         if asked > own_len and not hf_config.get("rope_scaling") and not hf_config.get("rope_parameters"):
             raise ConfigError(
                 f"max_model_len {asked} is more than the {own_len} positions that the model was made for "

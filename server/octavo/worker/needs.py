@@ -14,6 +14,7 @@ from octavo.loader.weight_bytes import model_without_memory, stored_types, weigh
 from octavo.worker.memory import Alternative, ModelNeeds, least_kv_bytes, weights_room
 from octavo.worker.placement import kv_cache_specs
 
+SHORTER = 8192  # than most models' limits
 MOST_UTILIZATION = 0.95  # of a device's memory; the driver and kernels loaded later take some
 
 
@@ -25,15 +26,21 @@ def model_needs(config: EngineConfig, device: torch.device) -> ModelNeeds:
     return ModelNeeds(config.model.model, size.nbytes, size.parameters, kind, kv_cache_specs(model, config, device))
 
 
-def alternatives(config: EngineConfig, device: torch.device, total: int, in_use: int) -> Iterator[Alternative]:
-    """Ways to start the same model that take less memory, or more of it; ``device`` has ``total`` bytes, of which
-    others have ``in_use``."""
-    now, on_device = model_needs(config, device), device.type != "cpu"
+def alternatives(
+    config: EngineConfig, device: torch.device, now: ModelNeeds, total: int, in_use: int
+) -> Iterator[Alternative]:
+    """Ways to start the model that needs ``now``, with less memory or with more of it; of the ``total`` bytes of
+    ``device`` others have ``in_use``."""
+    on_device = device.type != "cpu"
     room = weights_room(config.cache, total, in_use, on_device)
     tried = []
     more = weights_room(replace(config.cache, gpu_memory_utilization=MOST_UTILIZATION), total, in_use, on_device)
     if on_device and now.weights + least_kv_bytes(config.cache, now.specs) <= more:
         yield Alternative(f"--gpu-memory-utilization {MOST_UTILIZATION}", now, more)
+    if config.model.max_model_len > SHORTER:  # the table of rotary angles is as long as that
+        short = model_needs(replace(config, model=replace(config.model, max_model_len=SHORTER)), device)
+        if short.weights + least_kv_bytes(config.cache, short.specs) <= room:
+            yield Alternative(f"--max-model-len {SHORTER}", short, room)
     if device.type == "cpu" and now.kind != "int8":
         tried.append(("--quantization int8", _with(config, quantization="int8"), device, room))
     if now.kind == "float32":

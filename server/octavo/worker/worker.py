@@ -93,7 +93,7 @@ class Worker:
             free, total = torch.cuda.mem_get_info(self.device)
             in_use, where = total - free, "memory of the device"
         room = weights_room(cache, total, in_use, self.device.type != "cpu")
-        check_weights_fit(cache, needs, room, total, where, alternatives(config, self.device, total, in_use))
+        check_weights_fit(cache, needs, room, total, where, alternatives(config, self.device, needs, total, in_use))
         if self.device.type == "cpu":
             plan_cpu_memory(cache, needs.specs, needs.weights, max_model_len, config.fit_max_model_len)
         else:  # what a step takes is known later

@@ -86,9 +86,9 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, m
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    started = time.monotonic()
+    started = time.process_time()
     text = refusal()
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 1.0
     assert "needs 131.4 GiB" in text and "24.0 GiB" in text and "70.7 GiB with --quantization int8: too much" in text
     assert "--model of at most 13 billion parameters in bfloat16, or 24 billion parameters in int8" in text
     assert "--dtype bfloat16" in refusal(dtype="float32")
@@ -108,9 +108,10 @@ def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(platform, "memory_limit", lambda: host)
         config = engine_config(llama_70b, load_format="dummy", **options)
         room = weights_room(config.cache, total, in_use=GIB, on_device=True)
+        needs = model_needs(config, CUDA)
+        others = alternatives(config, CUDA, needs, total, GIB)
         with pytest.raises(ConfigError) as error:
-            others = alternatives(config, CUDA, total, GIB)
-            check_weights_fit(config.cache, model_needs(config, CUDA), room, total, "memory of the device", others)
+            check_weights_fit(config.cache, needs, room, total, "memory of the device", others)
         return str(error.value)
 
     assert "it fits with --device cpu (131.4 GiB)" in refusal(24 * GIB, 256 * GIB)
@@ -124,6 +125,20 @@ def test_quantised_files_are_dequantised_on_a_gpu() -> None:
     on_cpu, on_gpu = model_needs(config, CPU), model_needs(config, CUDA)
     assert (on_cpu.kind, on_gpu.kind) == ("int8", "bfloat16") and on_cpu.parameters == on_gpu.parameters
     assert 2.0 < on_gpu.weights / on_gpu.parameters < 2.1 and on_cpu.weights / on_cpu.parameters < 0.8
+
+
+def test_a_context_that_is_too_long_for_its_table_is_named(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rotary angles of 100 million positions alone take 48 GiB."""
+    monkeypatch.setattr(platform, "memory_limit", lambda: 96 * GIB)
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "quantization": "int8"}
+    config = LLAMA_70B | {"max_position_embeddings": 10**8}
+    (llama_70b / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"it fits with --max-model-len 8192 \(70\.7 GiB\)"):
+        LLM(str(llama_70b), **options)
+    config = LLAMA_70B | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    (llama_70b / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="max_model_len must be at most 134217728, got 1000000000000"):
+        LLM(str(llama_70b), max_model_len=10**12, **options)
 
 
 @pytest.mark.slow
