@@ -103,7 +103,9 @@ def _converse(conversation: Conversation, reader: Reader) -> int:
             try:
                 if not conversation.ask(message) and not reader.interactive:
                     return 130
-            except Refused as error:  # what has been said before still stands
+            except OctavoError as error:  # what has been said before still stands; a person may wait for a server
+                if not reader.interactive and not isinstance(error, Refused):
+                    raise
                 print(f"octavo: error: {error}", file=sys.stderr)
 
 

@@ -175,10 +175,12 @@ def test_what_is_pasted_or_piped_is_whole(start, tmp_path):
     terminal.type("\x1b[200~first\nsecond\n\x1b[201~third\r")
     terminal.wait_for("given: ")
     terminal.wait_for("]")
+    server.stop()
+    terminal.type("Still there?\r")
+    terminal.wait_for("the connection to")
     terminal.type("/bye\r")
     assert terminal.exit_code() == 0
     assert '["first\\nsecond\\nthird"]' in terminal.shown and terminal.shown.count("given") == 1
-    server.stop()
 
 
 def test_a_quick_answer_is_all_that_is_printed(shared_server):
