@@ -41,7 +41,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
 def import_torch() -> None:
     """Import torch; where there is no GPU in a fraction of the memory, and quicker. For a process that is ours alone.
 
-    Raises ConfigError where there is a GPU and NVIDIA's libraries are not installed.
+    Raises ConfigError where NVIDIA's libraries are needed and not installed.
     """
     if "torch" not in sys.modules and not _may_have_gpu():
         for name in _FOR_COMPILERS:
@@ -59,7 +59,7 @@ def import_whole_torch() -> None:
     """Import torch as it is, for a process that may be somebody else's; NVIDIA's libraries need not be installed where
     there is no GPU.
 
-    Raises ConfigError where there is one and they are not.
+    Raises ConfigError where they are needed and are not.
     """
     if "torch" not in sys.modules and _lacks_cuda_libraries() and not _may_have_gpu():
         with _without_cuda_libraries():
@@ -70,8 +70,8 @@ def import_whole_torch() -> None:
         if (missing := _UNUSED.match(str(error))) is None:
             raise
         raise ConfigError(
-            f"there is a GPU's driver here, but torch was installed without {missing[0]} and NVIDIA's other libraries: "
-            f"`make setup` installs them"
+            f"torch was installed without {missing[0]} and NVIDIA's other libraries, which it needs where there is a "
+            "GPU's driver or LD_BIND_NOW is set: `make setup` installs them"
         ) from None
 
 

@@ -45,7 +45,7 @@ def sources() -> set[str]:
         f"{name}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, name in PACKAGES.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
+        if path.is_file() and not {"__pycache__", "lib"} & set(path.parts)
     }
 
 
