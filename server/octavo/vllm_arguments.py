@@ -141,6 +141,10 @@ _FEATURES = {
     "TLS beyond key, certificate and authorities": "ssl_ciphers enable_ssl_refresh",
     "other limits of HTTP headers": "h11_max_incomplete_event_size h11_max_header_count",
     "other fingerprints": "fingerprint_mode fingerprint_value",
+    "Cohere's routes": "cohere_is_reasoning_model cohere_format",
+    "a gRPC server": "grpc",
+    "scores of late interaction": "enable_flash_late_interaction",
+    "a check of the environment": "fail_on_environ_validation",
 }
 NOT_SUPPORTED_YET = {name: feature for feature, names in _FEATURES.items() for name in names.split()}
 

@@ -24,7 +24,7 @@ from octavo.errors import ConfigError
 from octavo.loader.sources import resolve_model
 from octavo.tokenizer import Tokenizer
 
-_LOOK_SECONDS = 3.0  # for a server's answer to the question for its models
+_LOOK_SECONDS = 2.5  # for a server's answer to the question for its models
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
