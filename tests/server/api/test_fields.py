@@ -111,7 +111,8 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     for pattern, kind in schema.get("patternProperties", {}).items():
         keys = st.from_regex(pattern).map(lambda text: text.removesuffix("\n"))
         return st.dictionaries(keys, values_of(kind), max_size=3)
-    return fixed
+    more = st.dictionaries(st.sampled_from(["more", "index"]), values_of(schema.get("additionalProperties", {})))
+    return st.builds(lambda known, others: {**others, **known}, fixed, more)
 
 
 SCALARS = st.one_of(
@@ -122,7 +123,9 @@ ANYTHING = st.one_of(
     SCALARS,
     st.lists(SCALARS, max_size=3),
     st.lists(st.lists(SCALARS, max_size=2), min_size=1, max_size=2),
-    st.dictionaries(st.sampled_from(["type", "a", "5", "400", "-1", "json", "function", "role"]), SCALARS, max_size=2),
+    st.dictionaries(
+        st.sampled_from(["type", "a", "5", "400", "-1", "json", "function", "messages"]), SCALARS, max_size=2
+    ),
     st.lists(
         st.dictionaries(st.sampled_from(["role", "content", "type", "function"]), SCALARS), min_size=1, max_size=2
     ),

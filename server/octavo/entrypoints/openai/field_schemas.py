@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.chat_template import RESERVED
+
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
@@ -76,6 +78,10 @@ MESSAGES: Schema = {
             },
         ]
     },
+}
+
+TEMPLATE_VARIABLES: Schema = {
+    "anyOf": [{"type": "object", "propertyNames": {"not": {"enum": sorted(RESERVED)}}}, {"type": "null"}]
 }
 
 # tools
@@ -165,13 +171,15 @@ KINDS: dict[str, Schema] = {
     "choice": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 10_000},
     "grammar": {"type": "string", "description": "a grammar, as Lark or GBNF"},
 }
+WITHOUT_EFFECT = ("disable_fallback", "_backend", "backend")
 STRUCTURED_OUTPUTS: Schema = {
     "anyOf": [
         *(
             {
                 "type": "object",
                 "required": [kind],
-                "properties": {kind: schema, **{other: {"enum": [None, False]} for other in KINDS if other != kind}},
+                "properties": {kind: schema, **{name: {} for name in WITHOUT_EFFECT}},
+                "additionalProperties": {"enum": [None, False]},
             }
             for kind, schema in KINDS.items()
         ),

@@ -79,12 +79,12 @@ _GENERATION: dict[str, Values] = {
     "reasoning_format": ("auto",),
 }  # fmt: skip
 
-# Fields of the one route that the other has no use for.
-_CHAT: dict[str, Values] = {"prompt": (), "suffix": ("",), "best_of": (1,), "input": (), "instructions": ()}
+# Fields of the one route that the other has no use for, but for the text itself: some send one body to both.
+_CHAT: dict[str, Values] = {"suffix": ("",), "best_of": (1,), "instructions": ()}
 _COMPLETION: dict[str, Values] = {
     **dict.fromkeys(
-        ("messages", "max_completion_tokens", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort",
-         "input", "instructions"),
+        ("max_completion_tokens", "chat_template", "chat_template_kwargs", "documents", "reasoning_effort",
+         "instructions"),
         (),
     ),
     **dict.fromkeys(("add_generation_prompt", "continue_final_message"), (False,)),
@@ -141,7 +141,7 @@ HARMLESS = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "stream_interval", "session_id", "keep_alive", "cache_prompt", "id_slot", "timings_per_token", "rid",
     "custom_labels", "return_token_offsets", "return_mm_kwargs", "routed_experts_prompt_start", "request_id",
-    "cache_salt", "backend_sampling", "guided_decoding_backend",
+    "cache_salt", "backend_sampling", "prompt", "messages", "input", "guided_decoding_backend",
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta",
     "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "smoothing_curve", "repeat_last_n",
 })  # fmt: skip

@@ -128,6 +128,7 @@ LogitBias = Annotated[
     Field(max_length=limits.MAX_LOGIT_BIAS),
 ]
 MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(schemas.MESSAGES)]
+TemplateVariables = Annotated[dict[str, Any] | None, WithJsonSchema(schemas.TEMPLATE_VARIABLES)]
 TruncationSide = Literal["left", "right"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -284,7 +285,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(schemas.TOOLS)] = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.openai.field_schemas import WITHOUT_EFFECT
 from octavo.entrypoints.openai.reasoning import BEGIN, END
 from octavo.structured_output import StructuredOutputsParams, to_grammar
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names
 _GUIDED |= {"json_schema": "json", "regex": "regex"}  # llama.cpp's and SGLang's
-_WITHOUT_EFFECT = frozenset({"disable_fallback", "_backend", "backend"})
 
 
 @dataclass
@@ -109,7 +109,7 @@ def _structured_outputs(body: GenerationRequest) -> Constraint | None:
     if value is None:
         return None
     for name, setting in value.items():
-        if name not in _KINDS and name not in _WITHOUT_EFFECT and setting is not None and setting is not False:
+        if name not in _KINDS and name not in WITHOUT_EFFECT and setting is not None and setting is not False:
             raise bad_request(
                 f"structured_outputs.{shown(name)} is not supported: use one of {', '.join(_KINDS)}",
                 "structured_outputs",

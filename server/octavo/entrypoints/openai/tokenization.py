@@ -20,6 +20,7 @@ from octavo.entrypoints.openai.protocol import (
     MessagesField,
     ReasoningEffort,
     RequestBody,
+    TemplateVariables,
     TokenIds,
 )
 from octavo.entrypoints.openai.serving import state_of
@@ -55,7 +56,7 @@ class TokenizeRequest(RequestBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
     tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(schemas.TOOLS)] = None
