@@ -34,7 +34,7 @@ class SequenceGrammars:
             sequence = GrammarSequence(GrammarProcess(grammar), -1)
             sequence.problem = TOO_SLOW
         else:
-            sequence = GrammarSequence(process, self._pool.free_slots.pop())
+            sequence = GrammarSequence(process, self._pool.free_slots.popleft())
             process.start(sequence, list(output_token_ids))
             self._pool.send(process)
         self._sequences[req_id] = sequence

@@ -23,7 +23,8 @@ from octavo.config import ModelConfig
 from octavo.worker.grammar_worker import COMPILE_SECONDS, IDLE_SECONDS, MASK_SECONDS, MEMORY_BYTES
 
 MAX_PROCESSES = 64
-MAX_IDLE = 4  # grammars kept for requests to come
+MAX_IDLE = 4  # grammars kept for requests to come,
+MAX_IDLE_BYTES = 16 << 20  # of no more than that each
 MAX_COMPILING = 2  # at once, not counting those that take long
 MAX_COMPILING_SLOWLY = 4
 START_SECONDS = 30.0  # that the program may need until it forks
@@ -52,7 +53,7 @@ class GrammarPool:
         self._masks_fd = -1
         self._mask_shape = num_slots, words
         self.masks = np.empty((0, words), dtype=np.int32)  # [slots, words], shared with the processes
-        self.free_slots = list(range(num_slots))
+        self.free_slots = deque(range(num_slots))  # the one that was freed first is used first
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # where it takes new grammars
         self._processes: dict[str, GrammarProcess] = {}  # by grammar
@@ -89,7 +90,7 @@ class GrammarPool:
         process = self._users.pop(future)
         process.users -= 1
         if process.users == 0 and self._processes.get(process.grammar) is process:
-            if process.compiled:
+            if process.compiled and process.memory <= MAX_IDLE_BYTES:
                 process.idle_since = time.monotonic()
                 self.send(process)
                 self._write(process, "idle")
@@ -173,8 +174,10 @@ class GrammarPool:
 
     def forget(self, sequence: GrammarSequence) -> None:
         """Free the slot of a sequence that has been removed, unless a mask for it is still to come."""
-        if sequence.removed and not sequence.num_pending and sequence.slot in sequence.process.sequences:
-            del sequence.process.sequences[sequence.slot]
+        process = sequence.process
+        come = not sequence.num_pending or process.socket is None
+        if sequence.removed and come and sequence.slot in process.sequences:
+            del process.sequences[sequence.slot]
             self.free_slots.append(sequence.slot)
 
     def _end(self, process: GrammarProcess) -> None:
@@ -257,6 +260,7 @@ class GrammarProcess:
         self.waiting: list[Future[None]] = []  # for the end of compiling
         self.socket: socket.socket | None = None  # while it runs
         self.started = self.idle_since = 0.0  # time.monotonic()
+        self.memory = 0  # bytes beyond the vocabulary's
         self.heard = self.compiled = self.compiles_slowly = False
         self.sequences: dict[int, GrammarSequence] = {}  # by slot
         self.unsent = bytearray()
@@ -325,6 +329,7 @@ class GrammarProcess:
 
     def take_masks(self, message: dict[str, Any]) -> list[GrammarSequence]:
         """The sequences whose masks have come."""
+        self.memory = message["memory"]
         for slot, problem in message["errors"]:
             self.sequences[slot].problem = f"cannot go on: {problem}"
         self._patience = PATIENCE if message["slow"] else max(0, self._patience - 1)

@@ -33,8 +33,7 @@ MEMORY_BYTES = 256 << 20  # beyond the vocabulary's
 QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar goes on at a lower priority
 SLOW_MASK_SECONDS = 0.01  # from which no step waits for a grammar's next masks
 NICE = 7
-IDLE_SECONDS = 10.0  # that a grammar nobody uses is kept,
-IDLE_BYTES = 16 << 20  # unless it takes more memory than that
+IDLE_SECONDS = 10.0  # that a grammar nobody uses is kept
 
 
 class Grammar:
@@ -63,8 +62,6 @@ class Grammar:
             self._idle_since = None
             work = json.loads(line)
             if work == "idle":
-                if _memory() - self._memory_before > IDLE_BYTES:
-                    return
                 self._idle_since = time.monotonic()
             else:
                 self._send(self._work(root, **work))
@@ -107,7 +104,7 @@ class Grammar:
                 errors.append((slot, _error_of(matcher)))
             longest = max(longest, time.process_time() - began)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"errors": errors, "slow": longest > SLOW_MASK_SECONDS}
+        return {"errors": errors, "slow": longest > SLOW_MASK_SECONDS, "memory": _memory() - self._memory_before}
 
     def _fill(self, matcher: LLMatcher, mask: bytearray | memoryview) -> None:
         matcher.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(mask)), self._mask_bytes)

@@ -170,9 +170,9 @@ def test_a_slow_grammar_holds_up_its_own_sequences_alone(llm: LLM) -> None:
 
 def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> None:
     core, ended = llm.engine, {}
-    program = core.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
 
     def processes() -> set[int]:
+        program = core.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
         return set(map(int, Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()))
 
     def add(name: str) -> None:
@@ -205,6 +205,10 @@ def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
     wanted = [params(choice=[f"word {i}"]) for i in range(10)]
     outputs = llm.generate(["Answer:"] * 10, wanted, use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == [f"word {i}" for i in range(10)]
+    llm.generate("Answer:", params(), use_tqdm=False)  # the runner hears of their end
+    pool = llm.engine.executor.worker.runner.grammar_pool  # type: ignore[attr-defined]
+    pool.poll(0.5)
+    assert len(pool.free_slots) == 2 * llm.config.scheduler.max_num_seqs, "places among the masks are lost"
 
 
 def test_exactly_one_kind_must_be_given() -> None:
