@@ -51,7 +51,8 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     fields.integer("max_position_embeddings", 1, MAX_POSITIONS, optional=architecture != "OPTForCausalLM")
     fields.token_ids("eos_token_id")
     fields.flag("tie_word_embeddings")
-    fields.table("quantization_config")
+    if quantization := fields.table("quantization_config"):
+        Fields(quantization, source, partial(_inner_name, name, "quantization_config")).text("quant_method")
     _check_heads(fields, hidden, heads)
     if architecture == "OPTForCausalLM":
         _check_opt(fields)

@@ -48,7 +48,7 @@ class Worker:
     def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
         try:
             self._start(config, overlap)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:  # torch's own is one of these
             advice = out_of_memory(error)
             if advice is None:
                 raise

@@ -31,7 +31,7 @@ FLAGS = ["false", 0, 1, [], {"a": 1}]
 COMMON = {
     **dict.fromkeys(["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"], INTEGERS),
     "max_position_embeddings": INTEGERS, "eos_token_id": ["2", -1, 1.5, HUGE, True, ["x"], [[2]], {}],
-    "tie_word_embeddings": FLAGS, "quantization_config": ["fp8", 3, []],
+    "tie_word_embeddings": FLAGS, "quantization_config": ["fp8", 3, [], {"quant_method": ["fp8"]}],
 }  # fmt: skip
 LLAMA = COMMON | {
     **dict.fromkeys(["num_key_value_heads", "intermediate_size"], INTEGERS),
