@@ -117,8 +117,8 @@ class Applier:
             if not (isinstance(error, ApiError) and error.is_namespace_leaving):
                 final = not is_passing(error)
                 how = "refused" if final else "not done for now"
-                logger.warning("%s/%s: %s %s: %s: %s", *key, *place, how, error or type(error).__name__)
-                self.refusals.note(key, place, what, error, final, began)
+                logger.warning("%s/%s: %s %s: %s: %s", *key, *place, how, str(error) or type(error).__name__)
+                self.refusals.note(key, place, what, error, final, time.monotonic() - began)
             raise
         self.refusals.forget(key, place)
 

@@ -74,7 +74,7 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        return self.status in (409, 429) or (self.status >= 500 and not self._is_of_types)
+        return self.status in (401, 409, 429) or (self.status >= 500 and not self._is_of_types)
 
     @property
     def _is_of_types(self) -> bool:

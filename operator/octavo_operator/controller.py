@@ -131,7 +131,7 @@ class Controller:
         try:
             body = await self._claimed(key, seen.body)
         except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.warning("%s/%s: cannot be claimed for now: %s", *key, error or type(error).__name__)
+            logger.warning("%s/%s: cannot be claimed for now: %s", *key, str(error) or type(error).__name__)
             self.queue.retry(key)
             return False
         if body is None:

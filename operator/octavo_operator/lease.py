@@ -49,7 +49,7 @@ class LeaseHolder:
             try:
                 held = await self._try(period)
             except (*TRANSPORT_ERRORS, ApiError) as error:
-                logger.warning("the Lease cannot be renewed: %s", error or type(error).__name__)
+                logger.warning("the Lease cannot be renewed: %s", str(error) or type(error).__name__)
                 held = self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds * 2 / 3
             if held and not self.leading.is_set():
                 logger.info("%s leads", self._config.identity)

@@ -45,12 +45,10 @@ class Refusals:
         if known and known.what == what and self._clock() < known.due:
             raise known.error
 
-    def note(
-        self, key: Key, place: Place, what: str, error: Exception, final: bool = True, asked_at: float | None = None
-    ) -> None:
-        """It was asked for (at `asked_at` by the clock), and refused."""
+    def note(self, key: Key, place: Place, what: str, error: Exception, final: bool = True, took: float = 0.0) -> None:
+        """It was asked for, and refused after `took` seconds."""
         places, now = self._known.setdefault(key, {}), self._clock()
-        known, since, count = places.get(place), now if asked_at is None else asked_at, 1
+        known, since, count = places.get(place), now - took, 1
         if known and known.what == what:
             since, count = known.since, known.count + 1
         elif known and not final and not known.final:

@@ -30,7 +30,7 @@ def rejection(error: Exception) -> Problem:
     if not isinstance(error, ApiError):
         return Problem(
             "APIServerUnreachable",
-            f"the API server does not answer; it is tried again. {error or type(error).__name__}",
+            f"the API server does not answer; it is tried again. {str(error) or type(error).__name__}",
         )
     if error.is_transient:
         return _passing(error)
@@ -38,6 +38,11 @@ def rejection(error: Exception) -> Problem:
         return found
     if "exceeded quota" in error.message:
         return Problem("QuotaExceeded", f"the namespace's quota leaves no room: {error.message}")
+    if re.search(r"denied (the )?request", error.message):
+        return Problem(
+            "Forbidden",
+            f"an admission policy of the cluster forbids an object made of this spec; change either: {error.message}",
+        )
     if error.status == 403:
         return Problem(
             "Forbidden", f"the operator lacks a right (see the chart's RBAC), or a policy forbids it: {error.message}"

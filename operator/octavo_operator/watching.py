@@ -103,7 +103,7 @@ class Watching:
             for version in {RESOURCES[kind].api_version for kind in wanted}:
                 served |= await self._cluster.kinds(version)
         except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.warning("the API server does not say which kinds it has: %s", error or type(error).__name__)
+            logger.warning("the API server does not say which kinds it has: %s", str(error) or type(error).__name__)
             await asyncio.sleep(_PAUSE_SECONDS)
             return
         found = frozenset(served & set(wanted))
@@ -135,7 +135,7 @@ class Watching:
                 await self._list_all()
             except (*TRANSPORT_ERRORS, ApiError) as error:
                 self._controller.metrics.listed(succeeded=False)
-                logger.warning("listing everything failed: %s", error or type(error).__name__)
+                logger.warning("listing everything failed: %s", str(error) or type(error).__name__)
                 self._listing_wanted.set()
                 await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -147,6 +147,57 @@ def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Excep
     assert conditions(cluster.said[-1])["Progressing"] == ("False", "Complete")
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ApiError(500, {"message": f'{WEBHOOK_DOWN} failed calling webhook "policy"'}), "WebhookUnavailable"),
+        (ApiError(429, {"message": "too many requests"}), "TooManyRequests"),
+        (ApiError(409, {"message": "conflict"}), "Conflict"),
+        (TimeoutError(), "APIServerUnreachable"),
+    ],
+)
+def test_what_lasts_is_a_condition_and_an_event_and_ends_with_its_cause(error: Exception, reason: str) -> None:
+    controller, cluster = changed(serving=True, engine={"maxNumSeqs": 7})
+    now = [0.0]
+    controller._applier.refusals._clock = lambda: now[0]
+    cluster.error = error
+    for now[0] in (0.0, 0.5, 1.5, 3.5):
+        assert not look_at(controller)
+    assert conditions(cluster.said[-1])["Degraded"] == ("True", reason)
+    assert [one["reason"] for one in cluster.events] == [reason]
+    now[0] = 200
+    cluster.error = None
+    look_at(controller)
+    assert conditions(cluster.said[-1])["Ready"] == ("True", "Ready")
+    assert cluster.events[-2]["reason"] == "Recovered" or cluster.events[-1]["reason"] == "Recovered"
+
+
+def test_a_pod_that_hangs_has_the_reason_of_its_events() -> None:
+    controller, cluster = changed(serving=True)
+    labels = {"octavo.dev/llmdeployment": "toy"}
+    long_ago = "2026-01-01T00:00:00Z"
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": long_ago}
+    meta = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "5", "labels": labels}
+    pod = {
+        "metadata": {**meta, "creationTimestamp": long_ago}, "spec": {},
+        "status": {"phase": "Pending", "conditions": [scheduled]},
+    }  # fmt: skip
+    controller.store.put(Observed.of("Pod", "v1", pod))
+    message = 'MountVolume.SetUp failed for volume "v" : secret "keys" not found'
+    event = {"type": "Warning", "reason": "FailedMount", "message": message, "lastTimestamp": long_ago}
+    posted = cluster.call
+
+    async def call(method: str, path: str, body: Any = None, params: Json | None = None) -> Json:
+        if method == "GET":
+            assert params is not None and "involvedObject.uid=p" in params["fieldSelector"]
+            return {"items": [event]}
+        return await posted(method, path, body)
+
+    cluster.call = call  # type: ignore[method-assign, assignment]
+    look_at(controller)
+    assert conditions(cluster.said[-1])["Degraded"] == ("True", "SecretNotFound")
+
+
 def test_a_patch_that_does_not_fit_is_not_called_served() -> None:
     controller, cluster = changed(serving=True, podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
     look_at(controller)

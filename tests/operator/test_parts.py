@@ -19,7 +19,7 @@ from octavo_operator.freshness import Freshness
 from octavo_operator.lease import may_take
 from octavo_operator.ownership import foreign_additions, left_alone
 from octavo_operator.refusals import Refusals
-from octavo_operator.rejections import rejection
+from octavo_operator.rejections import NameTaken, is_passing, rejection
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
 from octavo_operator.store import Observed, Store
@@ -122,7 +122,7 @@ def test_what_may_pass_is_told_after_a_moment_and_asked_for_every_half_minute() 
         except TimeoutError:
             continue
         asked.append(now)
-        refusals.note(key, place, f"spec {step // 50}", TimeoutError(), final=False, asked_at=now)
+        refusals.note(key, place, f"spec {step // 50}", TimeoutError(), final=False)
         if refusals.to_tell(key):
             told.append(now)
     assert 3 <= told[0] < 10, "a condition within ten seconds, and none for a hiccup"
@@ -545,6 +545,36 @@ def test_a_watch_that_is_silent_is_noticed() -> None:
     fresh.heard("/a")
     assert fresh.silent(150) is None
     assert begun == [], "what goes on where it was interrupted has missed nothing"
+
+
+CLAIM = {"kind": "persistentvolumeclaims"}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words", "passes"),
+    [
+        (ApiError(500, {"message": 'Internal error: failed calling webhook "a.b.c": no endpoints'}),
+         "WebhookUnavailable", "webhook a.b.c does not answer", True),
+        (ApiError(429, {"message": "slow down"}), "TooManyRequests", "overloaded", True),
+        (ApiError(409, {"message": "modified"}), "Conflict", "tried again", True),
+        (ApiError(500, {"message": "etcd"}), "APIServerError", "etcd", True),
+        (ApiError(401, {"message": "Unauthorized"}), "APIServerError", "Unauthorized", True),
+        (TimeoutError(), "APIServerUnreachable", "TimeoutError", True),
+        (ApiError(403, {"details": CLAIM, "message": "only dynamically provisioned pvc can be resized and ..."}),
+         "PVCCannotGrow", "allowVolumeExpansion", False),
+        (ApiError(422, {"details": CLAIM, "message": "field can not be less than status.capacity"}),
+         "PVCCannotShrink", "never becomes smaller", False),
+        (ApiError(400, {"message": 'admission webhook "x" denied the request: no'}), "Forbidden", "policy", False),
+        (ApiError(422, {"message": "ValidatingAdmissionPolicy 'x' denied request: no"}), "Forbidden", "policy", False),
+        (NameTaken("Service toy"), "NameConflict", "Service toy", False),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_told_with_its_cause_and_way_out(
+    error: Exception, reason: str, words: str, passes: bool
+) -> None:
+    assert is_passing(error) is passes
+    assert rejection(error).reason == reason
+    assert words in rejection(error).message
 
 
 def test_refusals_have_their_reasons() -> None:

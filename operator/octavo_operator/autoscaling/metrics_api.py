@@ -100,7 +100,7 @@ class MetricsApi:
             return _status(error.status, error.reason.replace(" ", ""), f"{request.path}: {error.reason}")
         except (*TRANSPORT_ERRORS, ApiError) as error:
             return _status(
-                503, "ServiceUnavailable", f"the API server cannot be asked: {error or type(error).__name__}"
+                503, "ServiceUnavailable", f"the API server cannot be asked: {str(error) or type(error).__name__}"
             )
         except Exception:
             logger.exception("%s: a defect of the operator", request.path)

@@ -163,7 +163,7 @@ class Registration:
                 if judge(live, False, self._service(), "", None).delete and _bundle_of(live) == self._registered:
                     await self._delete(live)
         except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.warning("%s could not be taken back: %s", API_SERVICE, error or type(error).__name__)
+            logger.warning("%s could not be taken back: %s", API_SERVICE, str(error) or type(error).__name__)
 
     async def _once(self, wanted: frozenset[str]) -> None:
         before = self.problem
