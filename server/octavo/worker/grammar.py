@@ -30,7 +30,7 @@ class SequenceGrammars:
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
         """``output_token_ids``: what a sequence that comes back after a preemption has already."""
         process = self._pool.get(grammar)
-        if process is None:
+        if process is None or not self._pool.free_slots:  # none: those of aborted requests whose masks are slow
             sequence = GrammarSequence(GrammarProcess(grammar), -1)
             sequence.problem = TOO_SLOW
         else:
