@@ -98,10 +98,10 @@ def _list_overlay(desired: list[Json], live: list[Json]) -> list[Json]:
         if len(desired) != len(live):
             return copy.deepcopy(desired)
         return [overlay(one, other) for one, other in zip(desired, live, strict=True)]
-    by_key = {item[key]: item for item in live if isinstance(item, dict) and key in item}
-    wanted = {item[key] for item in desired}
-    rest = [item for item in live if not (isinstance(item, dict) and item.get(key) in wanted)]
-    return [*(overlay(item, by_key.get(item[key])) for item in desired), *rest]
+    by_key = {str(item[key]): item for item in live if isinstance(item, dict) and key in item}
+    wanted = {str(item[key]) for item in desired}
+    rest = [item for item in live if not (isinstance(item, dict) and key in item and str(item[key]) in wanted)]
+    return [*(overlay(item, by_key.get(str(item[key]))) for item in desired), *rest]
 
 
 def without(value: Json, pointers: Iterable[str]) -> Json:
@@ -123,18 +123,18 @@ def _list_difference(desired: list[Json], live: list[Json], path: str) -> str | 
             return path
         pairs = zip(desired, live, strict=True)
         return next((d for i, (a, b) in enumerate(pairs) if (d := first_difference(a, b, f"{path}/{i}"))), None)
-    by_key = {item[key]: item for item in live if isinstance(item, dict) and key in item}
+    by_key = {str(item[key]): item for item in live if isinstance(item, dict) and key in item}
     for item in desired:
         where = f"{path}/{item[key]}"
-        if item[key] not in by_key:
+        if str(item[key]) not in by_key:
             return where
-        if found := first_difference(item, by_key[item[key]], where):
+        if found := first_difference(item, by_key[str(item[key])], where):
             return found
     return None
 
 
 def _item_key(desired: list[Json]) -> str | None:
-    """By what the items are told apart; None: by their places."""
+    """By what the items are told apart, as text (patches make names of any type); None: by their places."""
     key = next((k for k in _KEYS if desired and all(isinstance(item, dict) and k in item for item in desired)), None)
     return None if key is None or len({str(item[key]) for item in desired}) < len(desired) else key
 
