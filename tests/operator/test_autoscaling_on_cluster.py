@@ -41,9 +41,10 @@ def environment(operator: Any, **more: str) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    name = f"{operator.environment['OCTAVO_LEASE_NAME']}-metrics"
+    release, system = operator.environment["OCTAVO_LEASE_NAME"], operator.environment["POD_NAMESPACE"]
+    name, role = f"{release}-metrics", f"{release}-{system}-metrics"  # as the chart names them
     return {
-        "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": name,
+        "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": role,
         "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, "OCTAVO_LEASE_SECONDS": "15", **more,
     }  # fmt: skip
 
