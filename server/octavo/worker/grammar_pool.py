@@ -27,7 +27,8 @@ MAX_IDLE = 4  # grammars kept for requests to come,
 MAX_IDLE_BYTES = 16 << 20  # of no more than that each
 MAX_COMPILING = 2  # at once, not counting those that take long
 MAX_COMPILING_SLOWLY = 4
-START_SECONDS = 30.0  # that the program may need until it forks
+START_SECONDS = 30.0  # that the program may need until it forks for the first time,
+FORK_SECONDS = 4.0  # and later
 COMPILE_WALL_SECONDS = 4.0  # on a machine that has little CPU time to give
 PATIENCE = 16  # masks after a slow one for which no step waits
 
@@ -36,7 +37,7 @@ TOO_LARGE = (
     f"takes more than {COMPILE_SECONDS:g} s or {_MEGABYTES} MB to compile; simplify it (a large multipleOf, products "
     "of alternatives and counted repetitions inside each other cost most)"
 )
-NOT_STARTED = "cannot be compiled: the program that does it has ended, as its log says"
+NOT_STARTED = "cannot be compiled: the program that does it has ended or does not answer, see the log; try again"
 TOO_SLOW = (
     f"took more than {MASK_SECONDS:g} s or {_MEGABYTES} MB to find the tokens that may follow; simplify it (long "
     "literals, counted repetitions inside each other and many ways to read one text cost most)"
@@ -56,6 +57,7 @@ class GrammarPool:
         self.free_slots = deque(range(num_slots))  # the one that was freed first is used first
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # where it takes new grammars
+        self._has_forked = False  # the program that runs now
         self._processes: dict[str, GrammarProcess] = {}  # by grammar
         self._by_descriptor: dict[int, GrammarProcess] = {}
         self._users: dict[Future[None], GrammarProcess] = {}
@@ -134,8 +136,11 @@ class GrammarPool:
                 self._receive(process)
         now = time.monotonic()
         for process in [p for p in self._by_descriptor.values() if not p.compiled]:
-            if now - process.started > COMPILE_WALL_SECONDS + (0 if process.heard else START_SECONDS):
+            if process.heard and now - process.started > COMPILE_WALL_SECONDS:
                 self.fail(process, TOO_LARGE)
+            elif not process.heard and now - process.started > (FORK_SECONDS if self._has_forked else START_SECONDS):
+                self._end_program()  # it hangs or has been stopped: the next grammar starts another one
+                self.fail(process, NOT_STARTED)
         self._start_more()
 
     def _receive(self, process: GrammarProcess) -> None:
@@ -143,6 +148,7 @@ class GrammarPool:
         for message in messages:
             if "started" in message:
                 process.heard, process.started = True, time.monotonic()
+                self._has_forked = True
             elif "compiles_slowly" in message:
                 process.compiles_slowly = True
                 slow = [p for p in self._by_descriptor.values() if p.compiles_slowly and not p.compiled]
@@ -239,16 +245,21 @@ class GrammarPool:
                 command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0,
                 env={**os.environ, "MALLOC_ARENA_MAX": "1"},
             )  # fmt: skip
+        self._has_forked = False
+
+    def _end_program(self) -> None:
+        if self._program is not None and self._control is not None:
+            self._control.close()
+            self._program.kill()
+            self._program.wait()
+            self._program = self._control = None
 
     def __del__(self) -> None:
         for process in list(self._processes.values()):
             self._end(process)
         if self._masks_fd >= 0:
             os.close(self._masks_fd)
-        if self._program is not None and self._control is not None:
-            self._control.close()
-            self._program.kill()
-            self._program.wait()
+        self._end_program()
 
 
 class GrammarProcess:

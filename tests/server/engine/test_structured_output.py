@@ -199,6 +199,18 @@ def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> No
     assert ended["stays"] is None and "simplify it" in str(ended["goes"])
 
 
+def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, or hanging: the request that finds out ends with an error that blames no grammar, the next is served."""
+    monkeypatch.setattr("octavo.worker.grammar_pool.FORK_SECONDS", 1.0)
+    llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)
+    program = llm.engine.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
+    os.kill(program.pid, signal.SIGSTOP)
+    with pytest.raises(ValueError, match="does not answer"):
+        llm.generate("Answer:", params(choice=["stopped"]), use_tqdm=False)
+    assert program.returncode is not None
+    assert llm.generate("Answer:", params(choice=["again"]), use_tqdm=False)[0].outputs[0].text == "again"
+
+
 def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there may be processes: every request is served, and what nobody uses makes room."""
     monkeypatch.setattr("octavo.worker.grammar_pool.MAX_PROCESSES", 3)
