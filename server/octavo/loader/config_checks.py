@@ -20,7 +20,7 @@ MAX_HEADS = 4096
 MAX_HEAD_SIZE = 1024
 MAX_POSITIONS = 1 << 27
 MAX_WINDOW = (1 << 31) - 1  # kernels count positions in 32 bits
-MAX_FACTOR = 1e6  # of a rope scaling
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6  # of a rope scaling
 
 _LLAMA = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Fields that mean nothing in these families, whatever they say: transformers does not read them either.
@@ -104,7 +104,10 @@ def _check_llama(fields: Fields, layers: int) -> None:
     fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
     for key in ("rope_scaling", "rope_parameters"):
         table = fields.table(key)
-        if table is not None and ("rope_type" in table or "type" in table):
+        if not table:
+            continue
+        typed = "rope_type" in table or "type" in table
+        if typed or not any(isinstance(value, dict) for value in table.values()):  # else one a kind of layer
             _check_rope(Fields(table, fields.source, partial(_inner_name, fields.name, key)))
 
 
@@ -117,7 +120,7 @@ def _check_rope(rope: Fields) -> None:
     for key in ("rope_type", "type"):
         rope.text(key)
     rope.number("rope_theta", 1.0, 1e15, above=True)
-    rope.number("factor", 0.0, MAX_FACTOR, above=True)
+    rope.number("factor", MIN_FACTOR, MAX_FACTOR)
     low = rope.number("low_freq_factor", 0.0, MAX_FACTOR, above=True)
     high = rope.number("high_freq_factor", 0.0, MAX_FACTOR, above=True)
     if low is not None and high is not None and high <= low:

@@ -44,7 +44,8 @@ LLAMA = COMMON | {
     "original_max_position_embeddings": INTEGERS,
     "layer_types": ["full_attention", ["full_attention"], ["x", "x", "x"], [[], [], []], {}, 3],
     "rope_scaling": ["linear", 4, ["linear"], {"rope_type": ["linear"], "factor": 2.0}, {"rope_type": "magic"},
-                     {"rope_type": "linear"}, {"rope_type": "linear", "factor": "4"}],
+                     {"rope_type": "linear"}, {"rope_type": "linear", "factor": "4"},
+                     {"rope_theta": 0}, {"rope_theta": "x"}],  # without a type it is the default one
     **dict.fromkeys(["attention_bias", "mlp_bias", "use_sliding_window"], FLAGS),
 }  # fmt: skip
 OPT = COMMON | {
@@ -55,7 +56,8 @@ OPT = COMMON | {
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROPE = {
-    **dict.fromkeys(["factor", "beta_fast", "beta_slow", "attention_factor"], (YARN, [*NUMBERS, 0])),
+    **dict.fromkeys(["beta_fast", "beta_slow", "attention_factor"], (YARN, [*NUMBERS, 0])),
+    "factor": (YARN, [*NUMBERS, 0, 1e-300]),
     **dict.fromkeys(["low_freq_factor", "high_freq_factor"], (LLAMA3, [*NUMBERS, 0])),
     **dict.fromkeys(["mscale", "mscale_all_dim"], (YARN, NUMBERS)),
     "rope_theta": (YARN, [*NUMBERS, 0, 1]),
