@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from clusterrig.fixtures import Cluster
+from clusterrig.fixtures import Cluster, eventually
 from support.llmd import manifest
 
 from octavo_operator import crd
@@ -388,6 +388,55 @@ def test_changes(cluster: Cluster, namespace: str, message: str, before: Any, wr
     assert message in done.stderr
     done = cluster.try_kubectl("replace", "-f", "-", input=json.dumps(manifest("toy", namespace, **right)))
     assert done.returncode == 0, done.stderr
+
+
+# Stored before there were rules against them; the third is the autoscaler's to scale.
+LEGACY: list[dict[str, Any]] = [
+    {"engine": {"gpuMemoryUtilization": 1, "args": ["--seed 1"]}, "accelerator": {"count": 2}},
+    {**model(cache=PVC), "rollout": {"type": "RollingUpdate"}},
+    {"podDisruptionBudget": {"minAvailable": 1}, "autoscaling": {"maxReplicas": 4}},
+    {"replicas": 9, "autoscaling": {"maxReplicas": 4}},
+]
+
+
+def test_what_was_stored_before_a_rule_keeps_its_status_and_its_autoscaler(cluster: Cluster, namespace: str) -> None:
+    """The kind under another group, so that no operator looks at it: first without rules, then with those of today."""
+    kind = crd.manifest()
+    group = f"{namespace}.octavo.dev"
+    resource = f"{kind['spec']['names']['plural']}.{group}"
+    kind["metadata"]["name"], kind["spec"]["group"] = resource, group
+    kind["spec"]["names"] = {**kind["spec"]["names"], "shortNames": [], "categories": []}
+    before = copy.deepcopy(kind)
+    drop_rules(before["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    try:
+        cluster.kubectl("create", "-f", "-", input=json.dumps(before))
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{resource}", "--timeout=20s")
+        for index, spec in enumerate(LEGACY):
+            body = {**manifest(f"toy-{index}", namespace, **spec), "apiVersion": f"{group}/v1alpha1"}
+            eventually(lambda body=body: cluster.kubectl("create", "-f", "-", input=json.dumps(body)))
+        patch = json.dumps({"spec": {"versions": kind["spec"]["versions"]}})
+        cluster.kubectl("patch", "crd", resource, "--type=merge", "-p", patch)
+        refused = {**manifest("new", namespace, **LEGACY[2]), "apiVersion": f"{group}/v1alpha1"}
+        dry = ("create", "--dry-run=server", "-f", "-")
+        eventually(lambda: cluster.try_kubectl(*dry, input=json.dumps(refused)).returncode)
+        for index in range(len(LEGACY)):
+            said = json.dumps({"status": {"replicas": 1, "operator": "a/b"}})
+            arguments = ("--subresource=status", "--type=merge", "-n", namespace, "-p", said)
+            cluster.kubectl("patch", resource, f"toy-{index}", *arguments)
+        for index in (2, 3):
+            cluster.kubectl("scale", f"{resource}/toy-{index}", "-n", namespace, "--replicas=3")
+    finally:
+        cluster.try_kubectl("delete", "crd", resource, "--timeout=30s")
+
+
+def drop_rules(schema: Any) -> None:
+    if isinstance(schema, dict):
+        schema.pop("x-kubernetes-validations", None)
+        for inner in schema.values():
+            drop_rules(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            drop_rules(inner)
 
 
 def rules(schema: dict[str, Any]) -> Iterator[str]:

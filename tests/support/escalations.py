@@ -49,6 +49,16 @@ ESCALATIONS: dict[str, tuple[Json, str]] = {
         _add("/spec/initContainers/0/securityContext/runAsNonRoot", False),
         "/spec/initContainers/0/securityContext/runAsNonRoot",
     ),
+    "root by null": (
+        {
+            "podPatches": [
+                *_remove("/spec/securityContext/runAsNonRoot")["podPatches"],
+                *_add("/spec/initContainers/0/securityContext/runAsNonRoot", True)["podPatches"],
+                *_add(f"{_ENGINE}/securityContext", {**HARDENED, "runAsNonRoot": None})["podPatches"],
+            ]
+        },
+        f"{_ENGINE}/securityContext/runAsNonRoot",
+    ),
     "procMount": (
         _add(f"{_ENGINE}/securityContext/procMount", "Unmasked"),
         f"{_ENGINE}/securityContext/procMount",

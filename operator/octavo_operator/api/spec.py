@@ -58,12 +58,17 @@ class LLMDeploymentSpec:
             optional_old_self=True,
         ),
         Rule(
+            # What was stored before there was this rule stays as it is: the autoscaler writes replicas all the same.
             "!has(self.podDisruptionBudget.minAvailable) || !self.podDisruptionBudget.enabled || self.suspend || "
             "self.replicas == 0 || (type(self.podDisruptionBudget.minAvailable) == int ? "
             "self.podDisruptionBudget.minAvailable < (has(self.autoscaling) ? self.autoscaling.minReplicas : "
-            "self.replicas) : self.podDisruptionBudget.minAvailable != '100%')",
+            "self.replicas) : self.podDisruptionBudget.minAvailable != '100%') || (has(self.autoscaling) && "
+            "oldSelf.hasValue() && has(oldSelf.value().autoscaling) && oldSelf.value().autoscaling.minReplicas == "
+            "self.autoscaling.minReplicas && has(oldSelf.value().podDisruptionBudget.minAvailable) && "
+            "oldSelf.value().podDisruptionBudget.minAvailable == self.podDisruptionBudget.minAvailable)",
             "podDisruptionBudget.minAvailable must be below replicas (with autoscaling: below minReplicas), or no node "
             "could ever be drained; lower it, add replicas, or set maxUnavailable: 0 where that is wanted",
+            optional_old_self=True,
         ),
         Rule(
             "!has(self.rollout.progressDeadlineSeconds) || self.rollout.progressDeadlineSeconds > "

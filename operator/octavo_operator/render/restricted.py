@@ -111,7 +111,7 @@ def _container(container: Json, pod: Json, path: str) -> Iterator[str]:
         yield f"{where}/capabilities/drop must hold ALL"
     if added := [name for name in capabilities.get("add") or () if name != "NET_BIND_SERVICE"]:
         yield f"{where}/capabilities/add must not hold {added[0]}"
-    if "runAsNonRoot" not in context and pod.get("runAsNonRoot") is not True:
+    if context.get("runAsNonRoot") is None and pod.get("runAsNonRoot") is not True:
         yield f"{where}/runAsNonRoot must be true, here or in /spec/securityContext"
     if "seccompProfile" not in context and "seccompProfile" not in pod:
         yield f"{where}/seccompProfile must be set, here or in /spec/securityContext"
