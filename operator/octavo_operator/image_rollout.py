@@ -15,7 +15,7 @@ from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.claims import claimant
 from octavo_operator.config import OperatorConfig
-from octavo_operator.plan import recorded_image
+from octavo_operator.plan import recorded_image, replaced_image
 from octavo_operator.render import TEMPLATE_PROBLEMS
 from octavo_operator.rollout import is_complete
 from octavo_operator.store import Store
@@ -37,10 +37,13 @@ class Member:
     is_behind: bool  # its pods are of another image of the operator
     is_complete: bool  # all replicas are of the latest template and available
     is_stuck: bool = False  # its spec makes no pod template, so nobody waits for it
+    took_it: bool = True  # its pods were replaced for the image, not for a change of its own
+    is_down: bool = False  # no replica answers
 
     @property
-    def order(self) -> tuple[int, str, str, str]:
-        return (-self.priority, self.created, self.namespace, self.name)
+    def order(self) -> tuple[bool, int, str, str, str]:
+        """What is down before it has the image comes last: it may never be complete, and would stop all others."""
+        return (self.is_behind and self.is_down, -self.priority, self.created, self.namespace, self.name)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -108,6 +111,8 @@ def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
         recorded_image(live) != config.engine_image,
         is_complete(live),
         any(one["type"] == "Degraded" and one["reason"] in TEMPLATE_PROBLEMS for one in conditions),
+        replaced_image(live) is not None,
+        bool(live["spec"].get("replicas", 1)) and not (live.get("status") or {}).get("availableReplicas"),
     )
 
 
@@ -116,6 +121,8 @@ def before(one: Member, fleet: Iterable[Member], limit: int) -> list[Member]:
     ahead = [
         other
         for other in fleet
-        if not other.is_stuck and (other.order < one.order if other.is_behind else not other.is_complete)
+        if not other.is_stuck
+        and str(other) != str(one)
+        and (other.order < one.order if other.is_behind else other.took_it and not other.is_complete)
     ]
     return sorted(ahead, key=lambda other: other.order) if len(ahead) >= limit else []

@@ -179,13 +179,18 @@ def recorded_template(live: Manifest | None) -> Manifest | None:
     return dict(record["template"])
 
 
-def template_annotation(deployment: LLMDeployment, template: Manifest, image: str | None = None) -> dict[str, str]:
-    """`image`: the operator's engine image of the time when the template was made."""
+def template_annotation(
+    deployment: LLMDeployment, template: Manifest, image: str | None = None, replaced: str | None = None
+) -> dict[str, str]:
+    """`image`: the operator's engine image of the time when the template was made. `replaced`: the one before it, where
+    the template was made for the image's sake."""
     record = {
         "spec": pod_spec_digest(deployment), "explicit": pod_spec_digest(deployment, or_default=True),
         "uid": deployment.uid, "generation": deployment.generation,
         "image": image, "digest": digest(template), "template": template,
     }  # fmt: skip
+    if replaced is not None:
+        record["replaced"] = replaced
     return {TEMPLATE: json.dumps(record, separators=(",", ":"), sort_keys=True)}
 
 
@@ -202,6 +207,11 @@ def recorded_image(live: Manifest) -> str | None:
     # Made by a version that did not record it.
     containers = ((live["spec"].get("template") or {}).get("spec") or {}).get("containers") or []
     return next((container.get("image") for container in containers if container.get("name") == ENGINE), None)
+
+
+def replaced_image(live: Manifest) -> str | None:
+    """The engine image that the pod template of `live` replaced; None: it was made for other reasons."""
+    return (_record(live) or {}).get("replaced")
 
 
 def _record(live: Manifest | None) -> Manifest | None:

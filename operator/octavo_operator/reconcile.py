@@ -20,6 +20,7 @@ from octavo_operator.plan import (
     plan,
     recorded_image,
     recorded_template,
+    replaced_image,
     template_annotation,
 )
 from octavo_operator.render import BadTemplate, expected_template, names, render
@@ -82,11 +83,12 @@ def look(
         template = pinned_template(deployment, live)
         if template is None or live is None or (image_turn and image_turn.may_go):
             template = expected_template(deployment, config)
-            record = template_annotation(deployment, template, config.engine_image)
+            replaced = recorded_image(live) if live and image_turn and image_turn.may_go else None
+            record = template_annotation(deployment, template, config.engine_image, replaced)
         elif live["spec"].get("replicas") == deployment.replicas:
             record = kept_annotation(live)
         else:  # the Deployment is written anyway
-            record = template_annotation(deployment, template, recorded_image(live))
+            record = template_annotation(deployment, template, recorded_image(live), replaced_image(live))
         made = template
     except BadTemplate as error:
         problem = Problem(error.reason, f"{error}; the pods stay as they were")

@@ -147,6 +147,31 @@ def test_a_new_image_of_the_operator_reaches_followers_one_after_the_other() -> 
                 if isinstance(action, Apply) and action.exists]  # fmt: skip
 
 
+def test_models_that_are_down_anyway_keep_nobody_from_a_new_image() -> None:
+    """Some user's mistake must not stop the fleet, as an image that breaks models has to."""
+    follow = {"engine": {"imagePolicy": "Follow"}}
+    canary = {"engine": {"imagePolicy": "Follow", "imagePriority": 5}}
+    fleet = Fleet(broken=canary, first=follow, second=follow)
+    for name in ("broken", "first", "second"):
+        fleet.look(name, OLD)
+    fleet.become_ready("first")
+    fleet.become_ready("second")
+    fleet.write("new", follow, "2026-02-01T00:00:00Z")
+    for name in ("new", "broken", "first", "second"):
+        fleet.look(name, NEW)
+    assert [fleet.image(name) for name in ("new", "broken", "first", "second")] == [
+        "engine:2", "engine:1", "engine:2", "engine:1",
+    ]  # fmt: skip
+    assert up_to_date(fleet.look("second", NEW))[2].endswith("before this one: default/first")
+    fleet.become_ready("first")
+    fleet.look("second", NEW)
+    fleet.look("broken", NEW)
+    assert [fleet.image(name) for name in ("broken", "second")] == ["engine:1", "engine:2"]
+    fleet.become_ready("second")
+    fleet.look("broken", NEW)
+    assert fleet.image("broken") == "engine:2"
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_the_operators_policy_is_of_those_that_name_none(limit: int) -> None:
     fleet = Fleet(a={}, b={}, c={}, pinned={"engine": {"imagePolicy": "Pinned"}})
