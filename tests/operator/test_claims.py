@@ -216,18 +216,26 @@ def test_a_lease_that_may_not_be_read_counts_until_a_change_is_not_noticed() -> 
     assert asyncio.run(run()) == [True, True, True, False]
 
 
-def test_a_kind_of_an_earlier_version_is_served_all_the_same() -> None:
-    async def run() -> ApiServer:
-        server = ApiServer()
+def test_a_kind_of_an_earlier_version_is_served_all_the_same_and_claimed_once_it_is_upgraded() -> None:
+    async def run() -> None:
+        server, now = ApiServer(), [1000.0]
         server.has_field = False
-        one = operator(server, A)
+        one, other = operator(server, A), operator(server, B)
+        one.claims._clock = lambda: now[0]
         server.put(KIND, AUTOSCALED)
         await settle(one)
-        return server
+        assert ("a", "Deployment") in server.writes
+        body = server.objects[KIND, "toy"]
+        assert body["status"]["conditions"] and claimant(body) is None
+        server.has_field = True
+        now[0] += 61
+        await settle(other)
+        assert claimant(server.objects[KIND, "toy"]) == B.operator_id
+        server.writes.clear()
+        await settle(one, other)
+        assert {by for by, _ in server.writes} <= {"b"}, "an operator that was there before the field heeds it, too"
 
-    server = asyncio.run(run())
-    assert ("a", "Deployment") in server.writes
-    assert server.objects[KIND, "toy"]["status"]["conditions"]
+    asyncio.run(run())
 
 
 def test_who_serves_is_known_after_a_restart_without_a_write() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool, GrammarProcess, GrammarSequence
 
+STEP_SECONDS = 0.05  # CPU time of all masks that a step waits for
 MASK_WALL_SECONDS = 0.8  # that a step waits for a mask at most; its process ends itself before, unless it gets no CPU
 
 
@@ -47,8 +48,16 @@ class SequenceGrammars:
             self._pool.forget(sequence)
 
     def held(self) -> set[str]:
-        """Sequences that no step should be made with yet: their masks are slow, and have not come."""
-        return {i for i, sequence in self._sequences.items() if sequence.process.is_slow and not sequence.is_ready}
+        """Sequences that no step should be made with yet: their masks have not come, and are slow or too many."""
+        late = {i: sequence.process for i, sequence in self._sequences.items() if not sequence.is_ready}
+        if not late:
+            return set()
+        slow, seconds = set(), 0.0
+        for process in sorted(set(late.values()), key=lambda process: process.step_seconds):
+            seconds += process.step_seconds
+            if process.is_slow or seconds > STEP_SECONDS:
+                slow.add(process)
+        return {i for i, process in late.items() if process in slow}
 
     def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
         """The step's bitmask int32 [R, ceil(V / 32)]; the result waits for all rows (None: nobody is constrained)."""

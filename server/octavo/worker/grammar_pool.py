@@ -30,7 +30,8 @@ MAX_COMPILING_SLOWLY = 4
 START_SECONDS = 30.0  # that the program may need until it forks for the first time,
 FORK_SECONDS = 4.0  # and later
 COMPILE_WALL_SECONDS = 4.0  # on a machine that has little CPU time to give
-PATIENCE = 16  # masks after a slow one for which no step waits
+SLOW_MASK_SECONDS = 0.01  # CPU time of a mask from which no step waits for a grammar's next ones,
+PATIENCE = 16  # so many
 
 _MEGABYTES = MEMORY_BYTES >> 20
 TOO_LARGE = (
@@ -158,6 +159,7 @@ class GrammarPool:
                 if message["compiled"] is not None:
                     return self.fail(process, f"is not valid: {message['compiled']}")
                 process.compiled = True
+                process.judge(message["seconds"])
                 for future in process.waiting:
                     future.set_result(None)
                 process.waiting = []
@@ -277,6 +279,7 @@ class GrammarProcess:
         self.unsent = bytearray()
         self._received = b""
         self._patience = 0
+        self._mask_seconds = 0.0  # CPU time of a mask, of late
         self._at_work: deque[list[GrammarSequence]] = deque()  # whose masks are to come
         # What it has not been told yet.
         self._start: list[tuple[int, list[int]]] = []
@@ -296,6 +299,17 @@ class GrammarProcess:
     def is_slow(self) -> bool:
         """Whether its masks come too late for a step to wait for them."""
         return self.compiles_slowly or self._patience > 0
+
+    @property
+    def step_seconds(self) -> float:
+        """CPU time that the next masks of all its sequences will probably take: they are made one after the other."""
+        return self._mask_seconds * len(self.sequences)
+
+    def judge(self, seconds: list[float]) -> None:
+        """Take in how long masks took."""
+        if seconds:
+            self._patience = PATIENCE if max(seconds) > SLOW_MASK_SECONDS else max(0, self._patience - 1)
+            self._mask_seconds = sum(seconds) / len(seconds)
 
     def start(self, sequence: GrammarSequence, tokens: list[int]) -> None:
         self.sequences[sequence.slot] = sequence
@@ -343,7 +357,7 @@ class GrammarProcess:
         self.memory = message["memory"]
         for slot, problem in message["errors"]:
             self.sequences[slot].problem = f"cannot go on: {problem}"
-        self._patience = PATIENCE if message["slow"] else max(0, self._patience - 1)
+        self.judge(message["seconds"])
         come = self._at_work.popleft()
         for sequence in come:
             sequence.num_pending -= 1

@@ -31,7 +31,6 @@ COMPILE_SECONDS = 1.5  # CPU time, with the first mask
 MASK_SECONDS = 0.3  # CPU time of one mask
 MEMORY_BYTES = 256 << 20  # beyond the vocabulary's
 QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar goes on at a lower priority
-SLOW_MASK_SECONDS = 0.01  # from which no step waits for a grammar's next masks
 NICE = 7
 IDLE_SECONDS = 10.0  # that a grammar nobody uses is kept
 
@@ -71,21 +70,23 @@ class Grammar:
 
         signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # its end is ours
         root = LLMatcher(tokenizer, grammar, log_level=0)
+        began = time.process_time()
         if not root.is_error():
             self._fill(root, self._first_mask)  # also builds what its beginning needs
+        seconds = time.process_time() - began
         signal.setitimer(signal.ITIMER_PROF, 0)
         self._compiling = False
         if root.is_error():
-            self._send({"compiled": _error_of(root)})
+            self._send({"compiled": _error_of(root), "seconds": [seconds]})
             return None
-        self._send({"compiled": None})
+        self._send({"compiled": None, "seconds": [seconds]})
         return root
 
     def _work(self, root: LLMatcher, start: list[Any], advance: list[Any], end: list[int]) -> dict[str, Any]:
         """``start``: (slot, tokens so far) of new sequences; ``advance``: (slot, token). Fills the masks of both."""
         for slot in end:
             self._matchers.pop(slot, None)
-        longest, errors = 0.0, []
+        seconds, errors = [], []  # CPU time of each mask that is not the first
         for slot, tokens in (*start, *((slot, [token]) for slot, token in advance)):
             began = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS + 0.005 * len(tokens))
@@ -102,9 +103,10 @@ class Grammar:
                 self._fill(matcher, mask)
             if matcher.is_error():
                 errors.append((slot, _error_of(matcher)))
-            longest = max(longest, time.process_time() - began)
+            if tokens:
+                seconds.append(round(time.process_time() - began, 6))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"errors": errors, "slow": longest > SLOW_MASK_SECONDS, "memory": _memory() - self._memory_before}
+        return {"errors": errors, "seconds": seconds, "memory": _memory() - self._memory_before}
 
     def _fill(self, matcher: LLMatcher, mask: bytearray | memoryview) -> None:
         matcher.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(mask)), self._mask_bytes)
