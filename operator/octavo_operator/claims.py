@@ -26,6 +26,7 @@ Json = dict[str, Any]
 # Annotations of a Lease: what its operator serves.
 NAMESPACES, SELECTOR = f"{GROUP}/watch-namespaces", f"{GROUP}/selector"
 _READ_AGAIN_SECONDS = 5.0
+_TRY_KIND_SECONDS = 60.0
 _LEASES = 4  # of its durations that a Lease may be without its holder: an operator's upgrade takes less
 
 
@@ -83,10 +84,18 @@ class Claims:
         self._cluster, self._clock = cluster, clock
         self.ours = config.operator_id
         self.others: dict[Key, str] = {}
-        self.are_kept = True  # False: the cluster's LLMDeployments have no field for that
+        self._kept_from = float("-inf")  # when the cluster's LLMDeployments may have a field for that
         self._patience = _LEASES * config.lease_seconds
         self._leases: dict[str, _Read] = {}
         self._unnoticed: dict[Key, tuple[int, float]] = {}  # generation that nobody has taken notice of, since when
+
+    @property
+    def are_kept(self) -> bool:
+        """False: the cluster's LLMDeployments have no field for that. It is tried again: the kind may be upgraded."""
+        return self._clock() >= self._kept_from
+
+    def are_not_kept(self) -> None:
+        self._kept_from = self._clock() + _TRY_KIND_SECONDS
 
     async def holds(self, name: str, body: Mapping[str, Any]) -> bool:
         """Whether the claim of another operator on an LLMDeployment is good. Raises TRANSPORT_ERRORS and ApiError."""

@@ -198,7 +198,7 @@ class Controller:
         except ApiError as error:
             if not error.is_unknown_field:
                 raise
-            self.claims.are_kept = False
+            self.claims.are_not_kept()
             logger.error("the kind LLMDeployment is older than this operator, so it cannot be said who serves what; "
                          "install the CustomResourceDefinition of this version")  # fmt: skip
             return body
@@ -238,7 +238,7 @@ class Controller:
 
     async def _say(self, deployment: LLMDeployment | Unreadable, status: Json) -> bool:
         before = deployment.status
-        if self.claims.are_kept:
+        if claimant({"status": before}) == self.claims.ours:  # or there is no field for it
             status = {**status, "operator": self.claims.ours}
         if status == before:
             return True
