@@ -70,8 +70,10 @@ def schema_of(shared_server):
     return schema_of
 
 
-def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+def values_of(schema: dict[str, Any] | bool) -> st.SearchStrategy[Any]:
     """Values that fit a schema, of the keywords that ours use."""
+    if isinstance(schema, bool):
+        return values_of({}) if schema else st.nothing()
     if "$ref" in schema:
         return values_of(schema["$defs"][schema["$ref"].rpartition("/")[2]] | {"$defs": schema["$defs"]})
     if "anyOf" in schema:
