@@ -76,7 +76,7 @@ def to_grammar(params: StructuredOutputsParams, *, strict: bool = True, lenient:
             grammar = grammar_from("regex", value)
         else:
             _check_options("x-guidance" in value)
-            grammar = _of_lark(grammar_from("grammar", value))
+            grammar = _of_lark(_as_lark(value))
         _check_length(grammar)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"structured_outputs.{kind} is not valid: {' '.join(str(error).split())[:500]}") from None
@@ -92,6 +92,19 @@ def _of_schema(schema: Any, strict: bool, lenient: bool) -> str:
         _check_options("x-guidance" in schema)
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": lenient}}
     return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def _as_lark(text: str) -> str:
+    """Lark as it is, GBNF in Lark's words. Raises ValueError."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    # Its regular expression takes quadratic time over blank lines, and nothing else in the process runs meanwhile.
+    if is_lark_syntax("\n".join(line for line in text.split("\n") if line.strip())):
+        return text
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:
+        raise ValueError(f"it is neither Lark nor GBNF: {error}") from None
 
 
 def _of_lark(text: str) -> str:
