@@ -15,6 +15,11 @@ _ONE_HOLDS = ("anyOf", "oneOf")
 _CONDITIONS = frozenset({"if", "not"})
 
 
+def sets_engine_options(schema: Schema) -> bool:
+    """Whether a schema, or one inside it, has the keyword with which llguidance is given options."""
+    return isinstance(schema, dict) and any("x-guidance" in one for one in _all_schemas(schema))
+
+
 def moved(schema: Schema, where: str) -> Schema:
     """A schema that stands at ``where`` (a JSON pointer, "#/$defs/x") of another one: its references into itself
     follow."""

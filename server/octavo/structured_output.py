@@ -6,13 +6,15 @@ No torch here: the API process checks grammars before the engine sees them.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.json_schema import closed
+from octavo.json_schema import closed, sets_engine_options
 
 MAX_GRAMMAR_CHARS = 1_000_000
 MAX_CHOICES = 10_000
+_ESCAPED_ASCII = re.compile(r"\\u00([0-7][0-9a-fA-F])")  # in the JSON of a grammar's %json
 # White space in JSON: what people and json.dumps write. Without a bound, small models fill their answers with it.
 WHITE_SPACE = r"[ ]?|\n[ \t]{0,32}"
 
@@ -75,7 +77,7 @@ def to_grammar(params: StructuredOutputsParams, *, strict: bool = True, lenient:
         elif kind == "regex":
             grammar = grammar_from("regex", value)
         else:
-            _check_options("x-guidance" in value)
+            _check_options("x-guidance" in _ESCAPED_ASCII.sub(lambda found: chr(int(found[1], 16)), value))
             grammar = _of_lark(_as_lark(value))
         _check_length(grammar)
     except (ValueError, TypeError, RecursionError) as error:
@@ -86,10 +88,10 @@ def to_grammar(params: StructuredOutputsParams, *, strict: bool = True, lenient:
 def _of_schema(schema: Any, strict: bool, lenient: bool) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
+    _check_options(sets_engine_options(schema))
     if strict:
         schema = closed(schema)
     if isinstance(schema, dict):
-        _check_options("x-guidance" in schema)
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": lenient}}
     return json.dumps({"grammars": [{"json_schema": schema}]})
 

@@ -19,7 +19,8 @@ HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further reque
 MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
 BODY_SECONDS = 20.0
 UNREAD_SECONDS = 60.0  # that a client may leave what it was sent unread, when that is more than a few pieces
-PROBE_SECONDS = 2.0  # between two probes whether a client that sends nothing more still listens
+FIRST_PROBE_SECONDS = 0.5  # before the first probe whether a client that sends nothing more still listens,
+PROBE_SECONDS = 2.0  # and between two of them
 ECHO_SECONDS = 0.25  # in which a probe of a closed connection comes back
 LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
 
@@ -174,7 +175,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return False
         waiting[-1].keep_alive = False  # closes the connection behind its answer
         self._set_keepalive_probes()
-        self._probe = self.loop.call_later(PROBE_SECONDS, self._probe_client)
+        self._probe = self.loop.call_later(FIRST_PROBE_SECONDS, self._probe_client)
         return True
 
     def _set_keepalive_probes(self) -> None:

@@ -23,6 +23,7 @@ from octavo.config import ModelConfig
 from octavo.worker.grammar_worker import COMPILE_SECONDS, IDLE_SECONDS, MASK_SECONDS, MEMORY_BYTES
 
 MAX_PROCESSES = 64
+MAX_BYTES = 1 << 30  # of all of them together; one that compiles counts as much as it may take
 MAX_IDLE = 4  # grammars kept for requests to come,
 MAX_IDLE_BYTES = 16 << 20  # of no more than that each
 MAX_COMPILING = 2  # at once, not counting those that take long
@@ -39,6 +40,7 @@ TOO_LARGE = (
     "of alternatives and counted repetitions inside each other cost most)"
 )
 NOT_STARTED = "cannot be compiled: the program that does it has ended or does not answer, see the log; try again"
+TOO_MUCH = f"took more memory than there is for all grammars together, {MAX_BYTES >> 20} MB; try again, or simplify it"
 TOO_SLOW = (
     f"took more than {MASK_SECONDS:g} s or {_MEGABYTES} MB to find the tokens that may follow; simplify it (long "
     "literals, counted repetitions inside each other and many ways to read one text cost most)"
@@ -160,12 +162,17 @@ class GrammarPool:
                     return self.fail(process, f"is not valid: {message['compiled']}")
                 process.compiled = True
                 process.judge(message["seconds"])
+                process.memory = message["memory"]
                 for future in process.waiting:
                     future.set_result(None)
                 process.waiting = []
             else:
                 for sequence in process.take_masks(message):
                     self.forget(sequence)
+                if sum(p.memory for p in self._by_descriptor.values()) > MAX_BYTES:
+                    self.fail(max(self._by_descriptor.values(), key=lambda p: p.memory), TOO_MUCH)
+                    if process.socket is None:
+                        return None
         if ended:
             self.fail(process, TOO_SLOW if process.compiled else TOO_LARGE if process.heard else NOT_STARTED)
         return None
@@ -205,7 +212,7 @@ class GrammarPool:
             running = self._by_descriptor.values()
             if sum(not p.compiled and not p.compiles_slowly for p in running) >= MAX_COMPILING:
                 return
-            if len(running) >= MAX_PROCESSES:
+            if len(running) >= MAX_PROCESSES or self._memory() + MEMORY_BYTES > MAX_BYTES:
                 idle = [p for p in running if p.is_idle]
                 if not idle:
                     return
@@ -215,6 +222,10 @@ class GrammarPool:
                 self._start(process)
             except OSError as error:
                 self.fail(process, f"cannot be compiled: no process can be started ({error})")
+
+    def _memory(self) -> int:
+        """Bytes that all processes take, at most."""
+        return sum(p.memory if p.compiled else MEMORY_BYTES for p in self._by_descriptor.values())
 
     def _start(self, process: GrammarProcess) -> None:
         process.socket, theirs = socket.socketpair()

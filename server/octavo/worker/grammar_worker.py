@@ -79,7 +79,7 @@ class Grammar:
         if root.is_error():
             self._send({"compiled": _error_of(root), "seconds": [seconds]})
             return None
-        self._send({"compiled": None, "seconds": [seconds]})
+        self._send({"compiled": None, "seconds": [seconds], "memory": _memory() - self._memory_before})
         return root
 
     def _work(self, root: LLMatcher, start: list[Any], advance: list[Any], end: list[int]) -> dict[str, Any]:

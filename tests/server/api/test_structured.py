@@ -139,6 +139,8 @@ BROKEN = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"x-guidance": {}}}}
     },
     'guided_grammar is not valid: "x-guidance"': {"guided_grammar": 'start: %json {"x-guidance": {"lenient": true}}'},
+    'guided_grammar is not valid: "x-guidance" sets': {"guided_grammar": r'start: %json {"x\u002dguidance": {}}'},
+    'guided_json is not valid: "x-guidance" sets': {"guided_json": {"items": {"x-guidance": {"lenient": True}}}},
     "guided_json takes more than": {"guided_json": {"type": "integer", "multipleOf": 1_999_993}},
     "guided_choice leaves nothing to say": {"guided_choice": ["zebra"], "allowed_token_ids": [1, 2]},
     "guided_regex leaves nothing to say": {"guided_regex": "z+", "bad_words": ["z"]},
@@ -156,9 +158,13 @@ def test_what_the_engine_finds_out_is_an_answer_with_a_status_of_its_own(shared_
 
 
 def test_tools_set_no_options_of_the_grammar_engine(shared_server):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"x-guidance": {"lenient": True}}}}
-    answer = shared_server.post("/v1/chat/completions", {"messages": USER, "tools": [tool], "tool_choice": "required"})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools.0.function.parameters"
+    for parameters in ({"x-guidance": {}}, {"properties": {"a": {"x-guidance": {"lenient": True}}}}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        body = {"messages": USER, "tools": [tool], "tool_choice": "required"}
+        answer = shared_server.post("/v1/chat/completions", body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools.0.function.parameters"
+    tool["function"]["parameters"] = {"properties": {"x-guidance": {"type": "string"}}}  # a name, no keyword
+    assert shared_server.post("/v1/chat/completions", {**body, "max_tokens": 1}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

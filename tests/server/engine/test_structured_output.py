@@ -13,6 +13,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.structured_output import StructuredOutputsParams
+from octavo.worker.grammar_worker import MEMORY_BYTES
 
 PERSON = {
     "type": "object",
@@ -214,9 +215,10 @@ def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytes
     assert llm.generate("Answer:", params(choice=["again"]), use_tqdm=False)[0].outputs[0].text == "again"
 
 
-def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than there may be processes: every request is served, and what nobody uses makes room."""
-    monkeypatch.setattr("octavo.worker.grammar_pool.MAX_PROCESSES", 3)
+@pytest.mark.parametrize(("limit", "most"), [("MAX_PROCESSES", 3), ("MAX_BYTES", MEMORY_BYTES + (1 << 20))])
+def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
+    """More than there may be processes or memory: every request is served, and what nobody uses makes room."""
+    monkeypatch.setattr(f"octavo.worker.grammar_pool.{limit}", most)
     wanted = [params(choice=[f"word {i}"]) for i in range(10)]
     outputs = llm.generate(["Answer:"] * 10, wanted, use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == [f"word {i}" for i in range(10)]

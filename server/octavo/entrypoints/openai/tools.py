@@ -17,7 +17,7 @@ from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constrai
 from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
-from octavo.json_schema import closed
+from octavo.json_schema import closed, sets_engine_options
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -154,7 +154,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
         if value is not None and not isinstance(value, kinds):
             field = f"{where}.function.{key}"
             raise bad_request(f"{field} must be {what}, got {shown(value)}", field)
-    if "x-guidance" in (function.get("parameters") or {}):
+    if sets_engine_options(function.get("parameters")):
         field = f"{where}.function.parameters"
         raise bad_request(f'{field} must not have "x-guidance", options of the grammar engine; remove it', field)
     return function
