@@ -114,15 +114,17 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
     for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
         for option in options(name, "array"):
             option["items"] = token
+    # No maxItems: beside truncate_prompt_tokens a prompt may be longer.
+    ids = {"items": token, "description": f"at most {longest} tokens, unless truncate_prompt_tokens is given"}
     for name, most in (("prompt", MAX_PROMPTS), ("input", MAX_INPUTS)):
         for option in options(name, "array"):
             items = option["items"]
             if items["type"] == "integer":
-                option |= {"items": token, "maxItems": longest}
+                option |= ids
             else:
                 option["maxItems"] = most
             if items["type"] == "array":
-                items |= {"items": token, "maxItems": longest}
+                items |= ids
     for option in options("logit_bias", "object"):
         (value,) = option["patternProperties"].values()
         option["patternProperties"] = {f"^{integers_below(vocab_size)}$": value}

@@ -65,7 +65,13 @@ def test_the_limits_are_this_servers(shared_server):
     for body, field, most in (("CompletionRequest", "prompt", 1024), ("EmbeddingRequest", "input", 2048)):
         _, texts, ids, lists = schemas[body]["properties"][field]["anyOf"]
         assert texts["maxItems"] == lists["maxItems"] == most
-        assert ids["maxItems"] == lists["items"]["maxItems"] == 1023
+        assert ids["items"]["maximum"] == lists["items"]["items"]["maximum"] == 399
+        # A longer prompt is cut, if that is asked for.
+        path = "/v1/completions" if field == "prompt" else "/v1/embeddings"
+        for value in ([7] * 1500, [[7] * 1500]):
+            given = {field: value, "truncate_prompt_tokens": 5}
+            assert shared_server.post(path, given).status_code == 200
+            assert shared_server.post(path, {field: value}).status_code == 400
     assert properties["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 
 
