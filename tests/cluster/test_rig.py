@@ -74,6 +74,7 @@ def test_pod_security_is_enforced(cluster: Cluster, namespace: str) -> None:
     assert "violates PodSecurity" in done.stderr
 
 
+@pytest.mark.alone  # it counts what comes to the registry
 def test_a_built_image_answers_by_service_name_and_from_the_machine(
     cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
