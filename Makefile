@@ -50,10 +50,10 @@ $(VENV)/.serve: requirements/serve.txt requirements/server.txt pyproject.toml | 
 	@touch $@
 
 test: setup  ## every test that runs without a GPU or a cluster of your own
-	python -m pytest -m "not gpu and not cluster" $(ARGS)
+	python -m pytest -m "not gpu and not cluster and not long" $(ARGS)
 
 test-fast: setup
-	python -m pytest -m "not gpu and not cluster and not slow" $(ARGS)
+	python -m pytest -m "not gpu and not cluster and not long and not slow" $(ARGS)
 
 lint: setup
 	ruff check .

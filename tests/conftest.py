@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import unittest
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
+from support.examples import FACTOR
 
 # Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
 # imported, which transformers does too.
@@ -21,8 +23,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("heavy", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Multiply every property's examples by FACTOR, also where the test names its own number."""
+    if FACTOR == 1:
+        return
+    functions = [item for item in items if isinstance(item, pytest.Function)]
+    for test in {getattr(item.obj, "__func__", item.obj) for item in functions}:
+        if is_hypothesis_test(test) and not hasattr(test, "_hypothesis_state_machine_class"):
+            own = getattr(test, "_hypothesis_internal_use_settings", settings.default)
+            test._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * FACTOR)
+    for machine in {item.cls for item in functions if issubclass(item.cls or object, unittest.TestCase)}:
+        machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * FACTOR)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from support.examples import FACTOR
 
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
@@ -15,14 +15,12 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.sampling_params import SamplingParams
 
-# 1: the same examples every time, in seconds. More: that many times the examples, new ones each time.
-FACTOR = int(os.environ.get("OCTAVO_TEST_EXAMPLES_FACTOR", "1"))
 EOS = 9
 
 
 def examples(number: int, **more: Any) -> settings:
     return settings(
-        max_examples=number * FACTOR,
+        max_examples=number,
         derandomize=FACTOR == 1,
         database=None if FACTOR == 1 else settings.default.database,  # type: ignore[attr-defined]
         deadline=None,
