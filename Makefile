@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins clean
+.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -107,6 +107,9 @@ crd: setup  ## generate the CRD, the chart's copy and the operator's list of the
 	python tests/support/engine_flags.py > operator/octavo_operator/engine_flags.py
 	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml
 	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
+
+reference: setup  ## generate docs/reference from the code
+	cd docs && python -m generate
 
 pins:  ## resolve requirements/*.in anew
 	for name in dev server serve operator engine build; do \

@@ -1,0 +1,29 @@
+"""Write docs/reference/*.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from generate import chart, commands, crd, environment, errors, metrics, routes
+
+FOLDER = Path(__file__).parents[1] / "reference"
+PAGES = {
+    "serve.md": commands.serve_page,
+    "commands.md": commands.other_pages,
+    "environment.md": environment.page,
+    "llmdeployment.md": crd.page,
+    "chart.md": chart.page,
+    "metrics.md": metrics.page,
+    "routes.md": routes.page,
+    "errors.md": errors.page,
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generate import chart, environment  # noqa: E402
+from generate.__main__ import FOLDER, PAGES  # noqa: E402
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_generating_a_page_anew_changes_nothing(name: str) -> None:
+    assert (FOLDER / name).read_text() == PAGES[name](), "run `make reference`"
+
+
+def test_every_page_is_generated() -> None:
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os.environ.get('A_B')",
+        "import os; os.environ['A_B']",
+        "import os; os.getenv('A_B')",
+        "import os\nNAME = 'A_B'\nos.environ.get(NAME)",
+        "import os\nfor name in ('A_B',):\n    os.environ.get(name)",
+        "import os\ndef flag(name): return os.environ.get(name)\nflag('A_B')",
+    ],
+)
+def test_a_variable_is_found_however_it_is_read(source: str) -> None:
+    assert set(environment._variables(ast.parse(source))) == {"A_B"}
+
+
+def test_a_variable_without_a_description_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(environment.ENGINE, "OCTAVO_CACHE")
+    with pytest.raises(LookupError, match=r"does not describe.*OCTAVO_CACHE"):
+        environment.page()
+
+
+def test_every_value_of_the_chart_is_described() -> None:
+    assert [path for path, _, text in chart.values(chart.CHART) if not text] == []
+
+
+def test_every_field_and_flag_is_described() -> None:
+    for name in ("llmdeployment.md", "serve.md", "commands.md", "metrics.md"):
+        rows = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("| `")]
+        assert len(rows) > 20
+        assert [row for row in rows if row.endswith("|  |")] == []
