@@ -212,7 +212,7 @@ class GrammarPool:
             running = self._by_descriptor.values()
             if sum(not p.compiled and not p.compiles_slowly for p in running) >= MAX_COMPILING:
                 return
-            if len(running) >= MAX_PROCESSES or self._memory() + MEMORY_BYTES > MAX_BYTES:
+            while len(running) >= MAX_PROCESSES or self._memory() + MEMORY_BYTES > MAX_BYTES:
                 idle = [p for p in running if p.is_idle]
                 if not idle:
                     return

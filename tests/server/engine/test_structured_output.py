@@ -13,6 +13,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.structured_output import StructuredOutputsParams
+from octavo.worker.grammar_pool import GrammarProcess
 from octavo.worker.grammar_worker import MEMORY_BYTES
 
 PERSON = {
@@ -219,11 +220,21 @@ def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytes
 def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
     """More than there may be processes or memory: every request is served, and what nobody uses makes room."""
     monkeypatch.setattr(f"octavo.worker.grammar_pool.{limit}", most)
+    pool = llm.engine.executor.worker.runner.grammar_pool  # type: ignore[attr-defined]
+    start, running, taken = pool._start, [], []
+
+    def watched_start(process: GrammarProcess) -> None:
+        start(process)
+        now = pool._by_descriptor.values()
+        running.append(len(now))
+        taken.append(sum(p.memory if p.compiled else MEMORY_BYTES for p in now))
+
+    monkeypatch.setattr(pool, "_start", watched_start)
     wanted = [params(choice=[f"word {i}"]) for i in range(10)]
     outputs = llm.generate(["Answer:"] * 10, wanted, use_tqdm=False)
     assert [output.outputs[0].text for output in outputs] == [f"word {i}" for i in range(10)]
+    assert len(running) >= 10 and max(running if limit == "MAX_PROCESSES" else taken) <= most
     llm.generate("Answer:", params(), use_tqdm=False)  # the runner hears of their end
-    pool = llm.engine.executor.worker.runner.grammar_pool  # type: ignore[attr-defined]
     pool.poll(0.5)
     assert len(pool.free_slots) == 2 * llm.config.scheduler.max_num_seqs, "places among the masks are lost"
 
