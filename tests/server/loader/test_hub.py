@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save
+from support.audit import audited, check_reads_notes_alone
 from support.fetch_process import run_fetch, start_fetch
 from support.hub_server import BIG, CONFIG, FILES, NEEDED, Hub, Repo
 
@@ -85,11 +86,9 @@ def test_shards_come_by_their_index(hub: Hub) -> None:
 
 def test_the_second_start_asks_nobody_and_is_fast(hub: Hub) -> None:
     resolve_model("org/model", progress=False)
-    asked = len(hub.seen)
-    start = time.perf_counter()
-    resolve_model("org/model")
-    assert time.perf_counter() - start < 0.02
-    assert len(hub.seen) == asked
+    with audited() as events:
+        resolve_model("org/model")
+    check_reads_notes_alone(events)
 
 
 def test_refresh_brings_what_is_new(hub: Hub) -> None:
