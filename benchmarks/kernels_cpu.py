@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import octavo_kernels
-from octavo_kernels import AttentionMetadata, cpu, quant
+from octavo_kernels import AttentionMetadata, cpu, packing, quant
 from octavo_kernels.cpu import runtime
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCAB = 30, 9, 3, 64, 576, 1536, 49152
@@ -58,7 +58,7 @@ def limits() -> dict[str, float]:
 def packed(bits: int, affine: bool, channels: int, width: int, terms: int) -> quant.PackedLinear:
     shape = (channels, width // quant.GROUP)
     codes = torch.randint(1, 1 << bits, (*shape, quant.GROUP), dtype=torch.uint8)
-    return quant.pack_codes(
+    return packing.pack_codes(
         codes, torch.rand(shape).half(), torch.rand(shape).half() if affine else None, bits=bits, terms=terms
     )
 

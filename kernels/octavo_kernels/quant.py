@@ -1,4 +1,4 @@
-"""Group-quantised weights: packing, and products with activations that are quantised row by row as they come.
+"""Group-quantised weights and activations: how they lie in memory (`octavo_kernels.packing` makes them from files).
 
 A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
 file (W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact
@@ -12,10 +12,8 @@ Of a head's logits only the best need them: with a ``margin`` the others make do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,186 +92,11 @@ def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> Quantiz
     return QuantizedRows(pairs, torch.empty((rows, 4 * groups + 16), dtype=torch.float32), width, dtype)
 
 
-# ---------------------------------------------------------------- packing
-
-
-def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
-    """Bytes of a weight ``[channels, width]`` once it is packed: by `pack_gguf` if it is of such a ``qtype``, else by
-    `pack_w8`."""
-    bits = _READERS[qtype][3] if qtype in _READERS else 8
-    numbers = 2 if qtype in _AFFINE else 1  # of 16 bits, for each group
-    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * numbers
+def part_nbytes(channels: int, width: int, bits: int, affine: bool) -> int:
+    """Bytes of the data of a `PackedPart`."""
+    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * (1 + affine)
     strip = (STRIP * 4 if bits == 4 else 0) + num_groups(width) // 2 * pair
     return -(-channels // BLOCK) * (BLOCK // STRIP) * strip
-
-
-def pack_codes(
-    codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1
-) -> PackedLinear:
-    """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
-    channels, groups, _ = codes.shape
-    fill = (0, groups % 2, 0, -channels % BLOCK)
-    codes = torch.nn.functional.pad(codes, (0, 0, *fill))
-    scales = torch.nn.functional.pad(scales.to(torch.float16), fill)
-    # [strip, four of channels, n, channel, pair, group, step, column]; n: in which of two vectors the channel is
-    strips = codes.view(-1, 4, 2, 2, codes.shape[1] // 2, 2, 8, 4).permute(0, 4, 6, 2, 1, 3, 5, 7)
-    if bits == 4:
-        strips = strips[:, :, :4] | (strips[:, :, 4:] << 4)
-    count, pairs = strips.shape[:2]
-    stream = [strips.reshape(count, pairs, -1)]
-    if bits == 8:
-        by_vector = scales.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
-        return _packed(None, [*stream, _bytes(by_vector, 2)], channels, groups, 8, False, terms)
-    wide = scales.float()
-    least = None
-    if minima is not None:
-        least = torch.nn.functional.pad(minima.to(torch.float16), fill).float() + ZERO[4] * wide
-    top = wide.abs() if least is None else torch.maximum(wide.abs(), least.abs() * 2.0 ** (LEAST_BITS - SHARE_BITS))
-    exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
-    unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
-    unit[channels:] = 0.0
-    for values, fraction, highest in ((wide, SCALE_BITS, 32767), (least, LEAST_BITS, (1 << SHARE_BITS) - 1)):
-        if values is not None:
-            integers = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
-            stream.append(_bytes(integers.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
-    return _packed(unit, stream, channels, groups, 4, least is not None, terms)
-
-
-def _bytes(values: Tensor, dims: int) -> Tensor:
-    """uint8 [*shape[:dims], the rest's bytes]"""
-    return values.contiguous().view(torch.uint8).flatten(dims)
-
-
-def _packed(
-    unit: Tensor | None, stream: list[Tensor], channels: int, groups: int, bits: int, affine: bool, terms: int
-) -> PackedLinear:
-    data = torch.cat(stream, dim=2).flatten(1)
-    if unit is not None:
-        data = torch.cat([_bytes(unit.view(-1, STRIP), 1), data], dim=1)
-    return PackedLinear((PackedPart(data.flatten(), channels, bits, affine),), channels, groups * GROUP, terms)
-
-
-def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
-    """Quantise a floating-point weight ``[N, K]`` to 8 bits, symmetric, one scale for each 32 columns of a channel.
-
-    Raises ValueError for weights that are not finite or too large for a float16 scale.
-    """
-    channels, width = weight.shape
-    groups = -(-width // GROUP)
-    pieces = []
-    for rows in weight.split(8192):  # bounds the float32 copy
-        wide = rows.float()
-        if groups * GROUP != width:
-            wide = torch.nn.functional.pad(wide, (0, groups * GROUP - width))
-        wide = wide.view(-1, groups, GROUP)
-        highest = wide.abs().amax(dim=2)
-        if not bool((highest < 65504 * 127).all()):
-            raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
-        scales = (highest / 127).to(torch.float16)
-        inverse = torch.where(scales > 0, 1.0 / scales.float(), torch.zeros_like(highest))
-        codes = (wide * inverse[:, :, None]).round().clamp(-127, 127).to(torch.int8).view(torch.uint8) ^ 128
-        pieces.append((codes, scales))
-    packed = pack_codes(torch.cat([c for c, _ in pieces]), torch.cat([s for _, s in pieces]), bits=8, terms=terms)
-    return PackedLinear(packed.parts, channels, width, terms)
-
-
-def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1) -> PackedLinear:
-    """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
-
-    The codes are the file's own, and so are scales of 8 bits. Those of 4 bits and minima become 16-bit integers beside
-    their channel's largest (cpu/csrc/quant.h), Q4_K's after their products were rounded to float16.
-    Raises ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) or bytes that do not fit.
-    """
-    channels, width = shape
-    if qtype not in _READERS:
-        raise ValueError(f"qtype: {qtype!r} is not packed as it is; known: {', '.join(GGUF_TYPES)}")
-    reader, block_width, block_bytes, bits = _READERS[qtype]
-    if width % block_width or raw.shape != (channels, width // block_width * block_bytes):
-        raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
-    from octavo_kernels import cpu
-
-    data = cpu.pack_gguf(raw, qtype, channels, width // GROUP)
-    if data is not None:
-        return PackedLinear((PackedPart(data, channels, bits, qtype == "Q4_1"),), channels, width, terms)
-    blocks = torch.from_numpy(np.array(raw)).view(channels, -1, block_bytes)
-    codes, scales, minima = reader(blocks)
-    return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, terms=terms)
-
-
-def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
-    """Weights of one width stacked along the channels; neighbours of one kind become one part."""
-    first = packed[0]
-    if any(p.width != first.width or p.terms != first.terms for p in packed):
-        raise ValueError("packed: weights to be stacked differ in width or in terms")
-    parts: list[PackedPart] = []
-    for part in (part for p in packed for part in p.parts):
-        last = parts[-1] if parts else None
-        if last and (last.bits, last.affine) == (part.bits, part.affine) and last.channels % BLOCK == 0:
-            data = torch.cat([last.data, part.data])
-            parts[-1] = PackedPart(data, last.channels + part.channels, part.bits, part.affine)
-        else:
-            parts.append(part)
-    return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.terms)
-
-
-# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups]
-# float16. The formats are those of ggml (https://github.com/ggml-org/ggml, ggml-common.h).
-
-_Read = tuple[Tensor, Tensor, Tensor | None]
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    return blocks[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
-
-
-def _nibbles(bytes_: Tensor) -> Tensor:
-    return torch.cat([bytes_ & 15, bytes_ >> 4], dim=-1)
-
-
-def _read_q4_0(blocks: Tensor) -> _Read:
-    return _nibbles(blocks[:, :, 2:]), _half(blocks, 0), None
-
-
-def _read_q4_1(blocks: Tensor) -> _Read:
-    return _nibbles(blocks[:, :, 4:]), _half(blocks, 0), _half(blocks, 2)
-
-
-def _read_q5_0(blocks: Tensor) -> _Read:
-    shifts = torch.arange(8, dtype=torch.uint8)
-    fifth = (blocks[:, :, 2:6, None] >> shifts & 1).flatten(2)
-    return (_nibbles(blocks[:, :, 6:]) | fifth << 4) + (128 - 16), _half(blocks, 0), None
-
-
-def _read_q8_0(blocks: Tensor) -> _Read:
-    return blocks[:, :, 2:] ^ 128, _half(blocks, 0), None
-
-
-def _read_q4_k(blocks: Tensor) -> _Read:
-    """256 values: eight groups of 32 with 6-bit scales and minima, each times the block's own scale."""
-    six = blocks[:, :, 4:16]
-    low, high, rest = six[:, :, :4], six[:, :, 4:8], six[:, :, 8:]
-    scales = torch.cat([low & 63, (rest & 15) | (low >> 6 << 4)], dim=2)
-    minima = torch.cat([high & 63, (rest >> 4) | (high >> 6 << 4)], dim=2)
-    codes = blocks[:, :, 16:].unflatten(2, (4, 32))
-    codes = torch.stack([codes & 15, codes >> 4], dim=3)
-    scale = _half(blocks, 0).float()[:, :, None] * scales.float()
-    least = -_half(blocks, 2).float()[:, :, None] * minima.float()
-    return codes, scale.flatten(1).to(torch.float16), least.flatten(1).to(torch.float16)
-
-
-# type: reader, values in a block, bytes of a block, bits of the packed codes
-_READERS: dict[str, tuple[Callable[[Tensor], _Read], int, int, int]] = {
-    "Q4_0": (_read_q4_0, 32, 18, 4),
-    "Q4_1": (_read_q4_1, 32, 20, 4),
-    "Q4_K": (_read_q4_k, 256, 144, 4),
-    "Q5_0": (_read_q5_0, 32, 22, 8),
-    "Q8_0": (_read_q8_0, 32, 34, 8),
-}
-GGUF_TYPES = tuple(_READERS)
-_AFFINE = ("Q4_1", "Q4_K")  # with minima
-
-
-# ---------------------------------------------------------------- unpacking
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from octavo_kernels.cpu import compiler, library
 
 SMALL = """
 import torch, octavo_kernels
-from octavo_kernels import quant
+from octavo_kernels import packing
 x = torch.randn(4, 64)
 octavo_kernels.rms_norm(x, torch.ones(64), 1e-6)
-octavo_kernels.quantized_linear(x, quant.pack_w8(torch.randn(32, 64)))
+octavo_kernels.quantized_linear(x, packing.pack_w8(torch.randn(32, 64)))
 print("ran")
 """
 

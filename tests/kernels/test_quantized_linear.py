@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import octavo_kernels
-from octavo_kernels import cpu, quant, reference
+from octavo_kernels import cpu, packing, quant, reference
 from octavo_kernels.cpu import compiler
+from octavo_kernels.packing.gguf import FORMATS
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 C_ISAS = compiler.supported_isas()
-KINDS = [*quant.GGUF_TYPES, "w8"]
+KINDS = [*packing.GGUF_TYPES, "w8"]
 
 
 def gguf_rows(weight: torch.Tensor, qtype: str):
@@ -34,11 +35,11 @@ def make(kind: str, channels: int, width: int, terms: int = 1, seed: int = 0):
     torch.manual_seed(seed)
     weight = torch.randn(channels, width) * 0.3
     if kind == "w8":
-        packed = quant.pack_w8(weight, terms)
+        packed = packing.pack_w8(weight, terms)
         return packed, quant.dequantize(packed)
     raw = gguf_rows(weight, kind)
     stored = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
-    return quant.pack_gguf(raw, kind, (channels, width), terms), stored
+    return packing.pack_gguf(raw, kind, (channels, width), terms), stored
 
 
 def fields(rows: quant.QuantizedRows) -> torch.Tensor:
@@ -49,7 +50,7 @@ def fields(rows: quant.QuantizedRows) -> torch.Tensor:
     return bits
 
 
-@pytest.mark.parametrize("kind", quant.GGUF_TYPES)
+@pytest.mark.parametrize("kind", packing.GGUF_TYPES)
 @pytest.mark.parametrize("channels", [1, 31, 32, 96])
 def test_packing_keeps_the_values_of_the_file(kind, channels):
     """What is packed dequantises to exactly what the gguf package says the file holds, but for the minima of 4-bit
@@ -68,7 +69,7 @@ def test_eight_bits_are_within_half_a_step():
     torch.manual_seed(0)
     weight = torch.randn(70, 100) * torch.logspace(-6, 4, 70)[:, None]  # also where float16 scales are denormal
     weight[5] = 0
-    back = quant.dequantize(quant.pack_w8(weight))
+    back = quant.dequantize(packing.pack_w8(weight))
     padded = torch.nn.functional.pad(weight, (0, 28)).unflatten(1, (-1, 32))
     step = (padded.abs().amax(2) / 127)[:, :, None].expand(-1, -1, 32).flatten(1)[:, :100]
     assert ((back - weight).abs() <= 0.51 * step + 5e-6).all()
@@ -79,15 +80,15 @@ def test_weights_that_cannot_be_held_are_refused():
         weight = torch.ones(4, 64)
         weight[2, 3] = bad
         with pytest.raises(ValueError, match="weight"):
-            quant.pack_w8(weight)
+            packing.pack_w8(weight)
     with pytest.raises(ValueError, match=r"IQ2_XS.*Q4_0, Q4_1"):
-        quant.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "IQ2_XS", (1, 32))
+        packing.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "IQ2_XS", (1, 32))
     with pytest.raises(ValueError, match="raw"):
-        quant.pack_gguf(torch.zeros(1, 17, dtype=torch.uint8).numpy(), "Q4_0", (1, 32))
+        packing.pack_gguf(torch.zeros(1, 17, dtype=torch.uint8).numpy(), "Q4_0", (1, 32))
     with pytest.raises(ValueError, match="width"):
-        quant.concat([quant.pack_w8(torch.ones(4, 64)), quant.pack_w8(torch.ones(4, 32))])
+        packing.concat([packing.pack_w8(torch.ones(4, 64)), packing.pack_w8(torch.ones(4, 32))])
     with pytest.raises(ValueError, match="width 64"):
-        cpu.quantized_linear(torch.ones(1, 32), quant.pack_w8(torch.ones(4, 64)))
+        cpu.quantized_linear(torch.ones(1, 32), packing.pack_w8(torch.ones(4, 64)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,7 +168,7 @@ def test_every_instruction_set_gives_the_same_integers(isa):
         codes = torch.randint(0 if bits == 4 else 1, 1 << bits, (33, 4, 32), dtype=torch.uint8) & 0xFE
         minima = torch.full((33, 4), -3.75).half() if bits == 4 else None
         for least in (None, minima):
-            packed = quant.pack_codes(codes, torch.full((33, 4), 0.5).half(), least, bits=bits)
+            packed = packing.pack_codes(codes, torch.full((33, 4), 0.5).half(), least, bits=bits)
             x = torch.randint(-127, 128, (9, 128)).float()
             x[:, ::32] = 127  # every group's scale is 1
             assert torch.equal(cpu.quantized_linear(x, packed), x @ quant.dequantize(packed).T)
@@ -179,7 +180,7 @@ def test_the_largest_sums_there_can_be_do_not_overflow(isa):
     for code, minimum, sign in ((0, -11.98, 1), (0, -11.98, -1), (0, 0.0, 1), (15, 7.99, 1), (15, 7.99, -1)):
         codes = torch.full((32, 48, 32), code, dtype=torch.uint8)
         least = torch.full((32, 48), minimum).half()
-        packed = quant.pack_codes(codes, torch.full((32, 48), 0.9995).half(), least, bits=4)
+        packed = packing.pack_codes(codes, torch.full((32, 48), 0.9995).half(), least, bits=4)
         x = torch.full((7, 1536), sign * 3.0)
         expected = x @ quant.dequantize(packed).T
         torch.testing.assert_close(cpu.quantized_linear(x, packed), expected, rtol=1e-3, atol=1.0)
@@ -255,7 +256,7 @@ def test_merged_layers_may_mix_kinds(isa):
         make(kind, n, 512, seed=i)[0]
         for i, (kind, n) in enumerate([("Q4_1", 64), ("Q4_1", 33), ("Q8_0", 40), ("Q4_0", 7)])
     ]
-    merged = quant.concat(parts)
+    merged = packing.concat(parts)
     assert [p.channels for p in merged.parts] == [97, 40, 7]
     x, bias = torch.randn(8, 512), torch.randn(144)
     expected = torch.cat([cpu.quantized_linear(x, p) for p in parts], dim=1) + bias
@@ -297,9 +298,9 @@ def test_a_scale_that_is_not_finite_spoils_its_channel_alone(isa, bits):
     codes = torch.randint(1, 1 << bits, (40, 4, 32), dtype=torch.uint8)
     scales = torch.full((40, 4), 0.5).half()
     x = torch.randn(9, 128)
-    clean = cpu.quantized_linear(x, quant.pack_codes(codes, scales, bits=bits))
+    clean = cpu.quantized_linear(x, packing.pack_codes(codes, scales, bits=bits))
     scales[3, 1], scales[20, 0] = float("nan"), float("inf")
-    out = cpu.quantized_linear(x, quant.pack_codes(codes, scales, bits=bits))
+    out = cpu.quantized_linear(x, packing.pack_codes(codes, scales, bits=bits))
     others = [i for i in range(40) if i not in (3, 20)]
     assert not out[:, [3, 20]].isfinite().any() and torch.equal(out[:, others], clean[:, others])
 
@@ -349,12 +350,12 @@ def test_tiny_and_empty_rows(isa):
 @given(channels=st.integers(1, 100), groups=st.integers(1, 5), seed=st.integers(0, 9))
 @settings(deadline=None, max_examples=25)
 def test_c_packs_the_very_bytes_that_plain_torch_does(kind, channels, groups, seed):
-    reader, _, block_bytes, bits = quant._READERS[kind]
+    read, _, block_bytes, bits, _ = FORMATS[kind]
     torch.manual_seed(seed)
     raw = torch.randint(0, 256, (channels, groups * block_bytes), dtype=torch.uint8)
-    codes, scales, minima = reader(raw.view(channels, groups, block_bytes))
-    (expected,) = quant.pack_codes(codes, scales, minima, bits=bits).parts
-    (packed,) = quant.pack_gguf(raw.numpy(), kind, (channels, groups * 32)).parts
+    codes, scales, minima = read(raw.view(channels, groups, block_bytes))
+    (expected,) = packing.pack_codes(codes, scales, minima, bits=bits).parts
+    (packed,) = packing.pack_gguf(raw.numpy(), kind, (channels, groups * 32)).parts
     assert torch.equal(packed.data, expected.data)
     assert (packed.channels, packed.bits, packed.affine) == (expected.channels, expected.bits, expected.affine)
     assert cpu.pack_gguf(raw.numpy(), kind, channels, groups) is not None

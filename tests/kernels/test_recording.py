@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import octavo_kernels
-from octavo_kernels import AttentionMetadata, cpu, quant
+from octavo_kernels import AttentionMetadata, cpu, packing, quant
 from octavo_kernels.cpu import runtime
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 16, 8, 4, 3
@@ -25,13 +25,13 @@ class Decoder:
         g = torch.Generator().manual_seed(seed)
 
         def weight(n: int, k: int) -> quant.PackedLinear:
-            return quant.pack_w8(torch.randn(n, k, generator=g) * k**-0.5)
+            return packing.pack_w8(torch.randn(n, k, generator=g) * k**-0.5)
 
         shapes = [((HEADS + 2 * KV_HEADS) * HEAD_SIZE, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
         self.layers = [[weight(*shape) for shape in shapes] for _ in range(LAYERS)]
         self.table = torch.randn(VOCAB, HIDDEN, generator=g)
         self.norm = torch.rand(HIDDEN, generator=g) + 0.5
-        self.head = quant.pack_w8(self.table, terms=2)
+        self.head = packing.pack_w8(self.table, terms=2)
         angles = torch.outer(torch.arange(MAX_BLOCKS * BLOCK).float(), 10000.0 ** (-torch.arange(0, 1, 2 / HEAD_SIZE)))
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
         self.caches = [torch.randn(2, 40, KV_HEADS, BLOCK, HEAD_SIZE, generator=g) for _ in range(LAYERS)]

@@ -9,10 +9,11 @@ from torch import Tensor
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import Library
 from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, empty_rows, num_groups, packed_nbytes
+from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, empty_rows, num_groups, part_nbytes
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-_PACKED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}  # csrc/ops.h: kind
+# GGUF type: pack_gguf_args.kind in csrc/ops.h, bits, affine.
+_PACKED = {"Q4_0": (0, 4, False), "Q4_1": (1, 4, True), "Q8_0": (2, 8, False)}
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor | None:
@@ -20,9 +21,10 @@ def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor
     library = get_library()
     if library is None or qtype not in _PACKED:
         return None
+    kind, bits, affine = _PACKED[qtype]
     raw = np.ascontiguousarray(raw)
-    data = torch.empty(packed_nbytes(channels, groups * GROUP, qtype), dtype=torch.uint8)
-    op = library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, _PACKED[qtype])
+    data = torch.empty(part_nbytes(channels, groups * GROUP, bits, affine), dtype=torch.uint8)
+    op = library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, kind)
     library.run(op, threads=1)
     return data
 

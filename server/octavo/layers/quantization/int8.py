@@ -17,7 +17,8 @@ import octavo_kernels
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.weights import WeightSlot, fill_tensor
 from octavo_kernels.cpu import quantized_head
-from octavo_kernels.quant import GGUF_TYPES, PackedLinear, QuantizedRows, concat, pack_gguf, pack_w8, packed_nbytes
+from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8, packed_nbytes
+from octavo_kernels.quant import PackedLinear, QuantizedRows
 
 if TYPE_CHECKING:
     from octavo.layers.linear import LinearBase, Shard

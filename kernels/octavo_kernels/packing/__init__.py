@@ -1,0 +1,6 @@
+"""From weights as files hold them to the layouts that the kernels read: one file for each format of a checkpoint."""
+
+from octavo_kernels.packing.gguf import GGUF_TYPES, pack_gguf, packed_nbytes
+from octavo_kernels.packing.groups import concat, pack_codes, pack_w8
+
+__all__ = ["GGUF_TYPES", "concat", "pack_codes", "pack_gguf", "pack_w8", "packed_nbytes"]
