@@ -21,7 +21,7 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo_kernels import AttentionMetadata, cpu, packing, quant
-from octavo_kernels.cpu import runtime
+from octavo_kernels.cpu.library import get_library
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCAB = 30, 9, 3, 64, 576, 1536, 49152
 SHAPES = [((HEADS + 2 * KV_HEADS) * HEAD_SIZE, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
@@ -41,7 +41,7 @@ def best(call: Callable[[], Any], repeats: int) -> float:
 
 def limits() -> dict[str, float]:
     """What this machine can do: GB/s of reading, and thousand million int8 products a second."""
-    library = runtime.get_library()
+    library = get_library()
     if library is None:
         raise SystemExit("the CPU kernels are not built: make setup")
     threads, rounds = torch.get_num_threads(), 100_000
@@ -231,7 +231,7 @@ def main() -> None:
     torch.manual_seed(0)
     repeats, rows_of = (3, [1, 20]) if args.quick else (8, [1, 5, 20, 128])
     limit = limits()
-    isa = runtime.get_library().isa  # type: ignore[union-attr]
+    isa = get_library().isa  # type: ignore[union-attr]
     print(
         f"{torch.get_num_threads()} threads, {isa}: reads {limit['read_gb_s']:.1f} GB/s, "
         f"{limit['int8_gmac_s']:.0f} GMAC/s int8"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 sys.path.append(str(Path(__file__).parent / "peers"))
-from kernels_cpu import best, limits, runtime
+from kernels_cpu import best, get_library, limits
 from sections import replace_section
 
 import octavo_kernels
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
     args = parser.parse_args()
     rows_of = [int(rows) for rows in args.rows.split(",")]
-    library = runtime.get_library()
+    library = get_library()
     if library is None:
         raise SystemExit("the CPU kernels are not built: make setup")
     from compare import machine

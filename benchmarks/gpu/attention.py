@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from measure import DEVICE, DRY, copies_for, limits, microseconds, microseconds_of_other
 
 from octavo_kernels import AttentionMetadata, reference
-from octavo_kernels.triton import attention, configs
+from octavo_kernels.triton import attention
+from octavo_kernels.triton import attention_configs as configs
 
 BLOCK_SIZE = 16
 GRAPH_LENGTH = 8192  # max_model_len of an engine
@@ -227,7 +228,7 @@ def mixed(copy: float, rate: float) -> list[Result]:
 
 
 def tune(what: str, path: Path | None) -> None:
-    """Try some hundred launch shapes for the commonest heads, then name the best; the table in configs.py is `now`."""
+    """Try some hundred launch shapes for the commonest heads, then name the best; `now` is what the tables say."""
     limits()
     if what == "decode":
         table, head = configs.DECODE, configs.DECODE[128]

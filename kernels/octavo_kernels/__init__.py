@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.dispatch import (
     BackendUnavailableError,
     attention_problem,
@@ -29,9 +30,8 @@ from octavo_kernels.dispatch import (
     kv_scale_bytes,
     select_backend,
 )
-from octavo_kernels.metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.quant import PackedLinear, QuantizedRows
-from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows, SamplingTable
+from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
 
 __all__ = [
     "AttentionMetadata",

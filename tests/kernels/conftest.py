@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo_kernels import AttentionMetadata
-from octavo_kernels.cpu import compiler, library, runtime
+from octavo_kernels.cpu import compiler, library
 
 
 @pytest.fixture(params=[*compiler.supported_isas(), "torch"])
@@ -19,10 +19,10 @@ def isa(request):
         chosen = None if request.param == "torch" else library.load(request.param)
     except compiler.BuildError as error:
         pytest.skip(str(error))
-    before = runtime.get_library()
-    runtime.use_library(chosen)
+    before = library.get_library()
+    library.use_library(chosen)
     yield request.param
-    runtime.use_library(before)
+    library.use_library(before)
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 
 import octavo_kernels
 from octavo_kernels import AttentionMetadata, cpu, packing, quant
-from octavo_kernels.cpu import runtime
+from octavo_kernels.cpu.library import get_library, use_library
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 16, 8, 4, 3
 HIDDEN, INNER, VOCAB, MAX_BLOCKS = HEADS * HEAD_SIZE, 160, 50, 6
 
-pytestmark = pytest.mark.skipif(runtime.get_library() is None, reason="needs the C kernels")
+pytestmark = pytest.mark.skipif(get_library() is None, reason="needs the C kernels")
 
 
 class Decoder:
@@ -208,13 +208,13 @@ def test_what_may_be_a_view_or_a_copy_is_judged_by_where_it_lies():
 
 
 def test_without_the_library_nothing_is_recorded():
-    before = runtime.get_library()
-    runtime.use_library(None)
+    before = get_library()
+    use_library(None)
     try:
         with pytest.raises(cpu.RecordingError, match="not there"):
             cpu.record(lambda: torch.empty(1))
     finally:
-        runtime.use_library(before)
+        use_library(before)
 
 
 def test_a_program_can_be_taken_apart_by_kind():

@@ -10,8 +10,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import octavo_kernels
 from octavo_kernels import cpu, reference
-from octavo_kernels.cpu import runtime
 from octavo_kernels.cpu.attention import is_paired, unpair
+from octavo_kernels.cpu.library import get_library
 
 
 def make_table(positions: int, rot_dim: int) -> torch.Tensor:
@@ -117,6 +117,6 @@ def test_a_table_wider_than_a_head_is_refused_everywhere(isa, rot_dim):
     args = (qkv, torch.tensor([0, 1]), table, torch.zeros(2, 2, 1, 4, 8), slots, 2, 1, 8)
     with pytest.raises(ValueError, match=rf"{rot_dim} elements of a head"):
         octavo_kernels.rope_and_cache(*args)
-    if runtime.get_library() is not None:
+    if get_library() is not None:
         with pytest.raises(RuntimeError, match="or its sizes"):
             cpu.rope_and_cache(*args)

@@ -11,15 +11,15 @@ from octavo_kernels.cpu.attention import (
     paged_attention,
     rope_and_cache,
 )
-from octavo_kernels.cpu.inputs import DecodeInputs
-from octavo_kernels.cpu.layers import (
+from octavo_kernels.cpu.decode_step import DecodeInputs
+from octavo_kernels.cpu.elementwise import (
     argmax,
     embedding,
     fused_add_rms_norm,
-    linear,
     rms_norm,
     silu_and_mul,
 )
+from octavo_kernels.cpu.library import unavailable_reason
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
@@ -32,8 +32,7 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
-from octavo_kernels.cpu.runtime import unavailable_reason
-from octavo_kernels.reference import decode_inputs, sample, top_logprobs
+from octavo_kernels.reference import decode_inputs, linear, sample, top_logprobs
 
 __all__ = [
     "CAPTURABLE",

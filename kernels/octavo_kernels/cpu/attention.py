@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
 MAX_HEAD_SIZE = 512  # csrc/attention.c
 _PAIRS, _INT8, _CHUNK, _GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
@@ -108,8 +108,12 @@ def rope_and_cache(
         if paired:
             kv_cache.copy_(pair(plain))
         return q
-    qkv, positions, slot_mapping = dense(qkv), dense(positions, torch.int64), dense(slot_mapping, torch.int64)
-    table = None if cos_sin_cache is None else dense(cos_sin_cache)
+    qkv, positions, slot_mapping = (
+        as_contiguous(qkv),
+        as_contiguous(positions, torch.int64),
+        as_contiguous(slot_mapping, torch.int64),
+    )
+    table = None if cos_sin_cache is None else as_contiguous(cos_sin_cache)
     rows = qkv.shape[0]
     q = qkv.new_empty((rows, num_heads, head_size))
     op = library.pack(
@@ -134,7 +138,7 @@ def rope_and_cache(
         kv_dtype,
         eps,
     )
-    library.run(op, 1 if qkv.numel() < 16384 else None)
+    library.run(op, threads_for(qkv.numel()))
     return q
 
 
@@ -161,11 +165,14 @@ def paged_attention(
         _refuse_int8(kv_cache)
         plain = unpair(kv_cache) if is_paired(kv_cache) else kv_cache
         return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale)
-    q = dense(q)
+    q = as_contiguous(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
         table = table.to(torch.int32).contiguous()
-    seq_lens, starts = dense(metadata.seq_lens, torch.int32), dense(metadata.query_start_loc, torch.int32)
+    seq_lens, starts = (
+        as_contiguous(metadata.seq_lens, torch.int32),
+        as_contiguous(metadata.query_start_loc, torch.int32),
+    )
     out = torch.empty_like(q)
     op = library.pack(
         "paged_attention",
@@ -200,7 +207,7 @@ def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
         return
     if library is None or not all(c.is_contiguous() and c.shape == kv_caches[0].shape for c in kv_caches):
         return reference.copy_blocks(kv_caches, pairs)
-    pairs = dense(pairs, torch.int64)
+    pairs = as_contiguous(pairs, torch.int64)
     first = kv_caches[0]
     addresses = torch.tensor([cache.data_ptr() for cache in kv_caches], dtype=torch.int64)
     block_bytes = first[0, 0].numel() * first.element_size()

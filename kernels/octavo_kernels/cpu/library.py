@@ -1,4 +1,4 @@
-"""The compiled kernels: which library, and how an operation is packed for it.
+"""The compiled kernels: which library is in use, how an operation is packed for it, and how tensors are handed to it.
 
 C knows one call, ``oct_run(program)``: a list of operations, each as opcode, number of argument words, arguments of
 eight bytes each. A single call is a program of one operation.
@@ -15,15 +15,17 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from octavo_kernels.cpu import compiler
 
 logger = logging.getLogger("octavo_kernels")
 
 ISA_ENV = "OCTAVO_CPU_ISA"
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
 
-# Operation -> opcode and argument layout, as in csrc/team.c and csrc/ops.h: "P" address, "R" number of the step's rows,
-# "S" number of its sequences, "q" another integer, "d" float.
+# Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "R" number of rows of
+# the step, "S" number of sequences of the step, "q" another integer, "d" float.
 _OPS = {
     "rms_norm": (0, "PPPPPRqqd"),
     "silu_and_mul": (1, "PPRqq"),
@@ -134,3 +136,41 @@ def best() -> tuple[Library | None, str]:
         except (compiler.BuildError, OSError) as error:
             problem = problem or str(error)
     return None, problem
+
+
+_library: Library | None = None
+_loaded = False
+
+
+def get_library() -> Library | None:
+    """The library for this CPU, loaded at the first call; None (said once) when there is none."""
+    global _library, _loaded
+    if not _loaded:
+        _library, reason = best()
+        _loaded = True
+        if _library is None:
+            logger.warning("CPU kernels are not there, plain torch is used instead, about 50 times slower: %s", reason)
+    return _library
+
+
+def use_library(chosen: Library | None) -> None:
+    """Use this library from now on, or plain torch if None (tests compare instruction sets with it)."""
+    global _library, _loaded
+    _library, _loaded = chosen, True
+
+
+def unavailable_reason() -> str | None:
+    """Why the C kernels cannot run here, or None."""
+    return None if get_library() is not None else best()[1] or "switched off"
+
+
+def threads_for(elements: int) -> int | None:
+    """One thread for an operation where starting a second would cost more than it saves, else None: torch's number."""
+    return 1 if elements < 16384 else None
+
+
+def as_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """``x`` contiguous, and converted to ``dtype`` if one is given; usually ``x`` itself."""
+    if dtype is not None and x.dtype != dtype:
+        x = x.to(dtype)
+    return x if x.is_contiguous() else x.contiguous()

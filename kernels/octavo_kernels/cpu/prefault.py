@@ -9,8 +9,7 @@ import weakref
 import numpy as np
 from torch import Tensor
 
-from octavo_kernels.cpu.library import Library
-from octavo_kernels.cpu.runtime import get_library
+from octavo_kernels.cpu.library import Library, get_library
 
 AHEAD_BYTES = 128 << 20  # more would still be under way when the first requests come, and in theirs
 

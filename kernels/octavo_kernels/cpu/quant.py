@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.library import Library
-from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
+from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, threads_for
 from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, empty_rows, num_groups, part_nbytes
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
@@ -34,7 +33,7 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
     if library is None or x.dtype not in DTYPES:
         return reference.quantize_rows(x, terms)
     rows, op, _keep = _quantize(library, _PLAIN, x, x.shape[-1], terms)
-    library.run(op, _threads(x))
+    library.run(op, threads_for(x.numel()))
     return rows
 
 
@@ -44,10 +43,10 @@ def rms_norm_quantize(
     library = get_library()
     if library is None or x.dtype not in DTYPES or weight.dtype != x.dtype:
         return reference.rms_norm_quantize(x, weight, eps, residual, terms)
-    x = dense(x)
+    x = as_contiguous(x)
     total = x if residual is None else torch.empty_like(x)
     rows, op, _keep = _quantize(library, _NORM, x, x.shape[-1], terms, residual, weight, total, eps)
-    library.run(op, _threads(x))
+    library.run(op, threads_for(x.numel()))
     return rows, total
 
 
@@ -56,7 +55,7 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
     if library is None or x.dtype not in DTYPES:
         return reference.silu_and_mul_quantize(x, terms)
     rows, op, _keep = _quantize(library, _SILU, x, x.shape[-1] // 2, terms)
-    library.run(op, _threads(x))
+    library.run(op, threads_for(x.numel()))
     return rows
 
 
@@ -70,7 +69,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     count = rows.pairs.shape[0]
     out = torch.empty((count, packed.channels), dtype=rows.dtype)
     if bias is not None:
-        bias = dense(bias, torch.float32)
+        bias = as_contiguous(bias, torch.float32)
     offset = 0
     for part in packed.parts:
         program += library.pack(
@@ -115,7 +114,7 @@ def _head(
     out = torch.empty((count, part.channels))
     index, best = torch.empty(count, dtype=torch.int64), torch.empty(count)
     if bias is not None:
-        bias = dense(bias, torch.float32)
+        bias = as_contiguous(bias, torch.float32)
     program += library.pack(
         "quantized_head",
         rows.pairs.data_ptr(), rows.meta.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr(),
@@ -157,14 +156,14 @@ def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -
     library = get_library()
     if library is None or dtype not in DTYPES or len(packed.parts) != 1:
         return reference.quantized_embedding(ids, packed, dtype)
-    ids, part = dense(ids, torch.int64), packed.parts[0]
+    ids, part = as_contiguous(ids, torch.int64), packed.parts[0]
     out = torch.empty((ids.numel(), packed.width), dtype=dtype)
     op = library.pack(
         "quantized_embedding",
         ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, packed.width, packed.groups,
         part.bits, part.affine, DTYPES[dtype],
     )  # fmt: skip
-    library.run(op, _threads(out))
+    library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, packed.width)
 
 
@@ -174,10 +173,6 @@ def _check(rows: QuantizedRows, packed: PackedLinear) -> None:
             f"x: rows of {rows.width} values in {rows.terms} terms do not fit a weight of width {packed.width} "
             f"that takes {packed.terms}"
         )
-
-
-def _threads(x: Tensor) -> int | None:
-    return 1 if x.numel() < 16384 else None
 
 
 def _quantize(
@@ -192,9 +187,9 @@ def _quantize(
     eps: float = 0.0,
 ) -> tuple[QuantizedRows, bytes, tuple[Tensor | None, ...]]:
     """The rows to be filled, the packed operation, and the tensors that must live until it has run."""
-    x = dense(x)
-    residual = None if residual is None else dense(residual, x.dtype)
-    weight = None if weight is None else dense(weight)
+    x = as_contiguous(x)
+    residual = None if residual is None else as_contiguous(residual, x.dtype)
+    weight = None if weight is None else as_contiguous(weight)
     count, groups = x.numel() // x.shape[-1], num_groups(width)
     rows = empty_rows(count, terms, width, x.dtype)
     op = library.pack(

@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Library
-from octavo_kernels.cpu.runtime import get_library
+from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Library, get_library
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
-from octavo_kernels.reference.inputs import decode_inputs
-from octavo_kernels.reference.layers import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.reference.decode_step import decode_inputs
+from octavo_kernels.reference.elementwise import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,

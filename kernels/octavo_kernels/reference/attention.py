@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.metadata import AttentionMetadata
-from octavo_kernels.reference.layers import rms_norm
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.reference.elementwise import rms_norm
 
 
 def rope_and_cache(

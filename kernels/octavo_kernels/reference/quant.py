@@ -18,7 +18,7 @@ from octavo_kernels.quant import (
     dequantize,
     unpack_part,
 )
-from octavo_kernels.reference.layers import fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.reference.elementwise import fused_add_rms_norm, rms_norm, silu_and_mul
 
 
 def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) -> QuantizedRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows
+from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows
 
 _M32 = 0xFFFFFFFF
 

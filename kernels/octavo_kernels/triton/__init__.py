@@ -1,7 +1,7 @@
 """Triton kernels, made for NVIDIA Hopper; without a GPU they run in Triton's interpreter (TRITON_INTERPRET=1).
 
-One file a kernel; launch shapes with their reasons are in ``configs.py``. What has no kernel of its own here is the
-plain torch version, which runs on any device.
+Launch shapes of attention and their reasons are in ``attention_configs.py``. Operations without a Triton kernel use the
+reference backend's plain torch, which runs on any device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from octavo_kernels.reference import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.triton.attention import attention_problem, paged_attention
-from octavo_kernels.triton.blocks import copy_blocks
-from octavo_kernels.triton.inputs import decode_inputs
-from octavo_kernels.triton.layers import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.triton.block_copies import copy_blocks
+from octavo_kernels.triton.decode_step import decode_inputs
+from octavo_kernels.triton.elementwise import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
 from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.small_linear import linear

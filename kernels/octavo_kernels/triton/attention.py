@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo_kernels.metadata import AttentionMetadata
-from octavo_kernels.triton import configs
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.triton import attention_configs as configs
 from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
 from octavo_kernels.triton.attention_plan import LANES, plan_decode
 from octavo_kernels.triton.attention_prefill import prefill_attention

@@ -15,10 +15,10 @@ import triton
 from torch import Tensor
 
 from octavo_kernels.reference import sampling as reference
-from octavo_kernels.sampling import Constraints, SampledRows, SamplingRows
+from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows
 from octavo_kernels.triton.dependent_launch import early
-from octavo_kernels.triton.sampling_cuts import cut_kernel, logprobs_kernel, wide_kernel
 from octavo_kernels.triton.sampling_kernels import draw_kernel, scan_kernel
+from octavo_kernels.triton.sampling_truncation import cut_kernel, logprobs_kernel, wide_kernel
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from octavo.core.sched_output import CachedRequestData, NewRequestData
-from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.attention_metadata import AttentionMetadata
 
 
 class InputBatch:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels import AttentionMetadata, reference
-from octavo_kernels.triton import INTERPRETED, attention, configs
+from octavo_kernels.triton import INTERPRETED, attention
+from octavo_kernels.triton import attention_configs as configs
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="needs a GPU: TRITON_INTERPRET=0")

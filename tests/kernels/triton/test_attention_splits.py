@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo_kernels import reference
-from octavo_kernels.triton import INTERPRETED, attention, configs
+from octavo_kernels.triton import INTERPRETED, attention
+from octavo_kernels.triton import attention_configs as configs
 
 SHAPES = [(150, 1), (0, 1), (30, 3), (15, 12), (0, 17)]  # keys before, new tokens
 

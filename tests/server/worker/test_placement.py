@@ -16,7 +16,7 @@ from octavo.errors import ConfigError
 from octavo.worker import worker
 from octavo.worker.placement import choose_kernels, quantized_kv_dtype
 from octavo_kernels import triton as backend
-from octavo_kernels.triton import configs
+from octavo_kernels.triton import attention_configs as configs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

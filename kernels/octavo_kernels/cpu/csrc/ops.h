@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 #include "quant.h"
-#include "team.h"
+#include "thread_team.h"
 
 // x, weight, out [rows, width]; residual and residual_out NULL: plain RMS norm
 struct rms_norm_args {
@@ -77,7 +77,7 @@ struct touch_blocks_args {
 
 // Inputs of a step in which sequences rows[0 .. count) of a batch compute one token each. Of the batch: num_computed,
 // num_kv_tokens [sequences], token_ids [sequences, token_stride], blocks [sequences, block_stride]; the others are a step's
-// (metadata.py), table [count, table_stride]. A position below num_kv_tokens is in the cache already: slot -1
+// (attention_metadata.py), table [count, table_stride]. A position below num_kv_tokens is in the cache already: slot -1
 struct decode_inputs_args {
     const int64_t *rows, *num_computed, *num_kv_tokens;
     const int32_t *token_ids, *blocks;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.metadata import DecodeStep
+from octavo_kernels.attention_metadata import DecodeStep
 
 
 def decode_inputs(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from octavo_kernels.cpu.runtime import get_library
-from octavo_kernels.metadata import AttentionMetadata
+from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.cpu.library import get_library
 
 
 class DecodeInputs:

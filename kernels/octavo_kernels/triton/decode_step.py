@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo_kernels.metadata import DecodeStep
+from octavo_kernels.attention_metadata import DecodeStep
 from octavo_kernels.triton.dependent_launch import await_previous, early
 
 CHUNK = 2048  # entries of a block table that a program copies: 16 a thread, 32,768 tokens in blocks of 16

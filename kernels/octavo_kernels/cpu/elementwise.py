@@ -1,4 +1,4 @@
-"""Norms, activation and the unquantised linear on CPU."""
+"""RMS norm, SiLU, embedding and argmax on CPU."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.runtime import DTYPES, dense, get_library
-
-# Below this many elements a second thread costs more than it saves.
-_SERIAL_ELEMENTS = 16384
-
-
-def _threads(elements: int) -> int | None:
-    return 1 if elements < _SERIAL_ELEMENTS else None
+from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None or weight.dtype != x.dtype:
         return reference.rms_norm(x, weight, eps)
-    x, weight = dense(x), dense(weight)
+    x, weight = as_contiguous(x), as_contiguous(weight)
     out = torch.empty_like(x)
     width, elements = x.shape[-1], x.numel()
     op = library.pack(
         "rms_norm",
         x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, elements // width, width, dtype, eps,
     )  # fmt: skip
-    library.run(op, _threads(elements))
+    library.run(op, threads_for(elements))
     return out
 
 
@@ -35,7 +28,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None or weight.dtype != x.dtype or residual.dtype != x.dtype:
         return reference.fused_add_rms_norm(x, residual, weight, eps)
-    x, residual, weight = dense(x), dense(residual), dense(weight)
+    x, residual, weight = as_contiguous(x), as_contiguous(residual), as_contiguous(weight)
     out, total = torch.empty_like(x), torch.empty_like(x)
     width, elements = x.shape[-1], x.numel()
     op = library.pack(
@@ -43,7 +36,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
         elements // width, width, dtype, eps,
     )  # fmt: skip
-    library.run(op, _threads(elements))
+    library.run(op, threads_for(elements))
     return out, total
 
 
@@ -58,7 +51,7 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
         return index, x.gather(1, index[:, None])[:, 0]
     index, best = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
     op = library.pack("argmax", x.data_ptr(), index.data_ptr(), best.data_ptr(), *x.shape)
-    library.run(op, _threads(x.numel()) if len(x) > 1 else 1)
+    library.run(op, threads_for(x.numel()) if len(x) > 1 else 1)
     return index, best
 
 
@@ -66,27 +59,23 @@ def silu_and_mul(x: Tensor) -> Tensor:
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None:
         return reference.silu_and_mul(x)
-    x = dense(x)
+    x = as_contiguous(x)
     width = x.shape[-1] // 2
     out = x.new_empty((*x.shape[:-1], width))
     op = library.pack("silu_and_mul", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width, dtype)
-    library.run(op, _threads(out.numel()))
+    library.run(op, threads_for(out.numel()))
     return out
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return reference.linear(x, weight, bias)  # oneDNN and MKL are hard to beat in float32 and bfloat16
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     library = get_library()
     if library is None or not weight.is_contiguous():
         return reference.embedding(ids, weight)
-    ids = dense(ids, torch.int64)
+    ids = as_contiguous(ids, torch.int64)
     out = torch.empty((*ids.shape, weight.shape[1]), dtype=weight.dtype)
     row_bytes = weight.shape[1] * weight.element_size()
     op = library.pack(
         "embedding", ids.data_ptr(), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[0], row_bytes
     )
-    library.run(op, _threads(out.numel()))
+    library.run(op, threads_for(out.numel()))
     return out

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from octavo_kernels import reference
 from octavo_kernels import triton as backend
-from octavo_kernels.triton import configs, inputs
+from octavo_kernels.triton import attention_configs as configs
+from octavo_kernels.triton import decode_step
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 NUMBERS = ("token_ids", "positions", "next_positions", "seq_lens", "slot_mapping")
@@ -35,7 +36,7 @@ def state_of(data, sequences: int, block_size: int, width: int, device: str) -> 
 @settings(max_examples=60, **FIXTURES)
 def test_inputs_of_a_step(device, data, monkeypatch):
     """Every number of every row, the pages that lengths ask for, and what is counted, for two steps on end."""
-    monkeypatch.setattr(inputs, "CHUNK", 128)
+    monkeypatch.setattr(decode_step, "CHUNK", 128)
     block_size, width = data.draw(st.sampled_from([1, 16, 48])), data.draw(st.sampled_from([3, 128, 301, 512]))
     sequences = data.draw(st.integers(1, 6))
     ours = state_of(data, sequences, block_size, width, device)

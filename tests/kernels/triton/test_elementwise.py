@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels import reference
 from octavo_kernels import triton as backend
-from octavo_kernels.triton import blocks, small_linear
+from octavo_kernels.triton import block_copies, small_linear
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
@@ -194,7 +194,7 @@ def test_offsets_beyond_32_bits(device):
 @pytest.mark.parametrize("scratch", [1, 4 * 60 * 32 * 8, 1 << 20])
 def test_many_copies_share_little_scratch_memory(device, monkeypatch, scratch):
     """However little there is, one program can do it all; and no more than is allowed is asked for."""
-    monkeypatch.setattr(blocks, "SCRATCH", scratch)
+    monkeypatch.setattr(block_copies, "SCRATCH", scratch)
     sizes, empty = [], torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, **k: sizes.append(size) or empty(*size, **k))
     caches = [randn(2, 70, 1, 16, 4, dtype=torch.float32, device=device, seed=seed) for seed in range(3)]

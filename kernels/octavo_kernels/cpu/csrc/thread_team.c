@@ -1,4 +1,4 @@
-#include "team.h"
+#include "thread_team.h"
 
 #include <limits.h>
 #include <sched.h>
