@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.examples import FACTOR
+from support.turns import turn
 
 # Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
 # imported, which transformers does too.
@@ -38,6 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             test._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * FACTOR)
     for machine in {item.cls for item in functions if issubclass(item.cls or object, unittest.TestCase)}:
         machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * FACTOR)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Nothing runs beside a test that is marked `alone`, though several workers run tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    with turn(item.config.rootpath / ".pytest_cache", alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
