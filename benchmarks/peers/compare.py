@@ -33,7 +33,7 @@ from load import make_prompts, run_level
 from server import Bystanders, Server, ServerError
 
 from octavo.loader.sources import resolve_model
-from octavo.platform import cpu_count, memory_limit
+from octavo.system.limits import cpu_count, memory_limit
 from octavo.tokenizer import Tokenizer
 
 INPUT, OUTPUT = 128, 128

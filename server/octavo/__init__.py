@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name == "LLM":
-        from octavo.quick_torch import import_whole_torch
+        from octavo.system.torch_import import import_whole_torch
 
         import_whole_torch()
     return getattr(import_module(_EXPORTS[name]), name)

@@ -18,7 +18,6 @@ from octavo.engine.input_processor import InputProcessor
 from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError, OctavoError
-from octavo.interrupts import interrupts_held
 from octavo.metrics.reader import Counter, Gauge, Metric
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.outputs import (
@@ -29,6 +28,7 @@ from octavo.outputs import (
     RequestOutput,
 )
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.system.sigint import interrupts_held
 from octavo.tokenizer import Tokenizer
 from octavo.user_tokenizer import UserTokenizer
 from octavo.worker.pooler import POOLINGS

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from octavo import names
 from octavo.errors import ConfigError
+from octavo.system import suggestions as names
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.quick_torch import _may_have_gpu
+from octavo.system.torch_import import _may_have_gpu
 
 ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements"
@@ -128,7 +128,7 @@ assert torch.export.Dim and not torch.cuda.is_available()
 """,
     )
     assert "Paris" in out
-    code = "from octavo.quick_torch import import_torch; import_torch(); import octavo.worker.worker; print('there')"
+    code = "from octavo.system.torch_import import import_torch; import_torch(); import octavo.worker.worker; print('there')"
     assert run_as_served(as_served, code) == "there\n"
 
 
@@ -136,7 +136,8 @@ def test_a_gpu_without_its_libraries_is_told_the_way_out(as_served: dict[str, st
     out = run_as_served(
         as_served,
         """
-from octavo import errors, quick_torch
+from octavo import errors
+from octavo.system import torch_import as quick_torch
 quick_torch._may_have_gpu = lambda: True
 for importing in (quick_torch.import_torch, quick_torch.import_whole_torch):
     try:

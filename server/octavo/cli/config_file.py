@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from octavo.names import did_you_mean
+from octavo.system.suggestions import did_you_mean
 
 
 class ConfigFile(argparse.Action):

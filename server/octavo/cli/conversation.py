@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.cli.chat_client import Answer, Client, Model, Refused
-from octavo.names import did_you_mean
+from octavo.system.suggestions import did_you_mean
 
 HELP = """\
 /set NAME VALUE   temperature, top_p, top_k, min_p, max_tokens, seed, system, verbose

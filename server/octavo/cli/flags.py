@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.names import did_you_mean
+from octavo.system.suggestions import did_you_mean
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])([iI][bB]?|[bB])?)?")
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}

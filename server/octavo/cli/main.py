@@ -10,7 +10,7 @@ from octavo import __version__
 from octavo.cli.flags import with_dashes
 from octavo.cli.parser import CommandParser
 from octavo.errors import OctavoError
-from octavo.names import did_you_mean
+from octavo.system.suggestions import did_you_mean
 
 COMMANDS = {
     "serve": "Serve a model behind OpenAI's API.",

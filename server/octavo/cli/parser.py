@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from octavo.cli.vllm_flags import judge_unknown_flag
-from octavo.names import did_you_mean
+from octavo.system.suggestions import did_you_mean
 
 
 class CommandParser(argparse.ArgumentParser):

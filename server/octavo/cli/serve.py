@@ -28,7 +28,7 @@ from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
 from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
-from octavo.logs import FORMATS, LEVELS, setup_logging
+from octavo.system.logging_setup import FORMATS, LEVELS, setup_logging
 
 logger = logging.getLogger("octavo.serve")
 

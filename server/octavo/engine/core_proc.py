@@ -165,7 +165,7 @@ def _memory_reader(device: str) -> Callable[[], tuple[int, int]]:
             return total - free, total
 
         return read_cuda
-    from octavo.platform import memory_limit
+    from octavo.system.limits import memory_limit
 
     page, statm, total = os.sysconf("SC_PAGE_SIZE"), Path("/proc/self/statm"), memory_limit()
     return lambda: (int(statm.read_text().split()[1]) * page, total)
@@ -209,7 +209,7 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     import msgspec
 
     from octavo.errors import OctavoError
-    from octavo.quick_torch import import_torch
+    from octavo.system.torch_import import import_torch
 
     try:
         import_torch()
@@ -218,7 +218,7 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     import octavo.worker.worker  # noqa: F401
     from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
-    from octavo.logs import setup_logging
+    from octavo.system.logging_setup import setup_logging
 
     imported = time.perf_counter()
     message = json.loads(_read_line_from_stdin())

@@ -44,7 +44,7 @@ class DummyWeight:
 def dummy_weights(
     slots: dict[str, list[WeightSlot]], seed: int, device: torch.device | str
 ) -> Iterator[tuple[str, DummyWeight]]:
-    # Torch's generators want this module, which octavo.quick_torch keeps from being imported.
+    # Torch's generators want this module, which octavo.system.torch_import keeps from being imported.
     import torch._prims.rng_prims  # noqa: F401
 
     for name, takers in slots.items():

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.loader.reading import read_into
+from octavo.system.file_reading import read_into
 
 _SCALARS = {  # GGUF value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from octavo.errors import ModelError
-from octavo.names import did_you_mean, nearest
+from octavo.system.suggestions import did_you_mean, nearest
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.reading import read_into
 from octavo.loader.staging import staging
+from octavo.system.file_reading import read_into
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo import platform
 from octavo.config import CacheConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
+from octavo.system import limits as platform
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from octavo import platform
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.system import limits as platform
 from octavo.worker.memory import Alternative, ModelNeeds, least_kv_bytes, weights_room
 from octavo.worker.placement import kv_cache_specs
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 
 import octavo_kernels
-from octavo import platform
 from octavo.config import EngineConfig, SchedulerConfig
 from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
+from octavo.system import limits as platform
 from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
 from octavo.worker.graphs import CudaCapture, run_again
 from octavo.worker.memory import (

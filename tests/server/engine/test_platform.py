@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo import platform
+from octavo.system import limits as platform
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from octavo.quick_torch import _may_have_gpu, empty_library
+from octavo.system.torch_import import _may_have_gpu, empty_library
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or _may_have_gpu(), reason="needs Linux without a GPU")
 WORK = """

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelError
-from octavo.loader.reading import read_into
 from octavo.loader.staging import Staging
+from octavo.system.file_reading import read_into
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool]
 
@@ -131,7 +131,7 @@ def test_reads_that_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             return self.file.readinto(buffer[:3])
 
     plain = open
-    monkeypatch.setattr("octavo.loader.reading.open", lambda *a, **k: Slow(plain(*a, **k)), raising=False)
+    monkeypatch.setattr("octavo.system.file_reading.open", lambda *a, **k: Slow(plain(*a, **k)), raising=False)
     load(1, tmp_path / "w", 64, [7, 8, 9, 63, 64, 65, 200])
 
 

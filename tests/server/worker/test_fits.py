@@ -17,11 +17,12 @@ from support.gguf_files import write_gguf
 from support.paged import model_config
 from support.tiny_models import FAMILIES, make_model
 
-from octavo import LLM, SamplingParams, platform
+from octavo import LLM, SamplingParams
 from octavo.config import EngineArgs, EngineConfig
 from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.system import limits as platform
 from octavo.worker import worker
 from octavo.worker.memory import check_weights_fit, weights_room
 from octavo.worker.needs import alternatives, model_needs
