@@ -26,7 +26,7 @@ from octavo.config import EngineArgs, EngineConfig, ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 from octavo.worker.placement import quantized_kv_dtype, spec_with
 from octavo_kernels import AttentionMetadata
 

@@ -34,7 +34,7 @@ from server import Bystanders, Server, ServerError
 
 from octavo.loader.sources import resolve_model
 from octavo.system.limits import cpu_count, memory_limit
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 INPUT, OUTPUT = 128, 128
 LONG_PROMPT, SHARED = 800, 768

@@ -17,7 +17,7 @@ from typing import Any
 
 from octavo.bench.datasets import add_dataset_arguments, load_dataset
 from octavo.bench.report import percentile
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 
 def make_prompts(tokenizer: Tokenizer, count: int, length: int, seed: int, prefix: int = 0) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo import vllm_arguments
-from octavo.chat_template import check_variables
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
@@ -29,8 +28,9 @@ from octavo.outputs import (
 )
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from octavo.system.sigint import interrupts_held
-from octavo.tokenizer import Tokenizer
-from octavo.user_tokenizer import UserTokenizer
+from octavo.text.chat_template import check_variables
+from octavo.text.tokenizer import Tokenizer
+from octavo.text.user_tokenizer import UserTokenizer
 from octavo.worker.pooler import POOLINGS
 
 Prompt = str | dict[str, Any] | list[int]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 DATASETS = ("random", "sharegpt", "prefix_repetition")
 

@@ -186,7 +186,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     config.model.generation_config.update(args.override_generation_config)
     process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
     phases.done("finding the model")
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
     phases.done("loading the tokenizer")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog
     from octavo.metrics.prometheus import EngineMetrics
     from octavo.metrics.tracing import Tracer
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
 from octavo.engine.messages import EngineCoreRequest
-from octavo.prefix_tokens import PrefixTokens
 from octavo.sampling_params import SamplingParams
 from octavo.structured_output import to_grammar
+from octavo.text.prefix_token_cache import PrefixTokens
 
 if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 # A text, token ids, or a dict with one of them under "prompt" or "prompt_token_ids" (and perhaps "cache_salt").
 Prompt = str | Sequence[int] | dict[str, Any]

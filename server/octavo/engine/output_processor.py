@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.engine.detokenizer import Detokenizer, Vocabulary
 from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats
 from octavo.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind
+from octavo.text.detokenizer import Detokenizer, Vocabulary
 
 if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 
 class OutputQueue(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.chat_template import check_variables
 from octavo.errors import ConfigError
+from octavo.text.chat_template import check_variables
 
 
 @dataclass

@@ -29,7 +29,7 @@ from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 from octavo.metrics.tracing import Tracer
 
 if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

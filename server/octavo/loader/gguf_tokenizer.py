@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.loader.split_patterns import GPT4O, LLAMA3, QWEN2, TEKKEN
+from octavo.text.split_patterns import GPT4O, LLAMA3, QWEN2, TEKKEN
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 

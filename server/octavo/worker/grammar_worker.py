@@ -136,7 +136,7 @@ def _error_of(matcher: LLMatcher) -> str:
 
 
 def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Raises ValueError. Reads the file itself: `octavo.tokenizer` would take as long again."""
+    """Raises ValueError. Reads the file itself: `octavo.text.tokenizer` would take as long again."""
     from llguidance import LLTokenizer
 
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from octavo.bench.datasets import add_dataset_arguments, load_dataset
 from octavo.bench.report import Report, parse_goodput, percentile, plot_timeline
 from octavo.config import EngineArgs
 from octavo.errors import ConfigError
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 results = st.lists(
     st.builds(

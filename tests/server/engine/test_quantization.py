@@ -16,7 +16,7 @@ from octavo.config import QUANTIZATIONS
 from octavo.errors import ConfigError
 from octavo.layers.quantization import registry
 from octavo.loader.load_model import load_model
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 from octavo_kernels.quant import dequantize
 
 MAX_KL = 0.02  # nats, mean over positions

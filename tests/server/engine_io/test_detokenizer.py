@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.detokenizer import REPLACEMENT, Detokenizer, Vocabulary
 from octavo.sampling_params import SamplingParams
+from octavo.text.detokenizer import REPLACEMENT, Detokenizer, Vocabulary
 
 KINDS = ["byte_level", "byte_fallback", "byte_fallback_no_strip", "word_piece"]
 

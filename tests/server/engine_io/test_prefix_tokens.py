@@ -13,11 +13,11 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.input_processor import InputProcessor
-from octavo.loader import split_patterns
 from octavo.loader.files import ModelFiles
-from octavo.prefix_tokens import MAX_PREFIXES, PrefixTokens
 from octavo.sampling_params import SamplingParams
-from octavo.tokenizer import Tokenizer
+from octavo.text import split_patterns
+from octavo.text.prefix_token_cache import MAX_PREFIXES, PrefixTokens
+from octavo.text.tokenizer import Tokenizer
 
 PIECES = (
     "the", " capital", " of", " France", "Paris.", "don't", "it'S", "'s", " ", "  ", "\n", " \n ", "\r\n", "\t",

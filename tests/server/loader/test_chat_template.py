@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from octavo.chat_template import ChatTemplateError, check_variables, render
-from octavo.tokenizer import Tokenizer
+from octavo.text.chat_template import ChatTemplateError, check_variables, render
+from octavo.text.tokenizer import Tokenizer
 
 # Templates of our own in the shapes that popular models use.
 HEADERS = """{{- bos_token }}

@@ -25,7 +25,7 @@ from octavo.loader.gguf_derive import derived_directory
 from octavo.loader.gguf_reader import GGUFFile
 from octavo.loader.model_config import load_generation_config, load_hf_config
 from octavo.loader.sources import resolve_model
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 SMALL = {
     "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

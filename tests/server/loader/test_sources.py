@@ -20,7 +20,7 @@ from support.tiny_models import FAMILIES, make_model
 from octavo.errors import ModelError
 from octavo.loader.model_config import load_generation_config, load_hf_config
 from octavo.loader.sources import resolve_model
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
@@ -176,7 +176,7 @@ def test_a_warm_start_reads_notes_alone_and_loads_no_heavy_library() -> None:
     script = (
         "import sys\nfrom octavo.loader.sources import resolve_model\n"
         "from octavo.loader.model_config import load_hf_config\n"
-        "from octavo.tokenizer import Tokenizer\nfiles = resolve_model(None)\nload_hf_config(files)\n"
+        "from octavo.text.tokenizer import Tokenizer\nfiles = resolve_model(None)\nload_hf_config(files)\n"
         "t = Tokenizer.from_files(files)\n"
         "t.decode(t.encode(t.apply_chat_template([{'role': 'user', 'content': 'hi'}])))\n"
         "print(sorted({'torch', 'transformers', 'huggingface_hub', 'gguf', 'numpy', 'rich'} & set(sys.modules)))"

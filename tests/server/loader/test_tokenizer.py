@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from octavo.errors import ModelError
 from octavo.loader.files import ModelFiles
 from octavo.loader.sources import resolve_model
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 SMALL = {
     "vocab_size": 640, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

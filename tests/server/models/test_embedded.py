@@ -17,7 +17,7 @@ from octavo.layers.quantization import LinearMethod, QuantizationConfig, registr
 from octavo.layers.weights import WeightSlot
 from octavo.loader.gguf_dequant import dequantize
 from octavo.loader.load_model import load_model
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 from octavo_kernels import linear
 
 pytestmark = pytest.mark.model

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.chat_template import check_variables
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving, tools
@@ -36,6 +35,7 @@ from octavo.entrypoints.openai.tool_lessons import knows_tools, teach
 from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.text.chat_template import check_variables
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread

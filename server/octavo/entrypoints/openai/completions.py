@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.detokenizer import TextOffsets, prompt_offsets
 from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving
@@ -22,6 +21,7 @@ from octavo.entrypoints.openai.responses import Completion, CompletionChoice, Co
 from octavo.entrypoints.openai.structured import constraint_of
 from octavo.entrypoints.state import ServerState
 from octavo.outputs import CompletionOutput, LogprobsTable, RequestOutput
+from octavo.text.detokenizer import TextOffsets, prompt_offsets
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

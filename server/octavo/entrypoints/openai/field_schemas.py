@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.chat_template import RESERVED
+from octavo.text.chat_template import RESERVED
 
 Schema = dict[str, Any]
 

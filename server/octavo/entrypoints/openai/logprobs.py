@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.engine.detokenizer import Vocabulary
 from octavo.entrypoints.openai.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 from octavo.outputs import Logprob, PositionLogprobs
+from octavo.text.detokenizer import Vocabulary
 
 _LOWEST = -9999.0  # JSON has no -Infinity
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo import chat_template as chat
 from octavo.errors import ModelError
 from octavo.loader.files import NO_TOKENIZER, ModelFiles
 from octavo.loader.model_config import read_json
+from octavo.text import chat_template as chat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

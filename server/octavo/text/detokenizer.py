@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

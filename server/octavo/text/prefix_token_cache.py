@@ -14,12 +14,12 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.loader import split_patterns
+from octavo.text import split_patterns
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
-    from octavo.tokenizer import Tokenizer
+    from octavo.text.tokenizer import Tokenizer
 
 MIN_CHARS = 256  # less is tokenised sooner than looked up
 MAX_PREFIXES, MAX_SIZE = 64, 1 << 20  # that are kept, the characters and tokens of all together

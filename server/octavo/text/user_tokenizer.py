@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
-from octavo.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer
 
 
 class UserTokenizer:
