@@ -56,8 +56,8 @@ def core_alone(model: str, concurrency: int, tokens: int) -> None:
     """(The other process.) Prints the seconds and CPU seconds of each round that it is asked for on stdin."""
     from octavo.config import EngineArgs
     from octavo.engine.core import EngineCore
-    from octavo.engine.messages import EngineCoreRequest
-    from octavo.sampling_params import SamplingParams
+    from octavo.interface.messages import EngineCoreRequest
+    from octavo.interface.sampling_params import SamplingParams
 
     config = EngineArgs(
         model=model, load_format="dummy", max_num_seqs=concurrency, kv_cache_memory_bytes=256 << 20

@@ -14,10 +14,10 @@ import statistics
 
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
-from octavo.core.sched_output import ModelRunnerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineCoreRequest
-from octavo.sampling_params import SamplingParams
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import ModelRunnerOutput
 
 GOAL = 0.95
 

@@ -15,20 +15,20 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from octavo.interface.outputs import CompletionOutput as CompletionOutput
+    from octavo.interface.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.interface.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from octavo.interface.outputs import RequestOutput as RequestOutput
+    from octavo.interface.sampling_params import SamplingParams as SamplingParams
     from octavo.llm import LLM as LLM
-    from octavo.outputs import CompletionOutput as CompletionOutput
-    from octavo.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
-    from octavo.outputs import PoolingRequestOutput as PoolingRequestOutput
-    from octavo.outputs import RequestOutput as RequestOutput
-    from octavo.sampling_params import SamplingParams as SamplingParams
 
 _EXPORTS = {
     "LLM": "octavo.llm",
-    "SamplingParams": "octavo.sampling_params",
-    "RequestOutput": "octavo.outputs",
-    "CompletionOutput": "octavo.outputs",
-    "EmbeddingRequestOutput": "octavo.outputs",
-    "PoolingRequestOutput": "octavo.outputs",
+    "SamplingParams": "octavo.interface.sampling_params",
+    "RequestOutput": "octavo.interface.outputs",
+    "CompletionOutput": "octavo.interface.outputs",
+    "EmbeddingRequestOutput": "octavo.interface.outputs",
+    "PoolingRequestOutput": "octavo.interface.outputs",
 }
 __all__ = sorted(_EXPORTS)
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.loader.config_checks import MAX_POSITIONS, shown_value
-from octavo.loader.files import ModelFiles
+from octavo.interface.config_checks import MAX_POSITIONS, shown_value
+from octavo.interface.model_files import ModelFiles
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # other names of theirs

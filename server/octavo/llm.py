@@ -14,19 +14,19 @@ from octavo import vllm_arguments
 from octavo.config import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
-from octavo.engine.messages import EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError, OctavoError
-from octavo.metrics.reader import Counter, Gauge, Metric
-from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
-from octavo.outputs import (
+from octavo.interface.messages import EngineCoreRequest, SchedulerStats
+from octavo.interface.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
 )
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
+from octavo.metrics.reader import Counter, Gauge, Metric
+from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.system.sigint import interrupts_held
 from octavo.text.chat_template import check_variables
 from octavo.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from support.tiny_models import VOCAB_SIZE
 from octavo import LLM
 from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
-from octavo.outputs import RequestOutput
+from octavo.interface.outputs import RequestOutput
 
 
 def overlapped(llm: LLM) -> LLM:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-from octavo.engine.messages import EngineCoreRequest
+from octavo.interface.messages import EngineCoreRequest
 
 NO_LIMIT = 1 << 60
 

@@ -17,8 +17,8 @@ from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import NO_LIMIT, Request, RequestStatus, expand_samples
 from octavo.core.request_queue import make_request_queue
-from octavo.core.sched_output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists, SchedulerStats
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists, SchedulerStats
+from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 

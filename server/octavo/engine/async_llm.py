@@ -15,12 +15,12 @@ from octavo.config import EngineConfig
 from octavo.engine.core_client import CoreClient, CoreReady, how_it_ended
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.launcher import CoreProcess
-from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError
+from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from octavo.interface.outputs import RequestOutput
+from octavo.interface.sampling_params import SamplingParams
 from octavo.metrics.stats import IterationStats
-from octavo.outputs import RequestOutput
-from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog

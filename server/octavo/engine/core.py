@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import RequestStatus
-from octavo.core.sched_output import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.errors import DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.worker.memory import out_of_memory
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.channel import Frames, Kind, frame
 from octavo.engine.launcher import CoreProcess
-from octavo.engine.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.engine.packing import unpack
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from octavo.engine.launcher import CoreOptions
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
-    from octavo.engine.messages import EngineCoreOutputs
+    from octavo.interface.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ class CoreProc:
     def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat) -> None:
         import msgspec
 
-        from octavo.engine.messages import EngineCoreRequest
         from octavo.engine.packing import pack
+        from octavo.interface.messages import EngineCoreRequest
 
         self._core = core
         self._channel = channel
@@ -62,7 +62,7 @@ class CoreProc:
 
     def run(self) -> None:
         """Until the front end closes its end."""
-        from octavo.engine.messages import EngineCoreOutputs
+        from octavo.interface.messages import EngineCoreOutputs
 
         core = self._core
         while True:
@@ -121,7 +121,7 @@ class CoreProc:
             self._refuse(request_id, str(error))
 
     def _refuse(self, request_id: str, error: str) -> None:
-        from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs
+        from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs
 
         # Index -1: the whole request, whatever its number of samples.
         output = EngineCoreOutput(request_id, -1, [], finish_reason="error", error=error)

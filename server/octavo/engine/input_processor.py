@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
-from octavo.engine.messages import EngineCoreRequest
-from octavo.sampling_params import SamplingParams
-from octavo.structured_output import to_grammar
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.structured_output import to_grammar
 from octavo.text.prefix_token_cache import PrefixTokens
 
 if TYPE_CHECKING:

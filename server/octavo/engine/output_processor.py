@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
+from octavo.interface.sampling_params import RequestOutputKind
 from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats
-from octavo.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
-from octavo.sampling_params import RequestOutputKind
 from octavo.text.detokenizer import Detokenizer, Vocabulary
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
+from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 
 # Of the tokens: request ids, indexes, token ids. Then all other outputs, whole.
 _Columns = tuple[list[str], list[int], list[int], list[EngineCoreOutput], SchedulerStats | None, float]

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody
 from octavo.entrypoints.openai.errors import APIError, ErrorResponse, bad_request, from_validation
 from octavo.errors import EngineDeadError
-from octavo.outputs import RequestOutput
+from octavo.interface.outputs import RequestOutput
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.serving import Running

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from octavo.config import EngineConfig
-from octavo.core.sched_output import PendingOutput, SchedulerOutput
+from octavo.interface.step import PendingOutput, SchedulerOutput
 
 
 class Executor(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.core.kv_cache_spec import KVCacheSpec
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo_kernels import AttentionMetadata

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octavo.interface.model_files import ModelFiles as ModelFiles
     from octavo.loader.checkpoint import WeightSource as WeightSource
     from octavo.loader.checkpoint import iterate_weights as iterate_weights
-    from octavo.loader.files import ModelFiles as ModelFiles
 
 _EXPORTS = {
     "iterate_weights": "octavo.loader.checkpoint",
     "WeightSource": "octavo.loader.checkpoint",
-    "ModelFiles": "octavo.loader.files",
+    "ModelFiles": "octavo.interface.model_files",
 }
 __all__ = ["ModelFiles", "WeightSource", "iterate_weights"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from octavo.loader.files import ModelFiles
+from octavo.interface.model_files import ModelFiles
 
 if TYPE_CHECKING:
     import torch

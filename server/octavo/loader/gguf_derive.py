@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
+from octavo.interface.model_files import NO_TOKENIZER
 from octavo.loader.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
-from octavo.loader.files import NO_TOKENIZER
 
 if TYPE_CHECKING:
     from octavo.loader.gguf_reader import GGUFFile

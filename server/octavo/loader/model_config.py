@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.loader.config_checks import Fields, check_config
-from octavo.loader.files import ModelFiles
+from octavo.interface.config_checks import Fields, check_config
+from octavo.interface.model_files import ModelFiles
 
 
 def read_json(path: Path) -> dict[str, Any]:

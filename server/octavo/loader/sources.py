@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ModelError
-from octavo.loader.files import ModelFiles
+from octavo.interface.model_files import ModelFiles
 from octavo.loader.gguf_derive import derived_directory
 from octavo.loader.model_config import weight_map_files
 from octavo.loader.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from octavo.engine.messages import SchedulerStats
+from octavo.interface.messages import SchedulerStats
 from octavo.metrics.stats import IterationStats
 
 logger = logging.getLogger(__name__)

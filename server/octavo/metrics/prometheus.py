@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from octavo.config import EngineConfig
-from octavo.engine.messages import SchedulerStats
+from octavo.interface.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress, cache_config_labels
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from octavo.config import EngineConfig
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 

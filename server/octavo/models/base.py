@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from octavo.config import ModelConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.linear import LinearBase

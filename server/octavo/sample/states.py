@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import octavo_kernels
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import devices
 from octavo.sample.constraints import pack_bitmask
 from octavo.sample.gumbel import position_keys, stream_key
@@ -24,7 +25,6 @@ from octavo.sample.metadata import (
     TokenLogits,
 )
 from octavo.sample.token_pool import TokenPool
-from octavo.sampling_params import SamplingParams
 from octavo_kernels import SamplingRows, SamplingTable
 
 _HOTTEST = 1e30  # float32 keeps -inf / T = -inf

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer

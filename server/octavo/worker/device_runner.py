@@ -18,12 +18,12 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.config import EngineConfig
-from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput
-from octavo.sampling_params import SamplingParams
 from octavo.worker.device_state import PADDING, DeviceState
 from octavo.worker.graphs import Capture, Captured, capture_sizes, run_again
 from octavo.worker.input_batch import StepInputs

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from octavo.core.sched_output import CachedRequestData, NewRequestData
+from octavo.interface.step import CachedRequestData, NewRequestData
 from octavo_kernels.attention_metadata import AttentionMetadata
 
 

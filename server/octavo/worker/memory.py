@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.config import CacheConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.system import limits as platform
 
 MIB = 1 << 20

@@ -12,15 +12,15 @@ import torch
 
 import octavo_kernels
 from octavo.config import EngineConfig
-from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
-from octavo.engine.messages import LogprobsLists
+from octavo.interface.messages import LogprobsLists
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
-from octavo.sampling_params import SamplingParams
 from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.grammar_pool import GrammarPool
 from octavo.worker.input_batch import InputBatch, StepInputs

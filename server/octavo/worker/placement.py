@@ -8,8 +8,8 @@ import torch
 
 import octavo_kernels
 from octavo.config import EngineConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
 from octavo.errors import ConfigError
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.models.base import CausalLM
 from octavo_kernels import reference
 

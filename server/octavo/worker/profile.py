@@ -8,7 +8,7 @@ import torch
 
 import octavo_kernels
 from octavo.config import SchedulerConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.model_runner import PROMPT_LOGPROBS_ROWS

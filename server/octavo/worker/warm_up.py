@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from octavo.core.sched_output import NewRequestData, SchedulerOutput
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.prompt_graphs import SIZES
 

@@ -10,9 +10,9 @@ import torch
 
 import octavo_kernels
 from octavo.config import EngineConfig, SchedulerConfig
-from octavo.core.kv_cache_spec import KVCacheSpec
-from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.errors import ConfigError
+from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits as platform

@@ -10,10 +10,10 @@ from support.examples import FACTOR
 from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
-from octavo.sampling_params import SamplingParams
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
 EOS = 9
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from core_helpers import EOS
 
-from octavo.core.sched_output import ModelRunnerOutput, NewRequestData, SchedulerOutput
-from octavo.engine.messages import EngineCoreRequest, LogprobsLists
+from octavo.interface.messages import EngineCoreRequest, LogprobsLists
+from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 POISON = -1  # the "key and value" that a failed step leaves, and the token sampled from it
 

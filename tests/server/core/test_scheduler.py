@@ -9,9 +9,9 @@ import pytest
 from core_helpers import EOS, core_request, make_scheduler, run_step, run_until_done, tokens_for
 
 from octavo.core.request import RequestStatus
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineCoreOutput, LogprobsLists
+from octavo.interface.messages import EngineCoreOutput, LogprobsLists
+from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
 
 def given(step: SchedulerOutput) -> dict[str, int]:

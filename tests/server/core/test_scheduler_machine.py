@@ -14,9 +14,9 @@ from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request, RequestStatus
-from octavo.core.sched_output import ModelRunnerOutput, SchedulerOutput
 from octavo.core.scheduler import Scheduler
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
 # Long enough a base that prompts share their beginnings, and few enough tokens that they agree by chance as well.
 BASE = [0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 0, 2] * 3

@@ -10,7 +10,7 @@ import transformers
 
 from octavo import LLM, SamplingParams
 from octavo.errors import OctavoError
-from octavo.structured_output import StructuredOutputsParams
+from octavo.interface.structured_output import StructuredOutputsParams
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

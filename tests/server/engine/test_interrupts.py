@@ -13,8 +13,8 @@ import pytest
 from support.overlapped import overlapped, prompts_of, tiny
 
 from octavo import LLM, SamplingParams
-from octavo.core.sched_output import PendingOutput, SchedulerOutput
 from octavo.errors import DeviceLostError
+from octavo.interface.step import PendingOutput, SchedulerOutput
 
 SAMPLED = SamplingParams(temperature=0.8, seed=1, max_tokens=8, ignore_eos=True)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.structured_output import StructuredOutputsParams
+from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.worker.grammar_pool import GrammarProcess
 from octavo.worker.grammar_worker import MEMORY_BYTES
 

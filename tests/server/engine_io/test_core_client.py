@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from octavo.engine.channel import Channel, Frames, Kind, frame
 from octavo.engine.core_client import CoreClient
-from octavo.engine.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
 from octavo.engine.packing import pack, unpack
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
 
 READY = msgspec.msgpack.encode({"config": {}, "num_blocks": 1})
 

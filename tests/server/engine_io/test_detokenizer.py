@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
 from octavo.text.detokenizer import REPLACEMENT, Detokenizer, Vocabulary
 
 KINDS = ["byte_level", "byte_fallback", "byte_fallback_no_strip", "word_piece"]

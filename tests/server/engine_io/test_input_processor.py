@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.input_processor import InputProcessor
-from octavo.loader.files import ModelFiles
-from octavo.sampling_params import SamplingParams
+from octavo.interface.model_files import ModelFiles
+from octavo.interface.sampling_params import SamplingParams
 
 MAX_LEN = 64
 

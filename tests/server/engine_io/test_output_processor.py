@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.engine.output_processor import OutputProcessor, RequestState
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.interface.outputs import Logprob, LogprobsTable, RequestOutput
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.metrics.stats import IterationStats
-from octavo.outputs import Logprob, LogprobsTable, RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 ARRIVAL = 1_000.0
 

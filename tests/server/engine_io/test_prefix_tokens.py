@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, p
 
 from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.input_processor import InputProcessor
-from octavo.loader.files import ModelFiles
-from octavo.sampling_params import SamplingParams
+from octavo.interface.model_files import ModelFiles
+from octavo.interface.sampling_params import SamplingParams
 from octavo.text import split_patterns
 from octavo.text.prefix_token_cache import MAX_PREFIXES, PrefixTokens
 from octavo.text.tokenizer import Tokenizer

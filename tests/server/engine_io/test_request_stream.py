@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.async_llm import OutputStream
-from octavo.engine.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import EngineDeadError
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 
 
 def make_request(kind: RequestOutputKind, n: int = 1) -> EngineCoreRequest:

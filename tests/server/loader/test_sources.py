@@ -161,7 +161,7 @@ def test_a_generation_config_is_optional(folder: Path) -> None:
 def test_files_survive_the_way_to_another_process(folder: Path) -> None:
     from dataclasses import asdict
 
-    from octavo.loader.files import ModelFiles
+    from octavo.interface.model_files import ModelFiles
 
     files = resolve_model(str(model_folder(folder / "m")))
     assert ModelFiles.from_dict(json.loads(json.dumps(asdict(files)))) == files

@@ -16,7 +16,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from octavo.errors import ModelError
-from octavo.loader.files import ModelFiles
+from octavo.interface.model_files import ModelFiles
 from octavo.loader.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 

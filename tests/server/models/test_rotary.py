@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from octavo.config import ModelConfig
 from octavo.errors import ModelError
+from octavo.interface.model_files import ModelFiles
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.loader.files import ModelFiles
 
 LENGTH = 600
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import Sampler, SamplerOutput, SamplingStates
-from octavo.sampling_params import SamplingParams
 
 PROMPT = [1, 2, 3]
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_helpers import normal_logits, processed, sample
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import Sampler, SamplingStates
 from octavo.sample.constraints import apply_bitmask, pack_bitmask
-from octavo.sampling_params import SamplingParams
 
 GREEDY = {"temperature": 0}
 INF = torch.inf

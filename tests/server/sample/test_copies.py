@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import devices
 from octavo.sample.states import SamplingStates
-from octavo.sampling_params import SamplingParams
 
 ELSEWHERE = torch.device("meta")  # stands for a GPU
 

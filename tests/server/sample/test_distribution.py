@@ -8,7 +8,7 @@ import torch
 from sampling_helpers import chi_square_sigma, draw_counts, normal_logits, sample
 from torch import Tensor
 
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
 
 DRAWS = 30_000
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_helpers import normal_logits, sample
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import compute_prompt_logprobs
-from octavo.sampling_params import SamplingParams
 
 
 @settings(max_examples=40)

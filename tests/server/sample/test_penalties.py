@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sampling_helpers import normal_logits
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import Sampler, SamplingStates
-from octavo.sampling_params import SamplingParams
 
 VOCAB = 24
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_helpers import PROMPT, normal_logits, sample
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample import Sampler, SamplingStates, devices
-from octavo.sampling_params import SamplingParams
 
 VOCAB = 4999
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo import sampling_params
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface import sampling_params
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 
 FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
@@ -201,5 +201,5 @@ def test_a_bad_generation_config_is_named() -> None:
 
 
 def test_importing_the_parameters_imports_no_torch() -> None:
-    code = "import sys, octavo.sampling_params; assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules)"
+    code = "import sys, octavo.interface.sampling_params; assert not {'torch', 'numpy', 'msgspec'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,11 +17,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from octavo.interface.sampling_params import SamplingParams
 from octavo.sample.candidates import block_floor, candidates
 from octavo.sample.gumbel import GumbelNoise, position_keys, stream_key
 from octavo.sample.metadata import RandomRows
 from octavo.sample.truncation import Cuts, kept_tokens, sample_truncated
-from octavo.sampling_params import SamplingParams
 
 NO_IDS = torch.zeros(1, 1, dtype=torch.int64)
 

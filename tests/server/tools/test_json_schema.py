@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.json_schema import closed, moved
-from octavo.structured_output import StructuredOutputsParams, to_grammar
+from octavo.interface.json_schema import closed, moved
+from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 NAMES = ["a", "b", "c", "$ref", "const"]
 REFERENCES = st.sampled_from(["#/$defs/x", "#/$defs/y"]).map(lambda where: {"$ref": where})

@@ -14,7 +14,7 @@ from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.structured import or_calls
 from octavo.entrypoints.openai.tool_grammars import calls_of
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, CallPiece
-from octavo.structured_output import StructuredOutputsParams, to_grammar
+from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 WEATHER = {
     "name": "get_weather",

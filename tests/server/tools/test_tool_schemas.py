@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.tools import ToolPlan, plan
-from octavo.structured_output import to_grammar
+from octavo.interface.structured_output import to_grammar
 
 NODE = {
     "type": "object",

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving, tools
 from octavo.entrypoints.openai.chat_answer import AnswerParser
@@ -34,7 +33,8 @@ from octavo.entrypoints.openai.structured import Constraint, after_thoughts, con
 from octavo.entrypoints.openai.tool_lessons import knows_tools, teach
 from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.chat_template import check_variables
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it

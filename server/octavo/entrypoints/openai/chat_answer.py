@@ -10,7 +10,7 @@ from octavo.entrypoints.openai.reasoning import ReasoningParser
 from octavo.entrypoints.openai.responses import ChatDelta, ChatMessage, FunctionCall, ToolCall, ToolCallDelta
 from octavo.entrypoints.openai.tool_parsers import Piece
 from octavo.entrypoints.openai.tools import ToolPlan
-from octavo.outputs import CompletionOutput
+from octavo.interface.outputs import CompletionOutput
 
 
 @dataclass

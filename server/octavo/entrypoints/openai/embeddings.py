@@ -14,14 +14,14 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import JSON, read_body, unless_disconnected
 from octavo.entrypoints.openai import serving
 from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
 from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
 from octavo.entrypoints.state import ServerState
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 
 MAX_INPUTS = 2_048  # as OpenAI's API
 _WORTH_A_THREAD = 4_000  # characters or ids

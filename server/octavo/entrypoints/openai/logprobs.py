@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.entrypoints.openai.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
-from octavo.outputs import Logprob, PositionLogprobs
+from octavo.interface.outputs import Logprob, PositionLogprobs
 from octavo.text.detokenizer import Vocabulary
 
 _LOWEST = -9999.0  # JSON has no -Infinity

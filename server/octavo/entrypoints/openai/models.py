@@ -9,7 +9,7 @@ from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
-from octavo.sampling_params import recommended_sampling
+from octavo.interface.sampling_params import recommended_sampling
 
 
 def _card(state: ServerState, name: str) -> ModelCard:

@@ -14,16 +14,16 @@ from starlette.requests import Request
 
 from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
-from octavo.engine.messages import EngineCoreRequest
 from octavo.entrypoints.http import encode_json
 from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.structured import Constraint
 from octavo.entrypoints.state import ServerState
-from octavo.outputs import CompletionOutput, RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
-from octavo.structured_output import StructuredOutputsParams
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.outputs import CompletionOutput, RequestOutput
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface.structured_output import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 

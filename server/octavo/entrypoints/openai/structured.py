@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.field_schemas import WITHOUT_EFFECT
 from octavo.entrypoints.openai.reasoning import BEGIN, END
-from octavo.structured_output import StructuredOutputsParams, to_grammar
+from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 if TYPE_CHECKING:
     from octavo.entrypoints.openai.protocol import GenerationRequest

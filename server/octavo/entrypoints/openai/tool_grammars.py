@@ -11,8 +11,8 @@ from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.structured import CallGrammar, Constraint
 from octavo.entrypoints.openai.tool_parsers import ToolParser
 from octavo.entrypoints.openai.tool_parsers.formats import HermesParser, Llama3JsonParser, MistralParser
-from octavo.json_schema import moved
-from octavo.structured_output import StructuredOutputsParams
+from octavo.interface.json_schema import moved
+from octavo.interface.structured_output import StructuredOutputsParams
 
 # Calls as the model's own format writes them.
 

@@ -17,7 +17,7 @@ from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constrai
 from octavo.entrypoints.openai.tool_lessons import knows_tools
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
 from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
-from octavo.json_schema import closed, sets_engine_options
+from octavo.interface.json_schema import closed, sets_engine_options
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 

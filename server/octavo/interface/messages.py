@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.sampling_params import SamplingParams
+from octavo.interface.sampling_params import SamplingParams
 
 
 @dataclass
@@ -20,7 +20,7 @@ class EngineCoreRequest:
     priority: int = 0  # lower is served first
     cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
     lora_name: str | None = None
-    grammar: str | None = None  # llguidance's form, see octavo.structured_output
+    grammar: str | None = None  # llguidance's form, see octavo.interface.structured_output
     grammar_field: str = "structured_outputs"  # in which the user asked for it: errors name that
     pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from octavo.engine.messages import LogprobsLists
-from octavo.sampling_params import SamplingParams
+from octavo.interface.messages import LogprobsLists
+from octavo.interface.sampling_params import SamplingParams
 
 
 @dataclass

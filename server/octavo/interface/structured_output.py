@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.json_schema import closed, sets_engine_options
+from octavo.interface.json_schema import closed, sets_engine_options
 
 MAX_GRAMMAR_CHARS = 1_000_000
 MAX_CHOICES = 10_000

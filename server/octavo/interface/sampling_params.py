@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from octavo.structured_output import StructuredOutputsParams
+from octavo.interface.structured_output import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5  # temperatures below it are greedy, as in vLLM
 
