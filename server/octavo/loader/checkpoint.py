@@ -33,7 +33,7 @@ class WeightSource(Protocol):
 def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
     """Every tensor of the checkpoint, in the order of the files; nothing is read before `load`. Raises ModelError."""
     if files.format == "gguf":
-        from octavo.loader.gguf_weights import gguf_weights
+        from octavo.gguf.weights import gguf_weights
 
         yield from gguf_weights(files.weights[0])
     else:

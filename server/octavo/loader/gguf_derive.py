@@ -19,7 +19,7 @@ from octavo.interface.model_files import NO_TOKENIZER
 from octavo.loader.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
 
 if TYPE_CHECKING:
-    from octavo.loader.gguf_reader import GGUFFile
+    from octavo.gguf.header import GGUFFile
 
 _VERSION = 3  # raise it when what is derived changes
 
@@ -36,7 +36,7 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
     known = _read_index(index)
     if known.get("stamp") == stamp and (folder := root / str(known.get("key"))).exists():
         return folder
-    from octavo.loader.gguf_reader import GGUFFile  # and numpy with it, which a warm start does without
+    from octavo.gguf.header import GGUFFile  # and numpy with it, which a warm start does without
 
     file = GGUFFile(path)
     key = f"{file.header_sha256()}-v{_VERSION}"
@@ -61,8 +61,8 @@ def _read_index(index: Path) -> dict[str, Any]:
 
 
 def _derive(file: GGUFFile, into: Path) -> None:
-    from octavo.loader.gguf_config import generation_config, hf_config
-    from octavo.loader.gguf_tokenizer import chat_templates, tokenizer_config, tokenizer_json
+    from octavo.gguf.config import generation_config, hf_config
+    from octavo.gguf.tokenizer import chat_templates, tokenizer_config, tokenizer_json
 
     try:
         write_json(into / "config.json", hf_config(file))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import ModelError
-from octavo.loader.gguf_dequant import _OWN, dequantize
-from octavo.loader.gguf_reader import TENSOR_TYPES
+from octavo.gguf.dequantize import _OWN, dequantize
+from octavo.gguf.header import TENSOR_TYPES
 
 DECODABLE = sorted(kind.name for kind in quants._type_traits)
 

@@ -20,9 +20,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.bench.offline import transformers_arguments
 from octavo.errors import ModelError
+from octavo.gguf.header import GGUFFile
 from octavo.loader import iterate_weights
 from octavo.loader.gguf_derive import derived_directory
-from octavo.loader.gguf_reader import GGUFFile
 from octavo.loader.model_config import load_generation_config, load_hf_config
 from octavo.loader.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
@@ -234,7 +234,7 @@ def test_the_derived_folder_is_made_once_and_found_without_the_header(
 ) -> None:
     first = derived_directory(tiny_gguf)
     stamp = (first / "tokenizer.json").stat().st_mtime_ns
-    monkeypatch.setattr("octavo.loader.gguf_reader.GGUFFile.__init__", None)  # would fail if it were called
+    monkeypatch.setattr("octavo.gguf.header.GGUFFile.__init__", None)  # would fail if it were called
     assert derived_directory(tiny_gguf) == first
     assert (first / "tokenizer.json").stat().st_mtime_ns == stamp
 

@@ -12,10 +12,10 @@ from support.paged import logits_of, model_config
 from torch import Tensor
 
 from octavo.config import ModelConfig
+from octavo.gguf.dequantize import dequantize
 from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.quantization import LinearMethod, QuantizationConfig, registry
 from octavo.layers.weights import WeightSlot
-from octavo.loader.gguf_dequant import dequantize
 from octavo.loader.load_model import load_model
 from octavo.text.tokenizer import Tokenizer
 from octavo_kernels import linear

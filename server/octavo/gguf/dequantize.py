@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.gguf_reader import TENSOR_TYPES
+from octavo.gguf.header import TENSOR_TYPES
 
 _LAYOUT = {name: (block, nbytes) for name, block, nbytes in TENSOR_TYPES.values()}
 _PLAIN = {

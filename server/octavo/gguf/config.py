@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import check_config, shown_value
-from octavo.loader.gguf_reader import GGUFFile
 
 # GGUF architecture -> (model_type, class name). Mistral and SmolLM files call themselves llama too.
 ARCHITECTURES = {

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.gguf_dequant import dequantize, dequantize_into
-from octavo.loader.gguf_reader import GGUFFile, TensorInfo
+from octavo.gguf.dequantize import dequantize, dequantize_into
+from octavo.gguf.header import GGUFFile, TensorInfo
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
