@@ -32,7 +32,7 @@ from engines import Engine, all_engines, better_dtype, cpu_flags, llama_binary, 
 from load import make_prompts, run_level
 from server import Bystanders, Server, ServerError
 
-from octavo.loader.sources import resolve_model
+from octavo.fetch.sources import resolve_model
 from octavo.system.limits import cpu_count, memory_limit
 from octavo.text.tokenizer import Tokenizer
 

@@ -68,7 +68,7 @@ def checkpoint_folder(root: Path) -> Path:
 
 def gguf_file() -> Path:
     """The embedded model, fetched if need be."""
-    from octavo.loader.sources import resolve_model
+    from octavo.fetch.sources import resolve_model
 
     return Path(resolve_model(None, progress=False).weights[0])
 

@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--prefix-len", type=int, default=0)
     args = parser.parse_args()
-    from octavo.loader.sources import resolve_model
+    from octavo.fetch.sources import resolve_model
 
     tokenizer = Tokenizer.from_files(resolve_model(None, progress=False))
     prompts = make_prompts(

@@ -148,8 +148,8 @@ class EngineArgs:
 
     def create_engine_config(self, progress: bool = True) -> EngineConfig:
         """Find the model's files and resolve every default. Raises ConfigError or ModelError."""
-        from octavo.loader.model_config import load_generation_config, load_hf_config
-        from octavo.loader.sources import resolve_model
+        from octavo.fetch.model_config import load_generation_config, load_hf_config
+        from octavo.fetch.sources import resolve_model
 
         self._validate()
         files = resolve_model(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.loader.pypi import PackageFile
-from octavo.loader.sources import ALIASES, DEFAULT_MODEL
+from octavo.fetch.pypi import PackageFile
+from octavo.fetch.sources import ALIASES, DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

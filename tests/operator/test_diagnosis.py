@@ -16,7 +16,7 @@ from support.hub_server import FILES, Hub, Repo
 from support.llmd import parsed
 
 from octavo.errors import ModelError
-from octavo.loader.sources import resolve_model
+from octavo.fetch.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import diagnose

@@ -21,7 +21,7 @@ from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dat
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import METRICS, Report, parse_goodput, plot_timeline
 from octavo.errors import ConfigError
-from octavo.loader.sources import resolve_model
+from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 _LOOK_SECONDS = 2.5  # for a server's answer to the question for its models

@@ -19,7 +19,7 @@ from octavo.cli.chat_client import Client, Refused
 from octavo.cli.chat_input import Lines, Reader, Terminal
 from octavo.cli.conversation import Conversation, dim, is_command, number
 from octavo.errors import ConfigError, OctavoError
-from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
+from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

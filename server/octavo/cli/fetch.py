@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from octavo.loader.model_names import DEFAULT_MODEL
+from octavo.fetch.model_names import DEFAULT_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the weights' paths, or all as JSON, to stdout. Raises ModelError."""
-    from octavo.loader.sources import resolve_model
+    from octavo.fetch.sources import resolve_model
 
     files = resolve_model(
         args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,

@@ -27,7 +27,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
-from octavo.loader.model_names import DEFAULT_MODEL, check_model_name
+from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
 from octavo.system.logging_setup import FORMATS, LEVELS, setup_logging
 
 logger = logging.getLogger("octavo.serve")

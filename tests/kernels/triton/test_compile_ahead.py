@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.loader.cache import cache_dir
+from octavo.fetch.cache import cache_dir
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels_sm90.py"
 OF_A_DECODE_STEP = {

@@ -9,7 +9,7 @@ import pytest
 from pydantic_core import from_json
 
 from octavo.entrypoints.openai.chat_messages import check_messages
-from octavo.loader.sources import DEFAULT_MODEL
+from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
 WEATHER = {

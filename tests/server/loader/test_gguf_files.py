@@ -20,11 +20,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.bench.offline import transformers_arguments
 from octavo.errors import ModelError
+from octavo.fetch.gguf_folder import derived_directory
+from octavo.fetch.model_config import load_generation_config, load_hf_config
+from octavo.fetch.sources import resolve_model
 from octavo.gguf.header import GGUFFile
 from octavo.loader import iterate_weights
-from octavo.loader.gguf_derive import derived_directory
-from octavo.loader.model_config import load_generation_config, load_hf_config
-from octavo.loader.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 SMALL = {

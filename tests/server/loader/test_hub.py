@@ -19,8 +19,8 @@ from support.fetch_process import run_fetch, start_fetch
 from support.hub_server import BIG, CONFIG, FILES, NEEDED, Hub, Repo
 
 from octavo.errors import ModelError
+from octavo.fetch.sources import resolve_model
 from octavo.loader import iterate_weights
-from octavo.loader.sources import resolve_model
 
 
 def fetch(model: str = "org/model", **options: object) -> set[str]:
@@ -290,7 +290,7 @@ def test_a_busy_hub_is_asked_again(hub: Hub) -> None:
 
 
 def test_a_hub_that_stays_broken_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.loader.download._LONGEST_WAIT", 0.01)
+    monkeypatch.setattr("octavo.fetch.download._LONGEST_WAIT", 0.01)
     hub.fail = [(503, {})] * 20
     assert "answered HTTP 503" in refused()
 

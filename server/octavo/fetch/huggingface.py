@@ -24,11 +24,11 @@ from typing import Any
 from urllib.parse import quote
 
 from octavo.errors import ModelError
-from octavo.loader.cache import disk_error, hf_home, hub_cache, locked, write_json_atomically
-from octavo.loader.download import Refused, Unreachable, get_json, resume
-from octavo.loader.model_config import weight_map_files
-from octavo.loader.model_names import REPOSITORY, near_models, no_such_name
-from octavo.loader.progress import Progress, format_bytes
+from octavo.fetch.cache import disk_error, hf_home, hub_cache, locked, write_json_atomically
+from octavo.fetch.download import Refused, Unreachable, get_json, resume
+from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.model_names import REPOSITORY, near_models, no_such_name
+from octavo.fetch.progress import Progress, format_bytes
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

