@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from octavo.errors import ConfigError
-from octavo.system import suggestions as names
+from octavo.system import suggestions
 
 logger = logging.getLogger(__name__)
 
@@ -183,4 +183,4 @@ def not_supported_yet(name: str) -> str:
 
 def did_you_mean(name: str, own_names: Iterable[str]) -> str:
     """``"; did you mean X?"``, where one of ``own_names`` or of vLLM's comes close, else nothing."""
-    return names.did_you_mean(name, [*own_names, *_NAMES])
+    return suggestions.did_you_mean(name, [*own_names, *_NAMES])

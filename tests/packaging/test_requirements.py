@@ -128,7 +128,10 @@ assert torch.export.Dim and not torch.cuda.is_available()
 """,
     )
     assert "Paris" in out
-    code = "from octavo.system.torch_import import import_torch; import_torch(); import octavo.worker.worker; print('there')"
+    code = (
+        "from octavo.system.torch_import import import_torch; import_torch()\n"
+        "import octavo.worker.worker; print('there')"
+    )
     assert run_as_served(as_served, code) == "there\n"
 
 
@@ -137,9 +140,9 @@ def test_a_gpu_without_its_libraries_is_told_the_way_out(as_served: dict[str, st
         as_served,
         """
 from octavo import errors
-from octavo.system import torch_import as quick_torch
-quick_torch._may_have_gpu = lambda: True
-for importing in (quick_torch.import_torch, quick_torch.import_whole_torch):
+from octavo.system import torch_import
+torch_import._may_have_gpu = lambda: True
+for importing in (torch_import.import_torch, torch_import.import_whole_torch):
     try:
         importing()
     except errors.ConfigError as error:

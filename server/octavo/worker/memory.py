@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.config import CacheConfig
 from octavo.errors import ConfigError
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.system import limits as platform
+from octavo.system import limits
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -131,7 +131,7 @@ def plan_cpu_memory(
 ) -> MemoryLedger:
     """Size the KV pool of a CPU engine. Raises ConfigError when one sequence of ``max_model_len`` would not fit,
     unless ``fit_max_model_len`` lets it be lowered to what does."""
-    total = platform.memory_limit()
+    total = limits.memory_limit()
     room = min(int(total * CPU_KV_SHARE), CPU_KV_MAX, weights_room(cache, total) - weights)
     ledger = _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, "")
     if weights + ledger.kv_cache > total and cache.num_gpu_blocks_override is None:

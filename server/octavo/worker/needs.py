@@ -10,7 +10,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.errors import OctavoError
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
-from octavo.system import limits as platform
+from octavo.system import limits
 from octavo.worker.memory import Alternative, ModelNeeds, least_kv_bytes, weights_room
 from octavo.worker.placement import kv_cache_specs
 
@@ -47,7 +47,7 @@ def alternatives(
         tried.append(("--dtype bfloat16", _with(config, dtype="bfloat16"), device, room))
     if on_device:
         host = torch.device("cpu")
-        tried.append(("--device cpu", config, host, weights_room(config.cache, platform.memory_limit())))
+        tried.append(("--device cpu", config, host, weights_room(config.cache, limits.memory_limit())))
     for flag, changed, where, there in tried:
         try:
             yield Alternative(flag, model_needs(changed, where), there)

@@ -15,7 +15,7 @@ from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
-from octavo.system import limits as platform
+from octavo.system import limits
 from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
 from octavo.worker.graphs import CudaCapture, run_again
 from octavo.worker.memory import (
@@ -59,14 +59,14 @@ class Worker:
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         if on_cpu:
-            torch.set_num_threads(platform.cpu_count())
+            torch.set_num_threads(limits.cpu_count())
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
         self._refuse_what_cannot_fit(config)
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
-        platform.trim_memory()  # of what loading needed
+        limits.trim_memory()  # of what loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
@@ -88,7 +88,7 @@ class Worker:
         cache, max_model_len = config.cache, config.scheduler.max_model_len
         needs = model_needs(config, self.device)
         if self.device.type == "cpu":
-            in_use, total, where = 0, platform.memory_limit(), "memory that this process may use"
+            in_use, total, where = 0, limits.memory_limit(), "memory that this process may use"
         else:
             free, total = torch.cuda.mem_get_info(self.device)
             in_use, where = total - free, "memory of the device"

@@ -18,7 +18,7 @@ CORPUS = [
 
 @dataclass
 class PlainTokenizer:
-    """What the engine's input and output side needs of octavo.text.tokenizer.Tokenizer, around any tokenizers.Tokenizer."""
+    """What input and output processors need of octavo.text.tokenizer.Tokenizer, around any tokenizers.Tokenizer."""
 
     backend: tokenizers.Tokenizer = field(repr=False)
     eos_token_id: int | None = None

@@ -98,7 +98,8 @@ def test_a_wrong_name_is_said_before_anything_is_started(folder: Path) -> None:
     script = (
         "import sys, subprocess, socket\nfrom octavo.cli.main import main\n"
         "subprocess.Popen = socket.socket.connect = None\ncode = main(['serve', 'smollm2'])\n"
-        "print(code, sorted({'torch', 'numpy', 'uvicorn', 'tokenizers', 'octavo.fetch.huggingface'} & set(sys.modules)))"
+        "heavy = {'torch', 'numpy', 'uvicorn', 'tokenizers', 'octavo.fetch.huggingface'}\n"
+        "print(code, sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "1 []\n"

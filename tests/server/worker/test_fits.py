@@ -22,7 +22,7 @@ from octavo.config import EngineArgs, EngineConfig
 from octavo.errors import ConfigError
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
-from octavo.system import limits as platform
+from octavo.system import limits
 from octavo.worker import worker
 from octavo.worker.memory import check_weights_fit, weights_room
 from octavo.worker.needs import alternatives, model_needs
@@ -77,7 +77,7 @@ def test_the_bytes_of_a_gguf_file_are_known_before_it_is_read(
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "memory_limit", lambda: 24 * GIB)
+    monkeypatch.setattr(limits, "memory_limit", lambda: 24 * GIB)
     monkeypatch.setattr(worker, "load_model", lambda *_: pytest.fail("the model is being loaded"))
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
 
@@ -93,10 +93,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, m
     assert "needs 131.4 GiB" in text and "24.0 GiB" in text and "70.7 GiB with --quantization int8: too much" in text
     assert "--model of at most 13 billion parameters in bfloat16, or 24 billion parameters in int8" in text
     assert "--dtype bfloat16" in refusal(dtype="float32")
-    monkeypatch.setattr(platform, "memory_limit", lambda: 96 * GIB)
+    monkeypatch.setattr(limits, "memory_limit", lambda: 96 * GIB)
     assert "it fits with --quantization int8 (70.7 GiB)" in refusal()
     # The weights would fit, one sequence beside them would not.
-    monkeypatch.setattr(platform, "memory_limit", lambda: 132 * GIB)
+    monkeypatch.setattr(limits, "memory_limit", lambda: 132 * GIB)
     text = refusal()
     assert "max_model_len=8192 needs 512 KV cache blocks (2.50 GiB)" in text and "set --max-model-len to" in text
     assert "lower --kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=8 * GIB)
@@ -106,7 +106,7 @@ def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPat
     """No GPU is needed to know what it would have to hold."""
 
     def refusal(total: int, host: int, **options: Any) -> str:
-        monkeypatch.setattr(platform, "memory_limit", lambda: host)
+        monkeypatch.setattr(limits, "memory_limit", lambda: host)
         config = engine_config(llama_70b, load_format="dummy", **options)
         room = weights_room(config.cache, total, in_use=GIB, on_device=True)
         needs = model_needs(config, CUDA)
@@ -130,7 +130,7 @@ def test_quantised_files_are_dequantised_on_a_gpu() -> None:
 
 def test_a_context_that_is_too_long_for_its_table_is_named(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rotary angles of 100 million positions alone take 48 GiB."""
-    monkeypatch.setattr(platform, "memory_limit", lambda: 96 * GIB)
+    monkeypatch.setattr(limits, "memory_limit", lambda: 96 * GIB)
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "quantization": "int8"}
     config = LLAMA_70B | {"max_position_embeddings": 10**8}
     (llama_70b / "config.json").write_text(json.dumps(config))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.system import limits as platform
+from octavo.system import limits
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +29,8 @@ def test_version_2_takes_the_smallest_limit_on_the_way_up(tmp_path: Path) -> Non
     write(root / "pods" / "pod" / "container" / "cpu.max", "max 100000")
     write(root / "pods" / "pod" / "memory.max", str(1 << 30))
     write(root / "pods" / "pod" / "container" / "memory.max", "max")
-    assert platform.cpu_count(root, proc) == 3
-    assert platform.memory_limit(root, proc) == 1 << 30
+    assert limits.cpu_count(root, proc) == 3
+    assert limits.memory_limit(root, proc) == 1 << 30
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -39,17 +39,17 @@ def test_version_1(tmp_path: Path) -> None:
     write(root / "cpu,cpuacct" / "kubepods" / "x" / "cpu.cfs_quota_us", "50000")
     write(root / "cpu,cpuacct" / "kubepods" / "x" / "cpu.cfs_period_us", "100000")
     write(root / "memory" / "kubepods" / "x" / "memory.limit_in_bytes", str(512 << 20))
-    assert platform.cpu_count(root, proc) == 1
-    assert platform.memory_limit(root, proc) == 512 << 20
+    assert limits.cpu_count(root, proc) == 1
+    assert limits.memory_limit(root, proc) == 512 << 20
 
 
 def test_without_limits_it_is_the_affinity_mask_and_the_machine(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     write(proc, "0::/\n")
-    assert platform.cpu_count(tmp_path, proc) == 8
-    assert platform.memory_limit(tmp_path, proc) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert limits.cpu_count(tmp_path, proc) == 8
+    assert limits.memory_limit(tmp_path, proc) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def test_omp_num_threads_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert platform.cpu_count(tmp_path, tmp_path / "none") == 2
+    assert limits.cpu_count(tmp_path, tmp_path / "none") == 2
