@@ -1,4 +1,4 @@
-"""The table of vLLM's arguments (`octavo.vllm_arguments`) as flags: scripts may go on giving them, with the values that
+"""The table of vLLM's arguments (`octavo.engine.vllm_arguments`) as flags: scripts may go on giving them, with the values that
 say what is so anyway."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from octavo import vllm_arguments as vllm
+from octavo.engine import vllm_arguments as vllm
 
 _SHORT = {
     "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp",

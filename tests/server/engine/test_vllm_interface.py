@@ -16,9 +16,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from octavo import LLM, SamplingParams, vllm_arguments
+from octavo import LLM, SamplingParams
 from octavo.cli.serve import add_arguments
 from octavo.config import EngineArgs
+from octavo.engine import vllm_arguments
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.llm import LLMOptions, _split_arguments
