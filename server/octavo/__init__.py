@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from octavo.version import __version__ as __version__
 
 # Read by OpenMP when torch is loaded. Its threads otherwise spin for milliseconds at the end of every parallel region,
 # which on a machine that is not ours alone (another pod, our own HTTP process) costs ten times what waking them does.

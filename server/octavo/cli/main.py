@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from octavo import __version__
 from octavo.cli.flags import with_dashes
 from octavo.cli.parser import CommandParser
 from octavo.errors import OctavoError
 from octavo.system.suggestions import did_you_mean
+from octavo.version import __version__
 
 COMMANDS = {
     "serve": "Serve a model behind OpenAI's API.",

@@ -1,5 +1,5 @@
-"""The table of vLLM's arguments (`octavo.engine.vllm_arguments`) as flags: scripts may go on giving them, with the values that
-say what is so anyway."""
+"""The tables of `octavo.engine.vllm_arguments` as flags: scripts may go on giving them, with values that change
+nothing."""
 
 from __future__ import annotations
 

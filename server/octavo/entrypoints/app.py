@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from octavo import __version__
 from octavo.entrypoints import health, pages
 from octavo.entrypoints.http import route
 from octavo.entrypoints.middleware import Gate
@@ -19,6 +18,7 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Completion
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.state import ServerState
+from octavo.version import __version__
 
 STATE_OPERATIONS = (
     Operation("GET", "/health", health.health, "Alive and ready", open=True),

@@ -10,11 +10,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo import __version__
 from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
+from octavo.version import __version__
 
 
 class Load(msgspec.Struct):

@@ -10,12 +10,12 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from octavo import __version__
 from octavo.entrypoints.http import Handler
 from octavo.entrypoints.openai.embeddings import MAX_INPUTS
 from octavo.entrypoints.openai.errors import ErrorResponse
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
+from octavo.version import __version__
 
 _REF = "#/components/schemas/"
 

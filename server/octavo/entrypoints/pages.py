@@ -10,9 +10,9 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from octavo import __version__
 from octavo.entrypoints.openai.errors import APIError
 from octavo.entrypoints.openai.serving import state_of
+from octavo.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo import __version__
 from octavo.config import EngineConfig
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
@@ -19,6 +18,7 @@ from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
+from octavo.version import __version__
 
 MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
 REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"

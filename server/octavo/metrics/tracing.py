@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from octavo import __version__
 from octavo.errors import ConfigError
 from octavo.metrics.stats import FinishedRequest, IterationStats
+from octavo.version import __version__
 
 _CONTEXT_HEADERS = ("traceparent", "tracestate")
 # The headers of the HTTP request that is being handled, where there is one.
