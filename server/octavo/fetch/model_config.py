@@ -9,19 +9,7 @@ from typing import Any
 from octavo.errors import ModelError
 from octavo.interface.config_checks import Fields, check_config
 from octavo.interface.model_files import ModelFiles
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises ModelError when the file cannot be read or is not a JSON object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON ({error}); fetch the model again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object; fetch the model again")
-    return value
+from octavo.system.file_reading import read_json
 
 
 def load_hf_config(files: ModelFiles) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
-from octavo.fetch.model_config import read_json
 from octavo.interface.model_files import NO_TOKENIZER, ModelFiles
+from octavo.system.file_reading import read_json
 from octavo.text import chat_template as chat
 
 if TYPE_CHECKING:
