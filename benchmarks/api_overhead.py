@@ -54,7 +54,7 @@ def write_model(folder: Path, max_len: int) -> None:
 
 def core_alone(model: str, concurrency: int, tokens: int) -> None:
     """(The other process.) Prints the seconds and CPU seconds of each round that it is asked for on stdin."""
-    from octavo.config import EngineArgs
+    from octavo.engine.args import EngineArgs
     from octavo.engine.core import EngineCore
     from octavo.interface.messages import EngineCoreRequest
     from octavo.interface.sampling_params import SamplingParams

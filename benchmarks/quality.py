@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.config import EngineArgs, EngineConfig, ModelConfig
+from octavo.engine.args import EngineArgs
+from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM

@@ -12,9 +12,9 @@ import gc
 import statistics
 import time
 
-from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput

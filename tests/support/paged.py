@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.config import EngineArgs, ModelConfig
+from octavo.engine.args import EngineArgs
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model

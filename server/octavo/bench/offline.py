@@ -14,7 +14,7 @@ from octavo.bench.report import percentile
 from octavo.cli.flags import add_flags
 from octavo.cli.serve import ENGINE_CHOICES, ENGINE_HELP
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import EngineArgs
+from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -13,7 +13,7 @@ from octavo.cli.config_file import ConfigFile, with_config_file
 from octavo.cli.flags import add_flags, from_flags
 from octavo.cli.parser import CommandParser
 from octavo.cli.vllm_flags import add_vllm_flags
-from octavo.config import (
+from octavo.engine.args import (
     ATTENTION_BACKENDS,
     DTYPE_NAMES,
     DTYPES,

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import NO_LIMIT, Request, RequestStatus, expand_samples
 from octavo.core.request_queue import make_request_queue
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists, SchedulerStats
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 

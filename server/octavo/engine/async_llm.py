@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import EngineConfig
 from octavo.engine.core_client import CoreClient, CoreReady, how_it_ended
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.launcher import CoreProcess
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.sampling_params import SamplingParams

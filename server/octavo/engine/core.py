@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from octavo.config import EngineConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.errors import DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.worker.memory import out_of_memory

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import msgspec
 
-from octavo.config import EngineConfig
 from octavo.engine.channel import Frames, Kind, frame
 from octavo.engine.launcher import CoreProcess
 from octavo.engine.packing import unpack
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = logging.getLogger(__name__)

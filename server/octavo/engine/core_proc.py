@@ -216,8 +216,8 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     except OctavoError as error:
         return _fail(channel, error)
     import octavo.worker.worker  # noqa: F401
-    from octavo.config import EngineConfig
     from octavo.engine.core import EngineCore
+    from octavo.interface.engine_config import EngineConfig
     from octavo.system.logging_setup import setup_logging
 
     imported = time.perf_counter()

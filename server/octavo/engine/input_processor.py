@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.structured_output import to_grammar

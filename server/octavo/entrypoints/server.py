@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from octavo.config import EngineConfig
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
@@ -24,6 +23,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.http_protocol import LimitedHttpProtocol
 from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.log_line import LoadLog
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 from octavo.metrics.tracing import Tracer

@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.config import EngineConfig
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.openai.errors import APIError
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
 from octavo.version import __version__

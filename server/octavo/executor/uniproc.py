@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import PendingOutput, SchedulerOutput
 
 

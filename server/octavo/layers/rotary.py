@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.config import ModelConfig
 from octavo.errors import ModelError
+from octavo.interface.engine_config import ModelConfig
 
 
 class RotaryEmbedding(nn.Module):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from octavo.config import ModelConfig
 from octavo.errors import ModelError
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.linear import LinearBase
 from octavo.layers.parallel import TensorParallel

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.checkpoint import iterate_weights
 from octavo.loader.load_model import build_model, weight_slots

@@ -18,7 +18,7 @@ from prometheus_client import Histogram as LabelledHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress, cache_config_labels

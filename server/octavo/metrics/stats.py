@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.sampling_params import SamplingParams
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.activation import gated_activation
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding

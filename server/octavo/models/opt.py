@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.activation import activation
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.models.llama import AttentionOptions, LlamaForCausalLM
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.models.llama import AttentionOptions, LlamaForCausalLM
 from octavo.models.qwen2 import layer_window
 

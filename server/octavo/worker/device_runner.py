@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
 from octavo.layers.attention import ForwardContext

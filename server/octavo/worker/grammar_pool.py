@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.config import ModelConfig
+from octavo.interface.engine_config import ModelConfig
 from octavo.worker.grammar_worker import COMPILE_SECONDS, IDLE_SECONDS, MASK_SECONDS, MEMORY_BYTES
 
 MAX_PROCESSES = 64

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import octavo_kernels
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput

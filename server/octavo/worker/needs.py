@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from octavo.config import EngineConfig
 from octavo.errors import OctavoError
+from octavo.interface.engine_config import EngineConfig
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
 from octavo.system import limits
 from octavo.worker.memory import Alternative, ModelNeeds, least_kv_bytes, weights_room

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 import octavo_kernels
-from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.models.base import CausalLM
 from octavo_kernels import reference

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 import octavo_kernels
-from octavo.config import SchedulerConfig
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM

@@ -11,7 +11,7 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from octavo.config import EngineConfig
+from octavo.interface.engine_config import EngineConfig
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.graphs import Capture, Captured

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 import octavo_kernels
-from octavo.config import EngineConfig, SchedulerConfig
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model

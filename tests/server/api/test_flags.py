@@ -14,7 +14,7 @@ from octavo.cli.config_file import with_config_file
 from octavo.cli.flags import from_flags, with_dashes
 from octavo.cli.main import main
 from octavo.cli.parser import CommandParser
-from octavo.config import EngineArgs
+from octavo.engine.args import EngineArgs
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 

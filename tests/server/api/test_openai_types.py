@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import TypeAdapter
 
 import octavo
-from octavo.config import EngineArgs
+from octavo.engine.args import EngineArgs
 from octavo.entrypoints.state import system_fingerprint
 
 USER = [{"role": "user", "content": "Hello"}]

@@ -17,7 +17,7 @@ from octavo.bench import serve
 from octavo.bench.client import RequestResult
 from octavo.bench.datasets import add_dataset_arguments, load_dataset
 from octavo.bench.report import Report, parse_goodput, percentile, plot_timeline
-from octavo.config import EngineArgs
+from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.text.tokenizer import Tokenizer
 

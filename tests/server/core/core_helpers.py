@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from support.examples import FACTOR
 
-from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated_device import POISON, SimulatedDevice, Truth, compute_truth, extend, root_fingerprint
 
-from octavo.config import SchedulerConfig
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 

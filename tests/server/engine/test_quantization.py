@@ -12,7 +12,7 @@ import torch
 from support.paged import logits_of, model_config
 
 from octavo import LLM, SamplingParams
-from octavo.config import QUANTIZATIONS
+from octavo.engine.args import QUANTIZATIONS
 from octavo.errors import ConfigError
 from octavo.layers.quantization import registry
 from octavo.loader.load_model import load_model

@@ -18,8 +18,8 @@ from transformers import AutoTokenizer
 
 from octavo import LLM, SamplingParams
 from octavo.cli.serve import add_arguments
-from octavo.config import EngineArgs
 from octavo.engine import vllm_arguments
+from octavo.engine.args import EngineArgs
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.llm import LLMOptions, _split_arguments

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.input_processor import InputProcessor
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.sampling_params import SamplingParams
 

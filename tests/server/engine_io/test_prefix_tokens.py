@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
-from octavo.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.engine.input_processor import InputProcessor
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.sampling_params import SamplingParams
 from octavo.text import split_patterns

@@ -18,7 +18,7 @@ from support.gguf_files import write_metadata
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
-from octavo.config import EngineArgs
+from octavo.engine.args import EngineArgs
 from octavo.errors import OctavoError
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import build_model

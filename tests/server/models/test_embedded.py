@@ -11,8 +11,8 @@ import torch
 from support.paged import logits_of, model_config
 from torch import Tensor
 
-from octavo.config import ModelConfig
 from octavo.gguf.dequantize import dequantize
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.quantization import LinearMethod, QuantizationConfig, registry
 from octavo.layers.weights import WeightSlot

@@ -12,8 +12,8 @@ from support.tiny_models import VOCAB_SIZE
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from octavo.config import ModelConfig
 from octavo.errors import ModelError
+from octavo.interface.engine_config import ModelConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.rotary import RotaryEmbedding
 

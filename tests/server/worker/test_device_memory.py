@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.overlapped import overlapped, tiny
 
-from octavo.config import CacheConfig
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.sample.token_pool import TokenPool, most_bytes
 from octavo.worker import memory, profile

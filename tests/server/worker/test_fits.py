@@ -18,8 +18,9 @@ from support.paged import model_config
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
-from octavo.config import EngineArgs, EngineConfig
+from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
 from octavo.system import limits

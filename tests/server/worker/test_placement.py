@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import octavo_kernels
-from octavo.config import EngineArgs, EngineConfig, ModelConfig
+from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.worker import worker
 from octavo.worker.placement import choose_kernels, quantized_kv_dtype
 from octavo_kernels import triton as backend

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 import octavo_kernels
-from octavo.config import ModelConfig
 from octavo.errors import ConfigError, ModelError
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.quantization.base import QuantizationConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.unquantized import UnquantizedConfig

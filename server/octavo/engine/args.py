@@ -1,18 +1,16 @@
-"""Configuration of one engine: plain frozen dataclasses, no torch, so that the API process can read them too.
-
-`EngineArgs` is what a user writes (flags of `octavo serve`, keyword arguments of `LLM`);
-`EngineArgs.create_engine_config` resolves it against the model's files into an `EngineConfig`, which travels to the
-core process as JSON.
-"""
+"""What a user may say about an engine (flags of `octavo serve`, keyword arguments of `LLM`), resolved against the
+model's files into an `EngineConfig`. No torch: the API process does this."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.fetch.model_config import load_generation_config, load_hf_config
+from octavo.fetch.sources import resolve_model
 from octavo.interface.config_checks import MAX_POSITIONS, shown_value
-from octavo.interface.model_files import ModelFiles
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # other names of theirs
@@ -21,96 +19,6 @@ _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # as users write i
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A model as its files describe it. ``hf_config`` is config.json as Hugging Face writes it."""
-
-    model: str
-    files: ModelFiles
-    hf_config: dict[str, Any]
-    dtype: str  # of computation: float32 | float16 | bfloat16
-    max_model_len: int
-    quantization: str | None = None
-    seed: int = 0
-    generation_config: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def architecture(self) -> str:
-        return (self.hf_config.get("architectures") or [""])[0]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.hf_config["vocab_size"]
-
-    @property
-    def hidden_size(self) -> int:
-        return self.hf_config["hidden_size"]
-
-    @property
-    def num_layers(self) -> int:
-        return self.hf_config["num_hidden_layers"]
-
-    @property
-    def num_heads(self) -> int:
-        return self.hf_config["num_attention_heads"]
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.hf_config.get("num_key_value_heads") or self.num_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
-
-
-@dataclass(frozen=True)
-class CacheConfig:
-    block_size: int = 16  # tokens a block
-    enable_prefix_caching: bool = True
-    gpu_memory_utilization: float = 0.9
-    kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | float8_e4m3fn
-    kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory
-    num_gpu_blocks_override: int | None = None  # exactly that many usable blocks
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048  # 0: what suits the device, decided by the worker
-    long_prefill_token_threshold: int = 0  # 0: no cap on one prompt's share of a step
-    policy: str = "fcfs"  # fcfs | priority
-    max_model_len: int = 2048
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    model: ModelConfig
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    device: str = "cpu"  # cpu | cuda
-    load_format: str = "auto"
-    enforce_eager: bool = False
-    attention_backend: str = "auto"  # of octavo_kernels: auto | reference | cpu | triton
-    skip_tokenizer_init: bool = False
-    fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
-        model = dict(data["model"])
-        model["files"] = ModelFiles.from_dict(model["files"])
-        return cls(
-            **{
-                **data,
-                "model": ModelConfig(**model),
-                "cache": CacheConfig(**data["cache"]),
-                "scheduler": SchedulerConfig(**data["scheduler"]),
-            }
-        )
 
 
 @dataclass
@@ -148,9 +56,6 @@ class EngineArgs:
 
     def create_engine_config(self, progress: bool = True) -> EngineConfig:
         """Find the model's files and resolve every default. Raises ConfigError or ModelError."""
-        from octavo.fetch.model_config import load_generation_config, load_hf_config
-        from octavo.fetch.sources import resolve_model
-
         self._validate()
         files = resolve_model(
             self.model,
