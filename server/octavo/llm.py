@@ -75,7 +75,7 @@ class LLM:
     >>> llm = LLM()                                   # the embedded model
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
 
-    Keyword arguments are those of `octavo.config.EngineArgs`, of `LLMOptions`, and vLLM's, which either say what is so
+    Keyword arguments are those of `octavo.engine.args.EngineArgs`, of `LLMOptions`, and vLLM's, which either say what is so
     anyway or are refused. None means: the default. Raises TypeError for unknown ones, ConfigError or ModelError when
     the engine cannot start.
     """

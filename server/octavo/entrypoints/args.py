@@ -1,4 +1,4 @@
-"""What a user may say about the server itself; the engine's own options are octavo.config.EngineArgs."""
+"""What a user may say about the server itself; the engine's own options are octavo.engine.args.EngineArgs."""
 
 from __future__ import annotations
 

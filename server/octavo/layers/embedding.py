@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,8 @@ import octavo_kernels
 from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
-from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import argmax
-
-if TYPE_CHECKING:
-    from octavo.loader.checkpoint import WeightSource
 
 
 def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:

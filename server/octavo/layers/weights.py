@@ -10,20 +10,35 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.errors import ModelError
 
-if TYPE_CHECKING:
-    from octavo.loader.checkpoint import WeightSource
-
-
 _NAMES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # A tensor that cannot be read straight to its place takes host memory of its own until it is copied: one at a time.
 _one_copy = Lock()
+
+
+class WeightSource(Protocol):
+    """One tensor of a checkpoint that has not been read yet.
+
+    ``qtype`` is how it is stored ("F32", "BF16", "F8_E4M3", "Q4_1", ...); ``shape`` is the tensor's, not the bytes'.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: str
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Read it (dequantised) as ``dtype``, or as it is stored; the tensor belongs to the caller."""
+        ...
+
+    def load_into(self, target: torch.Tensor) -> None:
+        """Read it (dequantised) into ``target``, which has its shape: without a copy where that can be."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from octavo.loader.dummy import dummy_weights
 from octavo.models.registry import model_class
 
 if TYPE_CHECKING:
-    from octavo.loader.checkpoint import WeightSource
+    from octavo.layers.weights import WeightSource
     from octavo.models.base import CausalLM
 
 # Tables that old checkpoints carry along although they follow from config.json.

@@ -24,7 +24,7 @@ from octavo.fetch.gguf_folder import derived_directory
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.sources import resolve_model
 from octavo.gguf.header import GGUFFile
-from octavo.loader import iterate_weights
+from octavo.loader.checkpoint import iterate_weights
 from octavo.text.tokenizer import Tokenizer
 
 SMALL = {

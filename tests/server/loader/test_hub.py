@@ -20,7 +20,7 @@ from support.hub_server import BIG, CONFIG, FILES, NEEDED, Hub, Repo
 
 from octavo.errors import ModelError
 from octavo.fetch.sources import resolve_model
-from octavo.loader import iterate_weights
+from octavo.loader.checkpoint import iterate_weights
 
 
 def fetch(model: str = "org/model", **options: object) -> set[str]:

@@ -15,7 +15,7 @@ from safetensors.torch import save, save_file
 
 from octavo.errors import ModelError
 from octavo.fetch.sources import resolve_model
-from octavo.loader import iterate_weights
+from octavo.loader.checkpoint import iterate_weights
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
@@ -166,7 +166,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
 
 PEAK = """
 import resource, sys, torch
-from octavo.loader import iterate_weights
+from octavo.loader.checkpoint import iterate_weights
 from octavo.fetch.sources import resolve_model
 files = resolve_model(sys.argv[1])
 dtype = getattr(torch, sys.argv[2])
