@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
+from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import argmax
 

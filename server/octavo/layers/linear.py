@@ -6,57 +6,11 @@ row-parallel ones hold columns (inputs) and sum their results over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.quantization import LinearMethod
-from octavo.layers.weights import WeightSlot
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One checkpoint weight ``[rows, columns]`` within a layer: this rank takes ``rows x columns`` of it, as rows
-    ``offset ...`` of the layer's own weight."""
-
-    shape: tuple[int, int]
-    rows: slice
-    columns: slice
-    offset: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.stop - self.rows.start
-
-
-class LinearBase(nn.Module):
-    """``y = x W^T + b``. Its weights come with `create_weights`, once it is known how they are stored."""
-
-    method: LinearMethod
-    weight: Tensor  # [output_size, input_size] of an unquantised layer
-    bias: Tensor | None
-
-    def __init__(self, shards: list[Shard], bias: bool, tp: TensorParallel) -> None:
-        super().__init__()
-        self.shards, self.has_bias, self.tp = shards, bias, tp
-        self.input_size = shards[0].columns.stop - shards[0].columns.start  # of this rank
-        self.output_size = sum(shard.num_rows for shard in shards)  # of this rank
-        self.register_parameter("bias", None)
-
-    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
-        self.method = method
-        method.create_weights(self, dtype)
-
-    def weight_slots(self) -> Iterator[WeightSlot]:
-        for part, shard in enumerate(self.shards):
-            yield from self.method.weight_slots(self, part, shard)
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size} -> {self.output_size}, bias={self.has_bias}"
+from octavo.layers.quantization.base import LinearBase, Shard
 
 
 class MergedColumnParallelLinear(LinearBase):

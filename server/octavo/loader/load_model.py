@@ -18,9 +18,9 @@ import torch
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.embedding import ParallelLMHead
-from octavo.layers.linear import LinearBase
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import quantization_config
+from octavo.layers.quantization.base import LinearBase
 from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import iterate_weights
 from octavo.loader.dummy import dummy_weights

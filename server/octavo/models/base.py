@@ -12,8 +12,8 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.embedding import ParallelLMHead
-from octavo.layers.linear import LinearBase
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import LinearBase
 
 
 class CausalLM(nn.Module):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from octavo.gguf.dequantize import dequantize
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.linear import LinearBase, Shard
 from octavo.layers.quantization import LinearMethod, QuantizationConfig, registry
+from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.weights import WeightSlot
 from octavo.loader.load_model import load_model
 from octavo.text.tokenizer import Tokenizer

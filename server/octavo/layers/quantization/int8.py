@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
 from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8, packed_nbytes
 from octavo_kernels.quant import PackedLinear, QuantizedRows
-
-if TYPE_CHECKING:
-    from octavo.layers.linear import LinearBase, Shard
-
 
 # Logits this far below the best one are those of tokens e times less likely: 8 bits move them by some hundredths.
 HEAD_MARGIN = 1.0

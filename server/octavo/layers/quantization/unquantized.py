@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.weights import WeightSlot, fill_tensor
-
-if TYPE_CHECKING:
-    from octavo.layers.linear import LinearBase, Shard
 
 
 class UnquantizedLinearMethod(LinearMethod):
