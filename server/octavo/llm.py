@@ -75,9 +75,9 @@ class LLM:
     >>> llm = LLM()                                   # the embedded model
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
 
-    Keyword arguments are those of `octavo.engine.args.EngineArgs`, of `LLMOptions`, and vLLM's, which either say what is so
-    anyway or are refused. None means: the default. Raises TypeError for unknown ones, ConfigError or ModelError when
-    the engine cannot start.
+    Keyword arguments are those of `EngineArgs` (octavo.engine.args), of `LLMOptions`, and vLLM's, which either say what
+    is so anyway or are refused. None means: the default. Raises TypeError for unknown ones, ConfigError or ModelError
+    when the engine cannot start.
     """
 
     def __init__(self, model: str | None = None, **arguments: Any) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import percentile
-from octavo.cli.flags import add_flags
 from octavo.cli.serve import ENGINE_CHOICES, ENGINE_HELP
-from octavo.cli.vllm_flags import add_vllm_flags
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.flags.fields import add_flags
+from octavo.flags.vllm_flags import add_vllm_flags
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 

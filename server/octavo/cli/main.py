@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-from octavo.cli.flags import with_dashes
-from octavo.cli.parser import CommandParser
 from octavo.errors import OctavoError
+from octavo.flags.fields import with_dashes
+from octavo.flags.parser import CommandParser
 from octavo.system.suggestions import did_you_mean
 from octavo.version import __version__
 

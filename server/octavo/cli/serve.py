@@ -9,10 +9,6 @@ import os
 import sys
 import time
 
-from octavo.cli.config_file import ConfigFile, with_config_file
-from octavo.cli.flags import add_flags, from_flags
-from octavo.cli.parser import CommandParser
-from octavo.cli.vllm_flags import add_vllm_flags
 from octavo.engine.args import (
     ATTENTION_BACKENDS,
     DTYPE_NAMES,
@@ -28,6 +24,10 @@ from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
 from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
 from octavo.errors import ConfigError
 from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
+from octavo.flags.config_file import ConfigFile, with_config_file
+from octavo.flags.fields import add_flags, from_flags
+from octavo.flags.parser import CommandParser
+from octavo.flags.vllm_flags import add_vllm_flags
 from octavo.system.logging_setup import FORMATS, LEVELS, setup_logging
 
 logger = logging.getLogger("octavo.serve")

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from octavo.cli import serve
-from octavo.cli.config_file import with_config_file
-from octavo.cli.flags import from_flags, with_dashes
 from octavo.cli.main import main
-from octavo.cli.parser import CommandParser
 from octavo.engine.args import EngineArgs
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
+from octavo.flags.config_file import with_config_file
+from octavo.flags.fields import from_flags, with_dashes
+from octavo.flags.parser import CommandParser
 
 
 def parse(*argv: str) -> argparse.Namespace:

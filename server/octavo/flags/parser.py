@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from octavo.cli.vllm_flags import judge_unknown_flag
+from octavo.flags.vllm_flags import judge_unknown_flag
 from octavo.system.suggestions import did_you_mean
 
 
