@@ -11,17 +11,12 @@ from typing import Any
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import percentile
-from octavo.cli.serve import ENGINE_CHOICES, ENGINE_HELP
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
-from octavo.flags.fields import add_flags
+from octavo.flags.engine_flags import add_engine_flags
 from octavo.flags.vllm_flags import add_vllm_flags
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
-
-
-def _engine_flags(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser.add_argument_group("engine"), EngineArgs, ENGINE_HELP, choices=ENGINE_CHOICES, skip=("seed",))
 
 
 def _make_llm(args: argparse.Namespace) -> Any:
@@ -37,7 +32,7 @@ def _save(path: str | None, figures: dict[str, Any]) -> None:
 
 
 def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
-    _engine_flags(parser)
+    add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
     add_dataset_arguments(parser)
     parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
     parser.add_argument(
@@ -151,7 +146,7 @@ def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_pr
 
 
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
-    _engine_flags(parser)
+    add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
     parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt (default: 32)")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of an answer (default: 128)")
     parser.add_argument("--batch-size", type=int, default=8, help="prompts at once (default: 8)")

