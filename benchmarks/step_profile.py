@@ -29,7 +29,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
-from octavo.worker.recorded_steps import RecordedSteps
+from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo_kernels import AttentionMetadata, cpu
 from octavo_kernels.cpu.recording import Program
 

@@ -40,7 +40,7 @@ def microseconds(calls: Sequence[Callable[[], object]], launches: int = 20, roun
         start = time.perf_counter()
         calls[0]()
         return (time.perf_counter() - start) * 1e6
-    from octavo.worker.graphs import CudaCapture
+    from octavo.worker.gpu.graphs import CudaCapture
 
     launches = max(launches, len(calls))
 

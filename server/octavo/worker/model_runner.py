@@ -21,11 +21,11 @@ from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
+from octavo.worker.cpu.recorded_steps import RecordedSteps, States
 from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.grammar_pool import GrammarPool
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.pooler import Pooler
-from octavo.worker.recorded_steps import RecordedSteps, States
 from octavo_kernels.cpu import Prefault
 
 Arriving = Callable[[], list[torch.Tensor]]  # tensors on their way to the host

@@ -16,8 +16,11 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits
-from octavo.worker.device_runner import DeviceModelRunner, captured_sizes
-from octavo.worker.graphs import CudaCapture, run_again
+from octavo.worker.gpu.graphs import CudaCapture, run_again
+from octavo.worker.gpu.memory_profile import decode_step, largest_step, peak_of, prompt_step
+from octavo.worker.gpu.prompt_graphs import prompt_sizes
+from octavo.worker.gpu.runner import DeviceModelRunner, captured_sizes
+from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.memory import (
     GRAPH_BYTES,
     MemoryLedger,
@@ -30,9 +33,6 @@ from octavo.worker.memory import (
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.needs import alternatives, model_needs
 from octavo.worker.placement import choose_device, choose_kernels, kv_cache_specs
-from octavo.worker.profile import decode_step, largest_step, peak_of, prompt_step
-from octavo.worker.prompt_graphs import prompt_sizes
-from octavo.worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 

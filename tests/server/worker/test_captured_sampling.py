@@ -8,7 +8,7 @@ import pytest
 from support.overlapped import answers, overlapped, prompts_of, tiny
 
 from octavo import SamplingParams
-from octavo.worker.device_runner import DeviceModelRunner
+from octavo.worker.gpu.runner import DeviceModelRunner
 
 
 @pytest.mark.parametrize("stops, eager", [([7], 6), ([], 0)])

@@ -12,7 +12,8 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.sample.token_pool import TokenPool, most_bytes
-from octavo.worker import memory, profile
+from octavo.worker import memory
+from octavo.worker.gpu import memory_profile as profile
 
 MIB = 1 << 20
 

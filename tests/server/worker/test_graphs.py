@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from octavo.worker.graphs import CudaCapture
+from octavo.worker.gpu.graphs import CudaCapture
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 import octavo_kernels
 from octavo import SamplingParams
-from octavo.worker.device_runner import DeviceModelRunner
-from octavo.worker.warm_up import warm_up
+from octavo.worker.gpu.runner import DeviceModelRunner
+from octavo.worker.gpu.warm_up import warm_up
 from octavo_kernels.triton import INTERPRETED, sampling
 
 

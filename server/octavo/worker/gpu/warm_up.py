@@ -10,8 +10,8 @@ import torch
 
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import NewRequestData, SchedulerOutput
+from octavo.worker.gpu.prompt_graphs import SIZES
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.prompt_graphs import SIZES
 
 # A step's attention differs by its longest sequence up to so many new tokens; more is a prompt's chunk.
 SHORT_STEPS = 8

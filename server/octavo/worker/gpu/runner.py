@@ -24,12 +24,12 @@ from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput
-from octavo.worker.device_state import PADDING, DeviceState
-from octavo.worker.graphs import Capture, Captured, capture_sizes, run_again
+from octavo.worker.cpu.recorded_steps import States
+from octavo.worker.gpu.device_state import PADDING, DeviceState
+from octavo.worker.gpu.graphs import Capture, Captured, capture_sizes, run_again
+from octavo.worker.gpu.prompt_graphs import PromptGraphs, prompt_sizes
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.model_runner import Arriving, ModelRunner, add_logprobs
-from octavo.worker.prompt_graphs import PromptGraphs, prompt_sizes
-from octavo.worker.recorded_steps import States
 from octavo_kernels import SamplingRows
 
 UNKNOWN = -1  # a token that the device has and the host not yet

@@ -14,7 +14,7 @@ from torch import Tensor
 from octavo.interface.engine_config import EngineConfig
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
-from octavo.worker.graphs import Capture, Captured
+from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
 
