@@ -10,9 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.generation.run import state_of
 from octavo.entrypoints.http import JSON
-from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
 from octavo.version import __version__
 

@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.entrypoints.errors import APIError, ErrorResponse, bad_request, from_validation
 from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody
-from octavo.entrypoints.openai.errors import APIError, ErrorResponse, bad_request, from_validation
 from octavo.errors import EngineDeadError
 from octavo.interface.outputs import RequestOutput
 
 if TYPE_CHECKING:
-    from octavo.entrypoints.openai.serving import Running
+    from octavo.entrypoints.generation.run import Running
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.errors import APIError
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
 HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers

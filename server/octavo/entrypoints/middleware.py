@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState, taken_on
 from octavo.metrics.tracing import incoming_headers
 

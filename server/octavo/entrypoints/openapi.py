@@ -10,9 +10,9 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from octavo.entrypoints.errors import ErrorResponse
 from octavo.entrypoints.http import Handler
 from octavo.entrypoints.openai.embeddings import MAX_INPUTS
-from octavo.entrypoints.openai.errors import ErrorResponse
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
 from octavo.version import __version__

@@ -10,8 +10,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.openai.serving import state_of
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.generation.run import state_of
 from octavo.version import __version__
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.openai.errors import APIError
+from octavo.entrypoints.errors import APIError
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics

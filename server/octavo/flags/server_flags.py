@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.openai.reasoning import REASONING_PARSERS
-from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS
+from octavo.entrypoints.generation.reasoning import REASONING_PARSERS
+from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
 from octavo.flags.fields import add_flags
 from octavo.system.logging_setup import FORMATS, LEVELS
 

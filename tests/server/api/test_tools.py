@@ -8,7 +8,7 @@ import openai
 import pytest
 from pydantic_core import from_json
 
-from octavo.entrypoints.openai.chat_messages import check_messages
+from octavo.entrypoints.generation.messages import check_messages
 from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.openai.reasoning import ReasoningParser, begins_inside
+from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside
 
 
 def split(chunks: list[str], inside: bool) -> tuple[str, str]:

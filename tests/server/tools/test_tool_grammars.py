@@ -10,10 +10,10 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.openai.errors import APIError
-from octavo.entrypoints.openai.structured import or_calls
-from octavo.entrypoints.openai.tool_grammars import calls_of
-from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, CallPiece
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.generation.structured import or_calls
+from octavo.entrypoints.generation.tools.grammars import calls_of
+from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 WEATHER = {

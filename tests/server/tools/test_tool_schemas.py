@@ -9,8 +9,8 @@ import pytest
 from llguidance import LLMatcher
 
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.generation.tools.plan import ToolPlan, plan
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.openai.tools import ToolPlan, plan
 from octavo.interface.structured_output import to_grammar
 
 NODE = {

@@ -11,14 +11,18 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation import run as serving
+from octavo.entrypoints.generation.messages import check_messages, for_template
+from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside
+from octavo.entrypoints.generation.structured import Constraint, after_thoughts, constraint_of, or_calls
+from octavo.entrypoints.generation.tools import plan as tools
+from octavo.entrypoints.generation.tools.plan import ToolPlan
+from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools, teach
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
-from octavo.entrypoints.openai import serving, tools
 from octavo.entrypoints.openai.chat_answer import AnswerParser
-from octavo.entrypoints.openai.chat_messages import check_messages, for_template
-from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.openai.reasoning import ReasoningParser, begins_inside
 from octavo.entrypoints.openai.responses import (
     ChatChoice,
     ChatChunk,
@@ -29,9 +33,6 @@ from octavo.entrypoints.openai.responses import (
     Usage,
     usage,
 )
-from octavo.entrypoints.openai.structured import Constraint, after_thoughts, constraint_of, or_calls
-from octavo.entrypoints.openai.tool_lessons import knows_tools, teach
-from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, RequestOutput

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
-from octavo.entrypoints.openai.reasoning import ReasoningParser
+from octavo.entrypoints.generation.reasoning import ReasoningParser
+from octavo.entrypoints.generation.tools.parsers import Piece
+from octavo.entrypoints.generation.tools.plan import ToolPlan
 from octavo.entrypoints.openai.responses import ChatDelta, ChatMessage, FunctionCall, ToolCall, ToolCallDelta
-from octavo.entrypoints.openai.tool_parsers import Piece
-from octavo.entrypoints.openai.tools import ToolPlan
 from octavo.interface.outputs import CompletionOutput
 
 

@@ -12,12 +12,12 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.generation import run as serving
+from octavo.entrypoints.generation.structured import constraint_of
 from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
-from octavo.entrypoints.openai import serving
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
-from octavo.entrypoints.openai.structured import constraint_of
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestOutput

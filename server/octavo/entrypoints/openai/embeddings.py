@@ -14,9 +14,9 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.generation import run as serving
 from octavo.entrypoints.http import JSON, read_body, unless_disconnected
-from octavo.entrypoints.openai import serving
-from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
 from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
 from octavo.entrypoints.state import ServerState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.generation.run import state_of
 from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
-from octavo.entrypoints.openai.serving import state_of
 from octavo.entrypoints.state import ServerState
 from octavo.interface.sampling_params import recommended_sampling
 

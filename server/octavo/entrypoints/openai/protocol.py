@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.errors import bad_request, shown
 from octavo.entrypoints.openai.foreign_fields import CHAT, COMPLETION, HARMLESS, ForeignFields
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits

@@ -9,11 +9,12 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation.messages import check_messages
+from octavo.entrypoints.generation.run import state_of
 from octavo.entrypoints.http import JSON, read_body
 from octavo.entrypoints.openai import chat
 from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.chat_messages import check_messages
-from octavo.entrypoints.openai.errors import bad_request
 from octavo.entrypoints.openai.foreign_fields import DETOKENIZE, TOKENIZE, ForeignFields
 from octavo.entrypoints.openai.protocol import (
     ChatCompletionRequest,
@@ -23,7 +24,6 @@ from octavo.entrypoints.openai.protocol import (
     TemplateVariables,
     TokenIds,
 )
-from octavo.entrypoints.openai.serving import state_of
 
 # What means something to a conversation only.
 _OF_CHATS = (

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.reasoning import BEGIN, END
 from octavo.entrypoints.openai.field_schemas import WITHOUT_EFFECT
-from octavo.entrypoints.openai.reasoning import BEGIN, END
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 if TYPE_CHECKING:

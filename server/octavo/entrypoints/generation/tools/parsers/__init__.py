@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from octavo.entrypoints.openai.tool_parsers.core import CallPiece, Piece, ToolParser
-from octavo.entrypoints.openai.tool_parsers.formats import (
+from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, ToolParser
+from octavo.entrypoints.generation.tools.parsers.formats import (
     HermesParser,
     JsonListParser,
     Llama3JsonParser,
     MistralParser,
     NamedCallParser,
 )
-from octavo.entrypoints.openai.tool_parsers.pythonic import PythonicParser
+from octavo.entrypoints.generation.tools.parsers.pythonic import PythonicParser
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,

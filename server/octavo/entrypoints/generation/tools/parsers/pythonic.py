@@ -9,7 +9,7 @@ import re
 import warnings
 from typing import Any
 
-from octavo.entrypoints.openai.tool_parsers.core import MAX_DEPTH, CutOff, NotACall, Steps, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import MAX_DEPTH, CutOff, NotACall, Steps, ToolParser
 
 MAX_CALL_CHARS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9_.]*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from octavo.entrypoints.openai.tool_parsers.core import NotACall, Steps, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import NotACall, Steps, ToolParser
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 _CALL_ID = re.compile(r"[A-Za-z0-9]*")

@@ -14,11 +14,11 @@ from starlette.requests import Request
 
 from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
+from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.generation.structured import Constraint
 from octavo.entrypoints.http import encode_json
-from octavo.entrypoints.openai.errors import APIError, bad_request
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.structured import Constraint
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, RequestOutput

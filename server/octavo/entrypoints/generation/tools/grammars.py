@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.openai.errors import bad_request
-from octavo.entrypoints.openai.structured import CallGrammar, Constraint
-from octavo.entrypoints.openai.tool_parsers import ToolParser
-from octavo.entrypoints.openai.tool_parsers.formats import HermesParser, Llama3JsonParser, MistralParser
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation.structured import CallGrammar, Constraint
+from octavo.entrypoints.generation.tools.parsers import ToolParser
+from octavo.entrypoints.generation.tools.parsers.formats import HermesParser, Llama3JsonParser, MistralParser
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.openai.field_schemas import MAX_MESSAGES, ROLES
 
 

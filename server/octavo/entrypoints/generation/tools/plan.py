@@ -9,14 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.openai.errors import bad_request, shown
+from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.structured import CallGrammar, Constraint
+from octavo.entrypoints.generation.tools.grammars import any_call, calls_of, constraint_of, parameters_of
+from octavo.entrypoints.generation.tools.parsers import (
+    TOOL_PARSERS,
+    JsonListParser,
+    NamedCallParser,
+    ToolParser,
+    detect,
+)
+from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
+from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools
 from octavo.entrypoints.openai.field_schemas import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.openai.structured import CallGrammar, Constraint
-from octavo.entrypoints.openai.tool_grammars import any_call, calls_of, constraint_of, parameters_of
-from octavo.entrypoints.openai.tool_lessons import knows_tools
-from octavo.entrypoints.openai.tool_parsers import TOOL_PARSERS, JsonListParser, NamedCallParser, ToolParser, detect
-from octavo.entrypoints.openai.tool_parsers.formats import MistralParser
 from octavo.interface.json_schema import closed, sets_engine_options
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
