@@ -11,13 +11,13 @@ from starlette.middleware.cors import CORSMiddleware
 
 from octavo.entrypoints import health, pages
 from octavo.entrypoints.errors import on_http_exception, on_unexpected
-from octavo.entrypoints.http import route
-from octavo.entrypoints.middleware import Gate
 from octavo.entrypoints.openai import chat, completions, embeddings, models, tokenization
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import route
+from octavo.entrypoints.transport.middleware import Gate
 from octavo.version import __version__
 
 STATE_OPERATIONS = (

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from octavo.entrypoints.errors import ErrorResponse
-from octavo.entrypoints.http import Handler
 from octavo.entrypoints.openai.embeddings import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import Handler
 from octavo.version import __version__
 
 _REF = "#/components/schemas/"

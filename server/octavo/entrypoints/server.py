@@ -20,8 +20,8 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.http_protocol import LimitedHttpProtocol
 from octavo.entrypoints.state import Phase, ServerState, served_names
+from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.log_line import LoadLog

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from octavo.entrypoints import http_protocol
-from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody, LimitedHttpProtocol
+from octavo.entrypoints.transport import protocol as http_protocol
+from octavo.entrypoints.transport.protocol import DIRECT_BODY, DirectBody, LimitedHttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -16,10 +16,10 @@ from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.structured import Constraint
-from octavo.entrypoints.http import encode_json
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import encode_json
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams

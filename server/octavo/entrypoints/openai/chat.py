@@ -19,7 +19,6 @@ from octavo.entrypoints.generation.structured import Constraint, after_thoughts,
 from octavo.entrypoints.generation.tools import plan as tools
 from octavo.entrypoints.generation.tools.plan import ToolPlan
 from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools, teach
-from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai.chat_answer import AnswerParser
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
@@ -34,6 +33,15 @@ from octavo.entrypoints.openai.responses import (
     usage,
 )
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import (
+    DONE,
+    JSON,
+    EventStream,
+    EventTemplate,
+    event,
+    read_body,
+    unless_disconnected,
+)
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.chat_template import check_variables

@@ -14,11 +14,19 @@ from starlette.responses import Response
 
 from octavo.entrypoints.generation import run as serving
 from octavo.entrypoints.generation.structured import constraint_of
-from octavo.entrypoints.http import DONE, JSON, EventStream, EventTemplate, event, read_body, unless_disconnected
 from octavo.entrypoints.openai.logprobs import prompt_logprobs
 from octavo.entrypoints.openai.protocol import CompletionRequest
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import (
+    DONE,
+    JSON,
+    EventStream,
+    EventTemplate,
+    event,
+    read_body,
+    unless_disconnected,
+)
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestOutput
 from octavo.text.detokenizer import TextOffsets, prompt_offsets

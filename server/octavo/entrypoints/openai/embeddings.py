@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation import run as serving
-from octavo.entrypoints.http import JSON, read_body, unless_disconnected
 from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
 from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import JSON, read_body, unless_disconnected
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 

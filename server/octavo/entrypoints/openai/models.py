@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.generation.run import state_of
-from octavo.entrypoints.http import JSON
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.http_answers import JSON
 from octavo.interface.sampling_params import recommended_sampling
 
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.messages import check_messages
 from octavo.entrypoints.generation.run import state_of
-from octavo.entrypoints.http import JSON, read_body
 from octavo.entrypoints.openai import chat
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.foreign_fields import DETOKENIZE, TOKENIZE, ForeignFields
@@ -24,6 +23,7 @@ from octavo.entrypoints.openai.protocol import (
     TemplateVariables,
     TokenIds,
 )
+from octavo.entrypoints.transport.http_answers import JSON, read_body
 
 # What means something to a conversation only.
 _OF_CHATS = (

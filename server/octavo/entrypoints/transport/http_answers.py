@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.entrypoints.errors import APIError, ErrorResponse, bad_request, from_validation
-from octavo.entrypoints.http_protocol import DIRECT_BODY, DirectBody
+from octavo.entrypoints.transport.protocol import DIRECT_BODY, DirectBody
 from octavo.errors import EngineDeadError
 from octavo.interface.outputs import RequestOutput
 
