@@ -53,7 +53,7 @@ ENGINE_HELP = {
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
-_CHOICES = {
+CHOICES = {
     "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
     "attention_backend": ATTENTION_BACKENDS, "quantization": QUANTIZATIONS,
@@ -63,4 +63,4 @@ _CHOICES = {
 
 def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:
     """A flag for every field of `EngineArgs` but those in ``skip``."""
-    add_flags(parser, EngineArgs, ENGINE_HELP, choices=_CHOICES, aliases={"quantization": ["-q"]}, skip=skip)
+    add_flags(parser, EngineArgs, ENGINE_HELP, choices=CHOICES, aliases={"quantization": ["-q"]}, skip=skip)

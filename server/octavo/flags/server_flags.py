@@ -59,7 +59,7 @@ SERVER_HELP = {
     "otlp_traces_endpoint": "OpenTelemetry collector that gets a span per request (OTLP over HTTP)",
     "disable_log_stats": "Disable the log line with the load every ten seconds",
 }
-_CHOICES = {
+CHOICES = {
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
     "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),
 }  # fmt: skip
@@ -72,4 +72,4 @@ _ALIASES = {
 
 def add_server_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """A flag for every field of `ServerArgs`."""
-    add_flags(parser, ServerArgs, SERVER_HELP, choices=_CHOICES, aliases=_ALIASES)
+    add_flags(parser, ServerArgs, SERVER_HELP, choices=CHOICES, aliases=_ALIASES)

@@ -14,9 +14,12 @@ from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
+from octavo.flags import engine_flags, server_flags
 from octavo.flags.config_file import with_config_file
 from octavo.flags.fields import from_flags, with_dashes
 from octavo.flags.parser import CommandParser
+
+CHOICES = engine_flags.CHOICES | server_flags.CHOICES
 
 
 def parse(*argv: str) -> argparse.Namespace:
@@ -46,8 +49,8 @@ def test_every_option_has_a_flag_and_reaches_its_field():
 
 
 def _other_value(cls: type, name: str, default: object) -> tuple[str, object]:
-    if name in serve.ENGINE_CHOICES:
-        value = next(choice for choice in serve.ENGINE_CHOICES[name] if choice != default)
+    if name in CHOICES:
+        value = next(choice for choice in CHOICES[name] if choice != default)
         return value, value
     if isinstance(default, list):
         return "other", ["other"]

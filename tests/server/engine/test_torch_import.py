@@ -27,7 +27,11 @@ print(" ".join(sorted(names)))
 
 
 def loaded_by(lines: str, **env: str) -> set[str]:
-    command = [sys.executable, "-c", f"from octavo import quick_torch\n{lines}\nquick_torch.import_torch()\n{WORK}"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from octavo.system import torch_import\n{lines}\ntorch_import.import_torch()\n{WORK}",
+    ]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
@@ -44,9 +48,9 @@ def test_what_a_gpu_needs_is_not_loaded():
 @pytest.mark.parametrize(
     ("lines", "env"),
     [
-        ("import re; quick_torch._UNUSED = re.compile('libcu.*')", {}),  # of which some are in use at once
+        ("import re; torch_import._UNUSED = re.compile('libcu.*')", {}),  # of which some are in use at once
         ("", {"LD_BIND_NOW": "1"}),  # every symbol is wanted at once
-        ("quick_torch._may_have_gpu = lambda: True", {}),
+        ("torch_import._may_have_gpu = lambda: True", {}),
         ("import os; os.memfd_create = lambda name: os.open('/nowhere', 0)", {}),
     ],
 )
