@@ -8,7 +8,7 @@ import re
 
 from generate import markdown
 from octavo.cli.main import COMMANDS
-from octavo.cli.parser import CommandParser
+from octavo.flags.parser import CommandParser
 
 _DEFAULT = re.compile(r"\s*\(default: (.*)\)$", re.DOTALL)
 
