@@ -1,35 +1,35 @@
 // Paged attention without gathering, for prefill and decode rows in one call.
 //
-// Work item: (sequence, kv head, tile of query tokens); the query heads that share the kv head are rows of the item, so its
+// A work item is (sequence, kv head, tile of query tokens). The query heads that share the kv head are rows of the item, so its
 // keys and values are read once for all of them. Keys come in tiles of TILE positions, so that scores are computed for whole
-// vectors of positions: transposed into scratch, or, as PAIRS, lying so already. Values are used where they lie. Softmax is
-// computed online (Milakov & Gimelshein 2018), as in FlashAttention.
+// vectors of positions: keys are transposed into scratch, unless the cache holds them as BF16_PAIRS or INT8. Values are used in
+// place. Softmax is computed online (Milakov & Gimelshein 2018), as in FlashAttention.
 //
-// A row's result depends on nothing but the row and its sequence's keys and values: tiles and splits are counted from
-// position 0, every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, whether one
-// thread does all of them or several do; masked positions weigh exactly 0, and the register tiles only decide how many rows
-// are computed side by side, never in which order one row's terms are added.
+// A row's result depends only on the row and its sequence's keys and values. Tiles and splits are counted from position 0;
+// every row starts afresh at each multiple of SPLIT positions and the parts are merged in order, on one thread or several;
+// masked positions have a weight of exactly 0; register tiles decide how many rows are computed side by side, never the order
+// in which the terms of one row are added.
 #include "attention_int8.h"
 #include "attention_items.h"
 #include "attention_tile.h"
 
 #define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
 
-static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of pairs
+static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of BF16_PAIRS
 
-// Scratch of one thread.
-struct work {
+// Scratch memory of one thread
+struct buffers {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
-    float *lanes;                      // [rows, VW]: l of pairs, lane by lane
+    float *lanes;                      // [rows, VW]: l before the sum over lanes
     int32_t *position;                 // [rows]
-    const void *rows[2][2][2 * TILE];  // where this tile's and the next one's keys and values lie, row by row or in chunks
-    struct ahead ahead;
+    const void *rows[2][2][2 * TILE];  // [this tile, the next][keys, values]: addresses of rows or of chunks
+    struct prefetch prefetch;
 };
 
-static struct work get_work(int64_t rows, int64_t depth) {
-    float *p = scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (5 + VW) * rows + 64) * sizeof(float));
-    struct work w;
+static struct buffers get_buffers(int64_t rows, int64_t depth) {
+    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (5 + VW) * rows + 64) * sizeof(float));
+    struct buffers w;
     w.kt = p, p += TILE * depth;
     w.vt = p, p += TILE * depth;
     w.q = p, p += rows * depth;
@@ -44,11 +44,11 @@ static struct work get_work(int64_t rows, int64_t depth) {
     return w;
 }
 
-INLINE int in_chunks(const struct paged_attention_args *a) { return a->kv_dtype == PAIRS || a->kv_dtype == INT8; }
+INLINE int in_chunks(const struct paged_attention_args *a) { return a->kv_dtype == BF16_PAIRS || a->kv_dtype == INT8; }
 
-// Where the rows of positions start .. start + TILE lie, or their chunks; rows past the sequence are zeros (never what
-// the page holds).
-INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys, const void **values) {
+// Find the rows of positions start .. start + TILE, or their chunks. Rows past the end of the sequence are zeros instead of
+// what the page holds there.
+INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **keys, const void **values) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
     if (in_chunks(it->a)) {
         for (int64_t c = 0; c < CHUNKS; c++) {
@@ -74,92 +74,94 @@ INLINE int64_t find_rows(const struct item *it, int64_t start, const void **keys
     return count;
 }
 
-// Bits [from, to) of TILE
+// Bits [from, to) of TILE bits
 INLINE uint64_t bits_between(int64_t from, int64_t to) {
     return (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
 }
 
-// Which positions of the tile start .. start + TILE the rows r .. r + mr of an item see: of all rows together [from, to), of each
-// a bit for every position.
-struct sight {
+// Which positions of the tile start .. start + TILE rows r .. r + mr of an item may attend to: [from, to) for all rows
+// together, and for each row a bit per position
+struct visible_range {
     int64_t from, to;
     uint64_t visible[MR];
 };
-INLINE struct sight look(const struct item *it, const struct work *w, int64_t start, int64_t r, const int mr) {
-    struct sight sight;
+INLINE struct visible_range find_visible(const struct item *it, const struct buffers *w, int64_t start, int64_t r,
+                                         const int mr) {
+    struct visible_range range;
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2;
     int64_t first = w->position[r] - start, last = w->position[r + mr - 1] - start;
-    sight.from = MAX(0, first - window + 1), sight.to = MIN(TILE, last + 1);
+    range.from = MAX(0, first - window + 1), range.to = MIN(TILE, last + 1);
     for (int i = 0; i < mr; i++) {
         int64_t position = w->position[r + i] - start;
-        sight.visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
+        range.visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
     }
-    return sight;
+    return range;
 }
-INLINE int sees_some(const struct sight *sight) { return sight->from < TILE && sight->to > 0; }
+INLINE int any_visible(const struct visible_range *range) { return range->from < TILE && range->to > 0; }
 
-// `tiles` times mr rows from row r on against a tile of an int8 cache, phase by phase: with two tiles of rows, what one of them
-// needs of the phase before has long been there.
-INLINE void int8_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
-                      const void *const *values, const int few, const int tiles, const int mr) {
-    float s[2][MR * TILE] __attribute__((aligned(64))), shrink[2][ROUND_UP(MR)];
+// `tiles` times mr rows, starting with row r, against a tile of an int8 cache, phase by phase: with two tiles of rows, one's
+// results of a phase are ready while the other's are computed.
+INLINE void int8_attend_tiles(const struct item *it, struct buffers *w, int64_t start, int64_t r, const void *const *keys,
+                              const void *const *values, const int few_rows, const int tiles, const int mr) {
+    float s[2][MR * TILE] __attribute__((aligned(64))), rescale[2][ROUND_UP(MR)];
     uint8_t p[2][MR * TILE * 2] __attribute__((aligned(64)));
-    struct sight sight[2];
+    struct visible_range range[2];
     int64_t depth = it->depth;
-    for (int t = 0; t < tiles; t++) sight[t] = look(it, w, start, r + t * mr, mr);
-    for (int t = 0; t < tiles; t++) int8_scores(w->q + (r + t * mr) * depth, depth, keys, s[t], &w->ahead, few, mr);
+    for (int t = 0; t < tiles; t++) range[t] = find_visible(it, w, start, r + t * mr, mr);
+    for (int t = 0; t < tiles; t++) int8_scores(w->q + (r + t * mr) * depth, depth, keys, s[t], &w->prefetch, few_rows, mr);
     for (int t = 0; t < tiles; t++)
-        int8_soften((float)it->a->scale, (float)it->a->softcap, s[t], values, depth, p[t], sight[t].visible, w->m + r + t * mr,
-                    w->lanes + (r + t * mr) * VW, shrink[t], mr);
+        int8_softmax_tile((float)it->a->scale, (float)it->a->softcap, s[t], values, depth, p[t], range[t].visible,
+                          w->m + r + t * mr, w->lanes + (r + t * mr) * VW, rescale[t], mr);
     for (int t = 0; t < tiles; t++)
-        int8_weigh_all(w->acc + (r + t * mr) * depth, depth, shrink[t], p[t], values, MAX(0, sight[t].from), MAX(0, sight[t].to),
-                       &w->ahead, few, mr);
+        int8_accumulate_pv(w->acc + (r + t * mr) * depth, depth, rescale[t], p[t], values, MAX(0, range[t].from),
+                           MAX(0, range[t].to), &w->prefetch, few_rows, mr);
 }
 
-// Rows r .. r + mr of the item against the tile of positions start .. start + TILE.
-INLINE void tile_rows(const struct item *it, struct work *w, int64_t start, int64_t r, const void *const *keys,
-                      const void *const *values, int kind, const int mr) {
-    float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64))), shrink[ROUND_UP(MR)];
-    const struct sight sight = look(it, w, start, r, mr);
-    if (!sees_some(&sight)) return;
-    const int64_t depth = it->depth, from = sight.from, to = sight.to;
+// Rows r .. r + mr of the item against the tile of positions start .. start + TILE
+INLINE void attend_tile(const struct item *it, struct buffers *w, int64_t start, int64_t r, const void *const *keys,
+                        const void *const *values, int kind, const int mr) {
+    float s[MR * TILE] __attribute__((aligned(64))), p[MR * TILE / 2] __attribute__((aligned(64))), rescale[ROUND_UP(MR)];
+    const struct visible_range range = find_visible(it, w, start, r, mr);
+    if (!any_visible(&range)) return;
+    const int64_t depth = it->depth, from = range.from, to = range.to;
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
-    const int few = w->ahead.with_scores > 0;
+    const int few_rows = w->prefetch.chunks_with_scores > 0;
     if (kind == INT8) {
-        if (few) int8_rows(it, w, start, r, keys, values, 1, 1, mr);
-        else int8_rows(it, w, start, r, keys, values, 0, 1, mr);
-        w->ahead.with_scores = 0;
+        if (few_rows) int8_attend_tiles(it, w, start, r, keys, values, 1, 1, mr);
+        else int8_attend_tiles(it, w, start, r, keys, values, 0, 1, mr);
+        w->prefetch.chunks_with_scores = 0;
         return;
     }
-#if HAS_PAIRS
-    if (kind == PAIRS) {
-        if (few) pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 1, mr);
-        else pair_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->ahead, 0, mr);
-        pair_soften(scaling, softcap, s, p, sight.visible, w->m + r, w->lanes + r * VW, shrink, mr);
-        if (few) pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 1, mr);
-        else pair_weigh_all(w->acc + r * depth, depth, shrink, p, values, from, to, &w->ahead, 0, mr);
-        w->ahead.with_scores = 0;
+#if HAS_BF16_PAIRS
+    if (kind == BF16_PAIRS) {
+        if (few_rows) bf16_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, 1, mr);
+        else bf16_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, 0, mr);
+        bf16_softmax_tile(scaling, softcap, s, p, range.visible, w->m + r, w->lanes + r * VW, rescale, mr);
+        if (few_rows) bf16_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, from, to, &w->prefetch, 1, mr);
+        else bf16_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, from, to, &w->prefetch, 0, mr);
+        w->prefetch.chunks_with_scores = 0;
         return;
     }
 #endif
-    (void)p, (void)keys, (void)shrink, (void)few;
-    scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->ahead, mr);
+    (void)p, (void)keys, (void)rescale, (void)few_rows;
+    compute_scores(w->q + r * depth, depth, it->a->head_size, w->kt, s, &w->prefetch, mr);
     for (int i = 0; i < mr; i++) {
-        const struct sight mine = look(it, w, start, r + i, 1);
-        soften(scaling, softcap, s + i * TILE, mine.from, mine.to, w->m + r + i,
-               w->l + r + i, w->acc + (r + i) * depth, depth);
+        const struct visible_range mine = find_visible(it, w, start, r + i, 1);
+        softmax_tile(scaling, softcap, s + i * TILE, mine.from, mine.to, w->m + r + i, w->l + r + i, w->acc + (r + i) * depth,
+                     depth);
     }
-    weigh_all(w->acc + r * depth, depth, s, values, from, to, kind, &w->ahead, mr);
+    accumulate_pv(w->acc + r * depth, depth, s, values, from, to, kind, &w->prefetch, mr);
 }
 
-static void __attribute__((noinline)) tile_some(const struct item *it, struct work *w, int64_t start, int64_t r, int64_t mr,
-                                                const void *const *keys, const void *const *values, int kind) {
-#define CASE(n)                                                                                  \
-    case n:                                                                                      \
-        if (kind == INT8) tile_rows(it, w, start, r, keys, values, INT8, n);                     \
-        else if (HAS_PAIRS && kind == PAIRS) tile_rows(it, w, start, r, keys, values, PAIRS, n); \
-        else if (kind == BFLOAT16) tile_rows(it, w, start, r, keys, values, BFLOAT16, n);        \
-        else tile_rows(it, w, start, r, keys, values, FLOAT32, n);                               \
+static void __attribute__((noinline)) attend_tile_dispatch(const struct item *it, struct buffers *w, int64_t start, int64_t r,
+                                                           int64_t mr, const void *const *keys, const void *const *values,
+                                                           int kind) {
+#define CASE(n)                                                                                                   \
+    case n:                                                                                                       \
+        if (kind == INT8) attend_tile(it, w, start, r, keys, values, INT8, n);                                    \
+        else if (HAS_BF16_PAIRS && kind == BF16_PAIRS) attend_tile(it, w, start, r, keys, values, BF16_PAIRS, n); \
+        else if (kind == BFLOAT16) attend_tile(it, w, start, r, keys, values, BFLOAT16, n);                       \
+        else attend_tile(it, w, start, r, keys, values, FLOAT32, n);                                              \
         break;
     switch (mr) {
         CASE(1)
@@ -174,58 +176,59 @@ static void __attribute__((noinline)) tile_some(const struct item *it, struct wo
 #undef CASE
 }
 
-// Two tiles of rows at once, if there are two and both see some of these positions.
-static int __attribute__((noinline)) two_tiles(const struct item *it, struct work *w, int64_t start, int64_t r,
-                                               const void *const *keys, const void *const *values) {
+// Two tiles of rows at once, if there are two and both may attend to some of these positions; returns whether it was done
+static int __attribute__((noinline)) attend_two_tiles(const struct item *it, struct buffers *w, int64_t start, int64_t r,
+                                                      const void *const *keys, const void *const *values) {
     if (it->rows - r < 2 * MR) return 0;
-    const struct sight one = look(it, w, start, r, MR), other = look(it, w, start, r + MR, MR);
-    if (!sees_some(&one) || !sees_some(&other)) return 0;
-    int8_rows(it, w, start, r, keys, values, 0, 2, MR);
+    const struct visible_range one = find_visible(it, w, start, r, MR), other = find_visible(it, w, start, r + MR, MR);
+    if (!any_visible(&one) || !any_visible(&other)) return 0;
+    int8_attend_tiles(it, w, start, r, keys, values, 0, 2, MR);
     return 1;
 }
 
-// All rows of the item against positions [begin, end) of one split: w->m, w->l, w->acc. `next` is what this thread will
-// probably turn to afterwards; `it` itself when that is its next split.
-INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t end, const struct item *next, int kind) {
+// All rows of the item against positions [begin, end) of one split, into w->m, w->l and w->acc. `next` is the item that this
+// thread will probably process next, `it` itself if that is its next split: its first tile is prefetched.
+INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin, int64_t end, const struct item *next,
+                         int kind) {
     int64_t rows = it->rows, depth = it->depth, head_size = it->a->head_size;
     for (int64_t r = 0; r < rows; r++) w->m[r] = -INFINITY, w->l[r] = 0.0f;
     memset(w->acc, 0, (size_t)(rows * depth) * sizeof(float));
-    const int by_lanes = kind == PAIRS || kind == INT8;  // sums for each lane, maxima in powers of 2
+    const int by_lanes = kind == BF16_PAIRS || kind == INT8;  // l is kept for each lane, m in units of log2
     if (by_lanes) memset(w->lanes, 0, (size_t)(rows * VW) * sizeof(float));
     const int pack = !by_lanes && (depth != head_size || (kind == BFLOAT16 && rows > MR));
-    // With few rows the memory is what takes time, and the next tile is fetched piecemeal: chunks by lines (fetch_lines).
-    const int by_lines = rows <= 4 * MR && in_chunks(it->a), few = by_lines || (rows <= 4 * MR && !by_lanes);
+    // With few rows, memory bandwidth is the limit: the next tile is then prefetched line by line (prefetch_chunk_line).
+    const int by_lines = rows <= 4 * MR && in_chunks(it->a), few_rows = by_lines || (rows <= 4 * MR && !by_lanes);
     int now = 0;
     const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
-    int64_t count = find_rows(it, begin, w->rows[0][0], w->rows[0][1]);
+    int64_t count = locate_tile(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
         int64_t next_count = 0;
         const void **next_keys = w->rows[!now][0], **next_values = w->rows[!now][1];
-        if (start + TILE < end) next_count = find_rows(it, start + TILE, next_keys, next_values);
-        else if (next) find_rows(next, next == it ? end : next->begin, next_keys, next_values);
-        memcpy(next_keys + pieces, next_values, (size_t)pieces * sizeof(void *));  // one list for `ahead`
-        w->ahead = (struct ahead){.rows = next_keys, .row_bytes = piece_bytes};
-        if (start + TILE < end || next) w->ahead.end = 2 * pieces;
+        if (start + TILE < end) next_count = locate_tile(it, start + TILE, next_keys, next_values);
+        else if (next) locate_tile(next, next == it ? end : next->begin, next_keys, next_values);
+        memcpy(next_keys + pieces, next_values, (size_t)pieces * sizeof(void *));  // one list for `prefetch`
+        w->prefetch = (struct prefetch){.rows = next_keys, .row_bytes = piece_bytes};
+        if (start + TILE < end || next) w->prefetch.end = 2 * pieces;
         const void **keys = w->rows[now][0], **values = w->rows[now][1];
-#if HAS_PAIRS
+#if HAS_BF16_PAIRS
         const void *chunks[2][CHUNKS];
-        if (kind == PAIRS) {
+        if (kind == BF16_PAIRS) {
             if (!in_chunks(it->a)) {
-                pair_rows(keys, values, w->kt, w->vt, head_size);
+                pack_rows_as_pairs(keys, values, w->kt, w->vt, head_size);
                 for (int64_t c = 0; c < CHUNKS; c++) {
                     chunks[0][c] = w->kt + c * CHUNK * head_size / 2;
                     chunks[1][c] = w->vt + c * CHUNK * head_size / 2;
                 }
                 keys = chunks[0], values = chunks[1];
             } else if (count < TILE && count % CHUNK) {
-                pad_values(values[count / CHUNK], w->vt, count % CHUNK, depth);
+                zero_pad_values(values[count / CHUNK], w->vt, count % CHUNK, depth);
                 values[count / CHUNK] = w->vt;
             }
         }
 #endif
-        if (by_lines && w->ahead.end) w->ahead.with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
-        if (!by_lanes) transpose_keys(keys, w->kt, count, head_size, kind, &w->ahead);
+        if (by_lines && w->prefetch.end) w->prefetch.chunks_with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
+        if (!by_lanes) transpose_keys(keys, w->kt, count, head_size, kind, &w->prefetch);
         const void *packed[TILE];
         if (pack) {
             for (int64_t j = 0; j < TILE; j++) {
@@ -236,13 +239,13 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
             values = packed;
         }
         for (int64_t r = 0; r < rows; r += MR) {
-            if (!few) fetch(&w->ahead, CEIL_DIV(lines, row_tiles));
-            if (kind == INT8 && !few && two_tiles(it, w, start, r, keys, values)) {
-                fetch(&w->ahead, CEIL_DIV(lines, row_tiles));
+            if (!few_rows) prefetch_lines(&w->prefetch, CEIL_DIV(lines, row_tiles));
+            if (kind == INT8 && !few_rows && attend_two_tiles(it, w, start, r, keys, values)) {
+                prefetch_lines(&w->prefetch, CEIL_DIV(lines, row_tiles));
                 r += MR;
                 continue;
             }
-            tile_some(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
+            attend_tile_dispatch(it, w, start, r, MIN(MR, rows - r), keys, values, pack ? FLOAT32 : kind);
         }
         count = next_count;
     }
@@ -250,31 +253,32 @@ INLINE void attend(const struct item *it, struct work *w, int64_t begin, int64_t
         for (int64_t r = 0; r < rows; r++) w->m[r] *= 0.693147180559945309f, w->l[r] = vsum(vload(w->lanes + r * VW));
 }
 
-// Fold one part (of a split) into a row's total, in order of position. Its sum l says whether there is anything in it: 0 if not,
-// and NaN, which has to stay, if a score was NaN, whatever the maximum.
-INLINE void merge(float *total, float *total_m, float *total_l, const float *part, float m, float l, int64_t depth) {
+// Merge one split's part into the total of a row, in order of position. l is 0 if the part is empty, and NaN, which must be
+// kept, if a score was NaN, whatever the maximum.
+INLINE void merge_partial(float *total, float *total_m, float *total_l, const float *part, float m, float l, int64_t depth) {
     if (l == 0.0f) return;
     if (*total_l == 0.0f) {
         memcpy(total, part, (size_t)depth * sizeof(float));
         *total_m = m, *total_l = l;
         return;
     }
-    float highest = MAX(*total_m, m), keep = exp_one(*total_m - highest), add = exp_one(m - highest);
-    for (int64_t d = 0; d < depth; d += VW) vstore(total + d, vfma(vload(part + d), splat(add), vload(total + d) * splat(keep)));
+    float highest = MAX(*total_m, m), keep = exp_scalar(*total_m - highest), add = exp_scalar(m - highest);
+    for (int64_t d = 0; d < depth; d += VW)
+        vstore(total + d, vfma(vload(part + d), splat(add), vload(total + d) * splat(keep)));
     *total_l = vfma(splat(l), splat(add), splat(*total_l * keep))[0];
     *total_m = highest;
 }
 
-INLINE int kind_of(const struct paged_attention_args *a) {
+INLINE int kernel_kind(const struct paged_attention_args *a) {
     if (in_chunks(a)) return (int)a->kv_dtype;
-    return HAS_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? PAIRS : (int)a->kv_dtype;
+    return HAS_BF16_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? BF16_PAIRS : (int)a->kv_dtype;
 }
 
-static void load_queries(const struct item *it, struct work *w) {
-    const int pairs = kind_of(it->a) == PAIRS, int8 = it->a->kv_dtype == INT8, dtype = (int)it->a->dtype;
+static void load_queries(const struct item *it, struct buffers *w) {
+    const int pairs = kernel_kind(it->a) == BF16_PAIRS, int8 = it->a->kv_dtype == INT8, dtype = (int)it->a->dtype;
     const int64_t head_size = it->a->head_size;
     float row[MAX_HEAD_SIZE] __attribute__((aligned(64))), *q = w->q;
-    struct cursor at = {0};
+    struct row_cursor at = {0};
     for (int64_t r = 0; r < it->rows; r++, next_row(&at, it), q += it->depth) {
         w->position[r] = (int32_t)(it->first_position + at.token);
         for (int64_t d = 0; d < head_size; d += VW) {
@@ -287,11 +291,11 @@ static void load_queries(const struct item *it, struct work *w) {
     }
 }
 
-INLINE void finish_row(const struct item *it, const struct cursor *at, const float *total, float l) {
+INLINE void write_output_row(const struct item *it, const struct row_cursor *at, const float *total, float l) {
     const int64_t head_size = it->a->head_size;
     const int dtype = (int)it->a->dtype;
     char *out = it->out + at->offset;
-    const vf share = splat(l == 0.0f ? 1.0f : 1.0f / l);  // NaN stays
+    const vf share = splat(l == 0.0f ? 1.0f : 1.0f / l);  // keeps NaN
     for (int64_t d = 0; d < head_size; d += VW) {
         int64_t n = MIN(VW, head_size - d);
         vf x = vload(total + d) * share;
@@ -300,38 +304,39 @@ INLINE void finish_row(const struct item *it, const struct cursor *at, const flo
     }
 }
 
-static void __attribute__((noinline)) attend_dispatch(const struct item *it, struct work *w, int64_t begin, int64_t end,
-                                                      const struct item *next) {
-    switch (kind_of(it->a)) {
-        case INT8: attend(it, w, begin, end, next, INT8); break;
-#if HAS_PAIRS
-        case PAIRS: attend(it, w, begin, end, next, PAIRS); break;
+static void __attribute__((noinline)) attend_split_dispatch(const struct item *it, struct buffers *w, int64_t begin,
+                                                            int64_t end, const struct item *next) {
+    switch (kernel_kind(it->a)) {
+        case INT8: attend_split(it, w, begin, end, next, INT8); break;
+#if HAS_BF16_PAIRS
+        case BF16_PAIRS: attend_split(it, w, begin, end, next, BF16_PAIRS); break;
 #endif
-        case BFLOAT16: attend(it, w, begin, end, next, BFLOAT16); break;
-        default: attend(it, w, begin, end, next, FLOAT32);
+        case BFLOAT16: attend_split(it, w, begin, end, next, BFLOAT16); break;
+        default: attend_split(it, w, begin, end, next, FLOAT32);
     }
 }
 
-static void run_whole(const struct item *it, struct work *w, const struct item *next) {
+static void run_item(const struct item *it, struct buffers *w, const struct item *next) {
     for (int64_t r = 0; r < it->rows; r++) w->total_m[r] = -INFINITY, w->total_l[r] = 0.0f;
     load_queries(it, w);
     for (int64_t split = it->begin / SPLIT * SPLIT; split < it->end; split += SPLIT) {
         int64_t end = MIN(it->end, split + SPLIT);
-        attend_dispatch(it, w, MAX(it->begin, split), end, end == it->end ? next : it);
+        attend_split_dispatch(it, w, MAX(it->begin, split), end, end == it->end ? next : it);
         for (int64_t r = 0; r < it->rows; r++)
-            merge(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
-                  it->depth);
+            merge_partial(w->total + r * it->depth, w->total_m + r, w->total_l + r, w->acc + r * it->depth, w->m[r], w->l[r],
+                          it->depth);
     }
-    struct cursor at = {0};
-    for (int64_t r = 0; r < it->rows; r++, next_row(&at, it)) finish_row(it, &at, w->total + r * it->depth, w->total_l[r]);
+    struct row_cursor at = {0};
+    for (int64_t r = 0; r < it->rows; r++, next_row(&at, it))
+        write_output_row(it, &at, w->total + r * it->depth, w->total_l[r]);
 }
 
 // An item of one split into parts[rows][depth + 2]: m, l, acc
-static void run_part(const struct item *it, struct work *w, const struct item *next, float *parts) {
+static void run_item_split(const struct item *it, struct buffers *w, const struct item *next, float *parts) {
     int some = it->begin < it->end;
     if (some) {
         load_queries(it, w);
-        attend_dispatch(it, w, it->begin, it->end, next);
+        attend_split_dispatch(it, w, it->begin, it->end, next);
     }
     for (int64_t r = 0; r < it->rows; r++) {
         float *part = parts + r * (it->depth + 2);
@@ -341,77 +346,77 @@ static void run_part(const struct item *it, struct work *w, const struct item *n
     }
 }
 
-// parts[splits], `step` floats apart
-static void merge_parts(const struct item *it, struct work *w, int64_t splits, int64_t step, const float *parts) {
+// Merge parts[splits], which lie `step` floats apart, and write the rows
+static void merge_splits(const struct item *it, struct buffers *w, int64_t splits, int64_t step, const float *parts) {
     int64_t stride = it->depth + 2;
-    struct cursor at = {0};
+    struct row_cursor at = {0};
     for (int64_t r = 0; r < it->rows; r++, next_row(&at, it)) {
         float m = -INFINITY, l = 0.0f;
         for (int64_t s = 0; s < splits; s++) {
             const float *part = parts + s * step + r * stride;
-            merge(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
+            merge_partial(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
         }
-        finish_row(it, &at, w->total, l);
+        write_output_row(it, &at, w->total, l);
     }
 }
 
-static void clear_padding(const struct paged_attention_args *a) {
+static void zero_padding(const struct paged_attention_args *a) {
     int64_t row = a->num_heads * row_bytes(a);
     if (a->rows > a->actual_rows) memset((char *)a->out + a->actual_rows * row, 0, (size_t)((a->rows - a->actual_rows) * row));
 }
 
-void op_paged_attention(const struct paged_attention_args *given, struct member *team_member) {
-    // The walk is from the last row to the first; whoever has the first rows elsewhere has them here.
-    struct member backwards = *team_member, *m = &backwards;
+void op_paged_attention(const struct paged_attention_args *given, struct team_member *team_member) {
+    // Items run from the last row to the first: reversing the ranks gives a thread the same rows as in other operations.
+    struct team_member backwards = *team_member, *m = &backwards;
     m->rank = m->size - 1 - m->rank;
-    // The number of rows in use is read here, not only when the call was packed: a recorded call is replayed with others.
+    // The number of rows in use is read now and not when the call was packed: a recorded call is replayed with other rows.
     struct paged_attention_args mine = *given, *a = &mine;
     mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);
-    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, ROWS / group), tokens = 0;
+    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, MAX_ROWS / group), tokens = 0;
     for (int64_t r = 0; r < a->requests; r++) tokens += request_tokens(a, r);
-    // Smaller items rather than parts of items, which have to be merged, as long as a key is still read for enough rows.
+    // Prefer smaller items to splits, which have to be merged, as long as enough rows share each key that is read.
     const int64_t fair = tokens * a->num_kv_heads / (4 * m->size);
-    if (fair * group >= LEAST_ROWS) tokens_per_item = MIN(tokens_per_item, fair);
+    if (fair * group >= MIN_ROWS) tokens_per_item = MIN(tokens_per_item, fair);
     int64_t depth = CEIL_DIV(a->head_size, VW) * VW, rows = tokens_per_item * group, items = 0;
-    struct work w = get_work(rows, depth);
-    struct walk k = start_walk(a, tokens_per_item);
+    struct buffers w = get_buffers(rows, depth);
+    struct item_iterator k = start_iteration(a, tokens_per_item);
     for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
     if (m->size == 1 || items >= 4 * m->size) {
-        // One item more than there are: the padding rows.
-        for (int64_t n; (n = team_take(m, items + 1)) >= 0; team_done(m)) {
+        // The last item is the padding rows.
+        for (int64_t n; (n = team_take_item(m, items + 1)) >= 0; team_item_done(m)) {
             if (n == items) {
-                clear_padding(a);
+                zero_padding(a);
                 continue;
             }
-            struct item it = find_item(&k, n, 0), next;
-            struct walk after = k;
-            if (n + 1 < items) next = find_item(&after, n + 1, 0);
-            run_whole(&it, &w, n + 1 < items ? &next : NULL);
+            struct item it = item_at(&k, n, 0), next;
+            struct item_iterator after = k;
+            if (n + 1 < items) next = item_at(&after, n + 1, 0);
+            run_item(&it, &w, n + 1 < items ? &next : NULL);
         }
-        team_wait(m, items + 1);
+        team_finish_phase(m, items + 1);
         return;
     }
-    // Too few items for the threads: share out the splits of each, then merge.
+    // Too few items for the threads: distribute the splits of each item, then merge them.
     int64_t parts = 0, part_size = rows * (depth + 2);
     for (int64_t r = 0; r < a->requests; r++) parts += request_items(&k, r) * request_splits(a, r);
     float *all = team_workspace(m, (size_t)(parts * part_size) * sizeof(float));
-    for (int64_t n; (n = team_take(m, parts)) >= 0; team_done(m)) {
-        struct item it = find_item(&k, n, 1), next;
-        struct walk after = k;
-        if (n + 1 < parts) next = find_item(&after, n + 1, 1);
-        run_part(&it, &w, n + 1 < parts && next.begin < next.end ? &next : NULL, all + n * part_size);
+    for (int64_t n; (n = team_take_item(m, parts)) >= 0; team_item_done(m)) {
+        struct item it = item_at(&k, n, 1), next;
+        struct item_iterator after = k;
+        if (n + 1 < parts) next = item_at(&after, n + 1, 1);
+        run_item_split(&it, &w, n + 1 < parts && next.begin < next.end ? &next : NULL, all + n * part_size);
     }
-    team_wait(m, parts);
-    k = start_walk(a, tokens_per_item);
-    for (int64_t n; (n = team_take(m, items + 1)) >= 0; team_done(m)) {
+    team_finish_phase(m, parts);
+    k = start_iteration(a, tokens_per_item);
+    for (int64_t n; (n = team_take_item(m, items + 1)) >= 0; team_item_done(m)) {
         if (n == items) {
-            clear_padding(a);
+            zero_padding(a);
             continue;
         }
-        find_unit(&k, n, 0);
+        seek_unit(&k, n, 0);
         int64_t splits = request_splits(a, k.request), index = n - k.before;
         struct item it = make_item(&k, index);
-        merge_parts(&it, &w, splits, part_size * k.here, all + (k.parts_before + index) * part_size);
+        merge_splits(&it, &w, splits, part_size * k.here, all + (k.parts_before + index) * part_size);
     }
-    team_wait(m, items + 1);
+    team_finish_phase(m, items + 1);
 }

@@ -1,57 +1,57 @@
-// The pieces of attention over an int8 cache (int8_cache.h, ops.h): integer products in both directions, so that a tile costs
-// half the memory of a bfloat16 one and nothing has to be unpacked.
+// Attention over an int8 cache (int8_cache.h, ops.h). Both products are integer products, so a tile takes half the memory of a
+// bfloat16 one and nothing has to be unpacked.
 //
-// Scores are sums of GROUP_K exact integer products, scaled, in order of the groups. What a value's integers are to be
-// multiplied with, weight times scale, becomes an integer of 14 bits in two terms of 7. For that it has to be bounded:
-// the softmax is computed relative to the largest of score + log2(scale), so that the largest *contribution* is near 1 (an
-// attention sink, which has a large weight and a value near 0, takes no bits from the others).
+// Scores are sums of KV_GROUP exact integer products, scaled, in order of the groups. The factor of a value's integers is
+// weight * scale, as an integer of 14 bits in two terms of 7. To bound it, softmax is computed relative to the largest of score
+// + log2(scale): the largest *contribution* is then near 1. An attention sink, which has a large weight and a value near 0,
+// takes no precision from the others.
 #pragma once
 #include "attention_tile.h"
 #include "dot.h"
 #include "int8_cache.h"
 
-#define WEIGHT_STEPS 8191.0f  // of a contribution in [0, 2): below 2^14
+#define WEIGHT_STEPS 8191.0f  // per unit of a contribution, which is in [0, 2): below 2^14
 
-// A row of queries in `depth` floats: codes [depth], then for each group a scale and what its products start from.
+// A row of queries in `depth` floats: codes [depth], then for each group a scale and the initial sum of its products
 INLINE int8_t *query_codes(const float *q) { return (int8_t *)q; }
 INLINE float *query_scales(const float *q, int64_t depth) { return (float *)((char *)q + depth); }
 INLINE int32_t *query_starts(const float *q, int64_t depth) { return (int32_t *)((char *)q + 2 * depth); }
 
-// x [head_size], which is overwritten, to the row `q`
+// Quantise x [head_size], which is overwritten, to the row `q`
 INLINE void int8_query(float *x, int64_t head_size, float *q) {
-    for (int64_t g = 0; g < head_size / GROUP_K; g++) {
-        hadamard(x + g * GROUP_K);
-        float scale = int8_scale(x + g * GROUP_K, GROUP_K);
-        int32_t sum = int8_codes(x + g * GROUP_K, GROUP_K, scale, query_codes(q) + g * GROUP_K);
+    for (int64_t g = 0; g < head_size / KV_GROUP; g++) {
+        hadamard(x + g * KV_GROUP);
+        float scale = int8_scale(x + g * KV_GROUP, KV_GROUP);
+        int32_t sum = int8_codes(x + g * KV_GROUP, KV_GROUP, scale, query_codes(q) + g * KV_GROUP);
         query_scales(q, head_size)[g] = scale;
         query_starts(q, head_size)[g] = UNSIGNED_CODES8 ? -128 * sum : 0;
     }
 }
 
 // s[mr][TILE] = q . keys
-INLINE void int8_scores(const float *q, int64_t head_size, const void *const *keys, float *s, const struct ahead *ahead,
-                        const int few, const int mr) {
-    if (few) fetch_rest(ahead, head_size / 4);
+INLINE void int8_scores(const float *q, int64_t head_size, const void *const *keys, float *s, const struct prefetch *prefetch,
+                        const int few_rows, const int mr) {
+    if (few_rows) prefetch_scales(prefetch, head_size / 4);
     for (int c = 0; c < TILE; c += NV * VW) {
         const uint8_t *codes[NV];
 #pragma GCC unroll 4
         for (int n = 0; n < NV; n++) codes[n] = (const uint8_t *)keys[(c + n * VW) / CHUNK] + (c + n * VW) % CHUNK * 4;
         vf total[MR][NV] = {0};
-        for (int64_t g = 0; g < head_size / GROUP_K; g++) {
+        for (int64_t g = 0; g < head_size / KV_GROUP; g++) {
             vi sum[MR][NV];
 #pragma GCC unroll 6
             for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
                 for (int n = 0; n < NV; n++) sum[i][n] = splat_int(query_starts(q + i * head_size, head_size)[g]);
 #pragma GCC unroll 8
-            for (int d = 0; d < GROUP_K / 4; d++) {
-                if (few && c == 0) fetch_with_scores(ahead, g * GROUP_K / 4 + d);
+            for (int d = 0; d < KV_GROUP / 4; d++) {
+                if (few_rows && c == 0) prefetch_with_scores(prefetch, g * KV_GROUP / 4 + d);
                 vbytes k[NV];
 #pragma GCC unroll 4
-                for (int n = 0; n < NV; n++) k[n] = load_bytes(codes[n] + (g * GROUP_K / 4 + d) * CHUNK * 4);
+                for (int n = 0; n < NV; n++) k[n] = load_bytes(codes[n] + (g * KV_GROUP / 4 + d) * CHUNK * 4);
 #pragma GCC unroll 6
                 for (int i = 0; i < mr; i++) {
-                    vi x = splat_four(query_codes(q + i * head_size) + g * GROUP_K + d * 4);
+                    vi x = splat_four(query_codes(q + i * head_size) + g * KV_GROUP + d * 4);
 #pragma GCC unroll 4
                     for (int n = 0; n < NV; n++) sum[i][n] = dot4(sum[i][n], k[n], x, 8);
                 }
@@ -75,7 +75,7 @@ INLINE void int8_scores(const float *q, int64_t head_size, const void *const *ke
     }
 }
 
-// a in lanes j where bit `from` + j of `bits` is set, b in the others
+// a in lanes j where bit `from` + j of `bits` is set, else b
 INLINE vf select_by_bits(uint64_t bits, int from, vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_mask_mov_ps((__m512)b, (__mmask16)(bits >> from), (__m512)a);
@@ -86,8 +86,8 @@ INLINE vf select_by_bits(uint64_t bits, int from, vf a, vf b) {
 #endif
 }
 
-// 4 * VW integers of 14 bits to bytes, the upper 7 bits and the lower 7. Integers stay together by fours, as products take them;
-// `packed_at` says where the fours are.
+// Split 4 * VW integers of 14 bits into bytes, the upper and the lower 7 bits. Groups of four stay together, as the products
+// take them; packed_at() tells their offsets.
 INLINE void pack_steps(const vi *steps, uint8_t *high, uint8_t *low) {
 #if defined(__AVX512F__)
     __m512i a = _mm512_packus_epi32((__m512i)steps[0], (__m512i)steps[1]);
@@ -114,7 +114,7 @@ INLINE int64_t packed_at(int64_t j) {
     return j / VW * (4 * VW) + (j % VW % lanes * 4 + j % VW / lanes) * 4;
 }
 
-// The maxima of rows v[count], which are overwritten: that of row j in lane j; count: 4, or 8 where VW is 16
+// Maxima of rows v[count], which are overwritten: that of row j in lane j. count is 4, or 8 where VW is 16.
 INLINE vf vmax_rows(vf *v, const int count) {
 #pragma GCC unroll 4
     for (int half = count / 2; half > 0; half /= 2)
@@ -130,11 +130,11 @@ INLINE vf vmax_rows(vf *v, const int count) {
 }
 
 #define ROUND_UP(n) (CEIL_DIV(n, VW) * VW)
-// Online softmax of mr rows: scores to contributions p[mr][2 terms][TILE], with maxima in powers of 2 and a sum for each
-// lane, l[mr][VW]; `shrink`: what a row's acc is to be multiplied with. Row i sees the positions of visible[i]. All maxima
-// come before all weights, and are found together: one row after the other, each would wait for its own.
-INLINE void int8_soften(float scaling, float softcap, float *s, const void *const *values, int64_t head_size, uint8_t *p,
-                        const uint64_t *visible, float *m, float *l, float *shrink, const int mr) {
+// Online softmax of mr rows: turns scores into contributions p[mr][2 terms][TILE], with m in units of log2 and l for each lane,
+// l[mr][VW]; `rescale` is the factor for a row's acc. Row i attends to the positions in visible[i]. The maxima of all rows are
+// computed together and before all weights, so that their latencies overlap.
+INLINE void int8_softmax_tile(float scaling, float softcap, float *s, const void *const *values, int64_t head_size, uint8_t *p,
+                              const uint64_t *visible, float *m, float *l, float *rescale, const int mr) {
     const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? log2e : splat(scaling) * log2e;
     vf size[TILE / VW], exponent[TILE / VW], top[ROUND_UP(MR)];
     const int lanes = mr > 4 && VW == 16 ? 8 : 4;
@@ -142,7 +142,7 @@ INLINE void int8_soften(float scaling, float softcap, float *s, const void *cons
 #pragma GCC unroll 4
     for (int n = 0; n < TILE / VW; n++) {
         size[n] = vload((const float *)((const char *)values[n * VW / CHUNK] + head_size * CHUNK) + n * VW % CHUNK);
-        exponent[n] = __builtin_convertvector(((vi)size[n] >> 23) - 127, vf);  // log2, rounded down
+        exponent[n] = __builtin_convertvector(((vi)size[n] >> 23) - 127, vf);  // log2 of the scale, rounded down
         size[n] *= splat(WEIGHT_STEPS);
     }
 #pragma GCC unroll 6
@@ -165,8 +165,8 @@ INLINE void int8_soften(float scaling, float softcap, float *s, const void *cons
 #pragma GCC unroll 8
         for (int r = MAX(i, mr); r < i + lanes; r++) top[r] = top[i];
         vf before = vload(m + i), after = vmax(vmax_rows(top + i, lanes), before), base = vmax(after, splat(-FLT_MAX));
-        vstore(highest + i, base);  // nothing visible yet: weights become 2^-inf = 0
-        vstore(shrink + i, vexp2(before - base));
+        vstore(highest + i, base);  // no visible position yet: weights become 2^-inf = 0
+        vstore(rescale + i, vexp2(before - base));
         store_part(m, i, MIN(mr - i, lanes), after, FLOAT32);
     }
 #pragma GCC unroll 6
@@ -180,32 +180,35 @@ INLINE void int8_soften(float scaling, float softcap, float *s, const void *cons
             if (~visible[i]) weight = select_by_bits(visible[i], n * VW, weight, splat(0.0f));
             vf contribution = weight * size[n];
             sum += weight;
-            if (~visible[i]) contribution = select_by_bits(visible[i], n * VW, contribution, splat(0.0f));  // sizes may be NaN
+            if (~visible[i]) contribution = select_by_bits(visible[i], n * VW, contribution, splat(0.0f));  // scales may be NaN
             steps[n] = vround(contribution);
         }
 #pragma GCC unroll 4
-        for (int n = 0; n < TILE / VW; n += 4) pack_steps(steps + n, p + i * 2 * TILE + n * VW, p + (i * 2 + 1) * TILE + n * VW);
-        vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum));
+        for (int n = 0; n < TILE / VW; n += 4)
+            pack_steps(steps + n, p + i * 2 * TILE + n * VW, p + (i * 2 + 1) * TILE + n * VW);
+        vstore(l + i * VW, vfma(vload(l + i * VW), splat(rescale[i]), sum));
     }
 }
 
-// acc[mr][nv vectors] = acc * shrink[mr] + contributions . values of chunks [first, last)
-INLINE void int8_weigh(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values, int64_t d,
-                       int64_t first, int64_t last, const struct ahead *ahead, const int few, const int mr, const int nv) {
-    const int fetching = few && d % TILE == 0;  // one step for each of 4 positions is one for each line of TILE elements
+// acc[mr][nv vectors] = acc * rescale[mr] + contributions . values of chunks [first, last)
+INLINE void int8_accumulate_pv_columns(float *acc, int64_t head_size, const float *rescale, const uint8_t *p,
+                                       const void *const *values, int64_t d, int64_t first, int64_t last,
+                                       const struct prefetch *prefetch, const int few_rows, const int mr, const int nv) {
+    const int fetching = few_rows && d % TILE == 0;  // 4 positions a step: as many steps as lines of TILE elements
     vi high[MR][NV] = {0}, low[MR][NV] = {0};
     for (int64_t c = first; c < last; c++) {
         const uint8_t *chunk = (const uint8_t *)values[c] + d * 4;
 #pragma GCC unroll 4
         for (int64_t j = 0; j < CHUNK / 4; j++) {
             const int64_t at = packed_at(c * CHUNK / 4 + j);
-            if (fetching) fetch_with_values(ahead, d / 4 + c * CHUNK / 4 + j);
+            if (fetching) prefetch_with_values(prefetch, d / 4 + c * CHUNK / 4 + j);
             vbytes v[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < nv; n++) v[n] = load_bytes(chunk + j * head_size * 4 + n * VW * 4);
 #pragma GCC unroll 6
             for (int i = 0; i < mr; i++) {
-                vi x = splat_four((const int8_t *)p + i * 2 * TILE + at), y = splat_four((const int8_t *)p + (i * 2 + 1) * TILE + at);
+                vi x = splat_four((const int8_t *)p + i * 2 * TILE + at),
+                   y = splat_four((const int8_t *)p + (i * 2 + 1) * TILE + at);
 #pragma GCC unroll 4
                 for (int n = 0; n < nv; n++) high[i][n] = dot4_7bits(high[i][n], (vbytes)x, (vi)v[n]);
 #pragma GCC unroll 4
@@ -219,14 +222,16 @@ INLINE void int8_weigh(float *acc, int64_t head_size, const float *shrink, const
         for (int n = 0; n < nv; n++) {
             float *to = acc + i * head_size + d + n * VW;
             vf sum = __builtin_convertvector((high[i][n] << 7) + low[i][n], vf);
-            vstore(to, vfma(sum, splat(1.0f / WEIGHT_STEPS), vload(to) * splat(shrink[i])));
+            vstore(to, vfma(sum, splat(1.0f / WEIGHT_STEPS), vload(to) * splat(rescale[i])));
         }
 }
 
-INLINE void int8_weigh_all(float *acc, int64_t head_size, const float *shrink, const uint8_t *p, const void *const *values,
-                           int64_t from, int64_t to, const struct ahead *ahead, const int few, const int mr) {
+INLINE void int8_accumulate_pv(float *acc, int64_t head_size, const float *rescale, const uint8_t *p, const void *const *values,
+                               int64_t from, int64_t to, const struct prefetch *prefetch, const int few_rows, const int mr) {
     int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
-    if (VW == 16 && mr <= 3)  // two sums each: as many as there are registers for
-        for (; d + 4 * VW <= head_size; d += 4 * VW) int8_weigh(acc, head_size, shrink, p, values, d, first, last, ahead, few, mr, 4);
-    for (; d < head_size; d += 2 * VW) int8_weigh(acc, head_size, shrink, p, values, d, first, last, ahead, few, mr, 2);
+    if (VW == 16 && mr <= 3)  // two sums each take all registers
+        for (; d + 4 * VW <= head_size; d += 4 * VW)
+            int8_accumulate_pv_columns(acc, head_size, rescale, p, values, d, first, last, prefetch, few_rows, mr, 4);
+    for (; d < head_size; d += 2 * VW)
+        int8_accumulate_pv_columns(acc, head_size, rescale, p, values, d, first, last, prefetch, few_rows, mr, 2);
 }

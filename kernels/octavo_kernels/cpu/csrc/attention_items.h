@@ -1,63 +1,63 @@
-// Which items there are, and in which order: a sequence's query tokens in tiles, of each kv head, perhaps split by position.
+// The work items of attention and their order: tiles of a sequence's query tokens, for each kv head, possibly split by position
 #pragma once
 #include "ops.h"
 #include "simd.h"
 
 #define SPLIT 256
-#define ROWS 120           // at most this many rows in an item (or one token's group, if that is larger)
-#define LEAST_ROWS (2 * MR)  // in the items of a step that has few of them
+#define MAX_ROWS 120       // in an item (or one token's group, if that is larger)
+#define MIN_ROWS (2 * MR)  // in the items of a step with few rows
 
 INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
 
-// One item: q rows of consecutive tokens, `group` rows a token, against the positions begin .. end that some row sees, or
-// that part of these which lies in one split.
+// One item: the q rows of consecutive tokens, `group` rows per token, against positions [begin, end), which are all that some
+// row attends to, or the part of them in one split
 struct item {
     const struct paged_attention_args *a;
     const int32_t *table;
-    const char *keys;  // of this head in block 0
-    int64_t block_stride, row_stride, value_offset;  // bytes
+    const char *keys;                                    // of this head in block 0
+    int64_t block_stride, row_stride, value_offset;      // bytes
     int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
     int64_t begin, end;
     const char *q;
     char *out;
 };
 
-// Rows of an item one by one: for row r, token r / group, head r % group of the group, where it lies in q and out.
-struct cursor {
+// Iterates over the rows of an item: row r is token r / group and head r % group; `offset` is its place in q and out.
+struct row_cursor {
     int64_t token, head, offset;  // offset: bytes
 };
-INLINE void next_row(struct cursor *at, const struct item *it) {
+INLINE void next_row(struct row_cursor *at, const struct item *it) {
     const int64_t bytes = row_bytes(it->a);
     at->head++, at->offset += bytes;
     if (at->head < it->group) return;
     at->head = 0, at->token++, at->offset += (it->a->num_heads - it->group) * bytes;
 }
 
-// Walks over the items in one order that all threads know: sequences from the last to the first (new prompts come last in
-// a step and are the longest work), tiles from the end of a sequence (which see most), heads.
-struct walk {
+// Iterates over the items in an order that all threads know: sequences from the last to the first (new prompts come last in a
+// step and take longest), tiles from the end of a sequence (which attend to most positions), kv heads.
+struct item_iterator {
     const struct paged_attention_args *a;
     int64_t tokens_per_item, request;
-    int64_t before, here;              // units of the requests already passed, and of this one
-    int64_t parts_before, parts_here;  // the same for parts: an item has one for each split of its sequence
+    int64_t before, here;              // units of the requests already passed, and of the current one
+    int64_t parts_before, parts_here;  // the same for parts: an item has one per split of its sequence
 };
 
 static int64_t request_tokens(const struct paged_attention_args *a, int64_t r) {
     int64_t first = a->query_start_loc[r], last = MIN(a->query_start_loc[r + 1], a->actual_rows);
     return a->seq_lens[r] > 0 ? MAX(0, last - first) : 0;
 }
-static int64_t request_items(const struct walk *k, int64_t r) {
+static int64_t request_items(const struct item_iterator *k, int64_t r) {
     return CEIL_DIV(request_tokens(k->a, r), k->tokens_per_item) * k->a->num_kv_heads;
 }
 static int64_t request_splits(const struct paged_attention_args *a, int64_t r) { return CEIL_DIV(a->seq_lens[r], SPLIT); }
 
-static struct walk start_walk(const struct paged_attention_args *a, int64_t tokens_per_item) {
-    struct walk k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
+static struct item_iterator start_iteration(const struct paged_attention_args *a, int64_t tokens_per_item) {
+    struct item_iterator k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
     return k;
 }
-// Go to the request that holds unit `n`: units are items, or with `split` parts.
-static void find_unit(struct walk *k, int64_t n, int split) {
-    if (n < k->before) *k = start_walk(k->a, k->tokens_per_item);
+// Move to the request that holds unit `n`. Units are items or, with `split`, the parts of items.
+static void seek_unit(struct item_iterator *k, int64_t n, int split) {
+    if (n < k->before) *k = start_iteration(k->a, k->tokens_per_item);
     while (n >= k->before + k->here) {
         k->request--;
         k->before += k->here, k->parts_before += k->parts_here;
@@ -67,7 +67,7 @@ static void find_unit(struct walk *k, int64_t n, int split) {
     }
 }
 
-static struct item make_item(const struct walk *k, int64_t index) {
+static struct item make_item(const struct item_iterator *k, int64_t index) {
     const struct paged_attention_args *a = k->a;
     int64_t r = k->request, heads = a->num_kv_heads, tokens = request_tokens(a, r);
     int64_t tiles = CEIL_DIV(tokens, k->tokens_per_item), tile = tiles - 1 - index / heads, head = index % heads;
@@ -91,12 +91,12 @@ static struct item make_item(const struct walk *k, int64_t index) {
     return it;
 }
 
-// Unit `n`, wherever the walk has been; with `split` the part of an item.
-static struct item find_item(struct walk *k, int64_t n, int split) {
-    find_unit(k, n, split);
+// Unit `n`, from any state of the iterator; with `split`, a part of an item
+static struct item item_at(struct item_iterator *k, int64_t n, int split) {
+    seek_unit(k, n, split);
     int64_t here = request_items(k, k->request), unit = n - k->before;
     struct item it = make_item(k, unit % here);
-    if (split) {  // the last splits of all items, which are short, come last
+    if (split) {  // the last splits of all items come last: they are the shortest
         it.begin = MAX(it.begin, unit / here * SPLIT);
         it.end = MIN(it.end, (unit / here + 1) * SPLIT);
     }

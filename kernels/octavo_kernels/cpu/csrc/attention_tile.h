@@ -1,8 +1,8 @@
-// A tile of attention: TILE positions of one sequence against a few rows of queries, all in registers and first caches.
+// One tile of attention: TILE positions of a sequence against a few rows of queries, in registers and the first-level cache.
 //
-// Three kinds: keys and values in float32, in bfloat16, or PAIRS: in bfloat16 on a machine that multiplies pairs of those.
-// Then queries and weights are rounded to bfloat16 too, as attention kernels on GPUs do, whether the cache is laid out in
-// pairs (ops.h) or its rows have to be brought into that order first.
+// There are three kinds: keys and values in float32, in bfloat16, or as BF16_PAIRS: bfloat16 on a machine that multiplies pairs
+// of them. Then queries and weights are rounded to bfloat16 too, as in attention kernels on GPUs, whether the cache is laid out
+// in pairs (ops.h) or its rows are packed into pairs first.
 #pragma once
 #include <float.h>
 
@@ -12,14 +12,14 @@
 #define TILE 64
 #define CHUNKS (TILE / CHUNK)
 
-// The next tile's rows, fetched line by line while this one is computed: pages lie anywhere, so the hardware cannot guess
-// where they are, and asked for all at once they would stall the core for as long as the memory takes.
-struct ahead {
-    const void *const *rows;  // keys, then values: rows, or chunks
+// Prefetching of the next tile, line by line while this one is computed. Pages lie anywhere, so the hardware cannot predict
+// them, and requesting all lines at once would stall the core for the whole latency of memory.
+struct prefetch {
+    const void *const *rows;  // addresses of keys, then of values: rows or chunks
     int64_t row, line, end, row_bytes;
-    int with_scores;  // of chunks, when there are few rows: how many are fetched with the scores (0: none, nor any later)
+    int chunks_with_scores;  // with few rows: number of chunks prefetched with the scores; 0: no prefetching by chunks
 };
-INLINE void fetch(struct ahead *a, int64_t lines) {
+INLINE void prefetch_lines(struct prefetch *a, int64_t lines) {
     while (lines-- > 0 && a->row < a->end) {
         __builtin_prefetch((const char *)a->rows[a->row] + a->line, 0, 2);
         a->line += 64;
@@ -27,30 +27,31 @@ INLINE void fetch(struct ahead *a, int64_t lines) {
     }
 }
 
-// The same for chunks and few rows, when a tile is computed in hardly more time than the next one needs to come. Products take as
-// many steps as a chunk has lines of elements: each step fetches one line of every chunk, and `fetch_rest` the scales. Keys come
-// with the scores and values with the weighing; before a change of sequence or head, after which there are no products
-// for a while, all come with the scores.
-INLINE void fetch_lines(const struct ahead *a, const int first, int64_t line) {
+// The same for chunks and few rows, where computing a tile takes hardly longer than loading the next one. Products take as many
+// steps as a chunk has lines of elements: each step prefetches one line of every chunk, and prefetch_scales() the scales. Keys
+// are prefetched with the scores and values with the products of weights and values. Before a change of sequence or head, which
+// is followed by work without products, all are prefetched with the scores.
+INLINE void prefetch_chunk_line(const struct prefetch *a, const int first, int64_t line) {
 #pragma GCC unroll 4
     for (int c = first; c < first + CHUNKS; c++) __builtin_prefetch((const char *)a->rows[c] + line * 64, 0, 3);
 }
-INLINE void fetch_with_scores(const struct ahead *a, int64_t line) {
-    if (a->with_scores) fetch_lines(a, 0, line);
-    if (a->with_scores > CHUNKS) fetch_lines(a, CHUNKS, line);
+INLINE void prefetch_with_scores(const struct prefetch *a, int64_t line) {
+    if (a->chunks_with_scores) prefetch_chunk_line(a, 0, line);
+    if (a->chunks_with_scores > CHUNKS) prefetch_chunk_line(a, CHUNKS, line);
 }
-INLINE void fetch_with_values(const struct ahead *a, int64_t line) {
-    if (a->with_scores == CHUNKS) fetch_lines(a, CHUNKS, line);
+INLINE void prefetch_with_values(const struct prefetch *a, int64_t line) {
+    if (a->chunks_with_scores == CHUNKS) prefetch_chunk_line(a, CHUNKS, line);
 }
-INLINE void fetch_rest(const struct ahead *a, int64_t lines) {
-    for (; a->with_scores && lines * 64 < a->row_bytes; lines++) fetch_lines(a, 0, lines), fetch_lines(a, CHUNKS, lines);
+INLINE void prefetch_scales(const struct prefetch *a, int64_t lines) {
+    for (; a->chunks_with_scores && lines * 64 < a->row_bytes; lines++)
+        prefetch_chunk_line(a, 0, lines), prefetch_chunk_line(a, CHUNKS, lines);
 }
 
 INLINE vf load_row(const void *row, int64_t d, int64_t head_size, int dtype) {
     return d + VW <= head_size ? load_as(row, d, dtype) : load_part(row, d, head_size - d, dtype);
 }
 
-// Transpose a VW x VW square in registers: interleaving rows i and i + VW / 2 log2(VW) times.
+// Transpose a VW x VW square in registers, by interleaving rows i and i + VW / 2 log2(VW) times
 INLINE void transpose_square(vf *r) {
     vf t[VW];
 #pragma GCC unroll 4
@@ -65,9 +66,9 @@ INLINE void transpose_square(vf *r) {
     }
 }
 
-// Keys [TILE, head_size] -> kt [depth, TILE] in float32, square by square; bfloat16 in pairs, which halves the work.
+// Keys [TILE, head_size] to kt [depth, TILE] in float32, square by square; two bfloat16 at a time, which halves the work
 INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, int64_t head_size, int kind,
-                           struct ahead *ahead) {
+                           struct prefetch *prefetch) {
     int64_t paired = kind == FLOAT32 ? 0 : head_size / (2 * VW) * (2 * VW);
     for (int64_t j = 0; j < count; j += VW) {
         vf r[VW];
@@ -80,7 +81,7 @@ INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, in
                 vstore(kt + (d + 2 * i) * TILE + j, (vf)((vu)r[i] << 16));
                 vstore(kt + (d + 2 * i + 1) * TILE + j, (vf)((vu)r[i] & 0xffff0000u));
             }
-            fetch(ahead, VW * VW / 16);
+            prefetch_lines(prefetch, VW * VW / 16);
         }
         for (int64_t d = paired; d < head_size; d += VW) {
 #pragma GCC unroll 16
@@ -88,18 +89,18 @@ INLINE void transpose_keys(const void *const *keys, float *kt, int64_t count, in
             transpose_square(r);
 #pragma GCC unroll 16
             for (int i = 0; i < VW; i++) vstore(kt + (d + i) * TILE + j, r[i]);
-            fetch(ahead, VW * VW / 32);
+            prefetch_lines(prefetch, VW * VW / 32);
         }
     }
 }
 
-// s[mr][TILE] = q[mr][head_size] . kt, one accumulator a score, terms in order of the head's elements
-INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s, struct ahead *ahead,
-                   const int mr) {
+// s[mr][TILE] = q[mr][head_size] . kt, with one accumulator per score; terms in order of the head's elements
+INLINE void compute_scores(const float *q, int64_t depth, int64_t head_size, const float *kt, float *s,
+                           struct prefetch *prefetch, const int mr) {
     for (int c = 0; c < TILE; c += NV * VW) {
         vf sum[MR][NV] = {0};
         for (int64_t d = 0; d < head_size; d++) {
-            if (mr < MR) fetch(ahead, 1);
+            if (mr < MR) prefetch_lines(prefetch, 1);
             vf k[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < NV; n++) k[n] = vload(kt + d * TILE + c + n * VW);
@@ -118,15 +119,15 @@ INLINE void scores(const float *q, int64_t depth, int64_t head_size, const float
 }
 
 // acc[mr][nv vectors] += p[mr][from .. to] . values, terms in order of position
-INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
-                  int64_t to, int dtype, struct ahead *ahead, const int mr, const int nv) {
+INLINE void accumulate_pv_columns(float *acc, int64_t depth, const float *p, const void *const *values, int64_t d, int64_t from,
+                                  int64_t to, int dtype, struct prefetch *prefetch, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
         for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW);
     for (int64_t j = from; j < to; j++) {
-        if (mr < MR) fetch(ahead, 2);
+        if (mr < MR) prefetch_lines(prefetch, 2);
         vf v[NV];
 #pragma GCC unroll 4
         for (int n = 0; n < nv; n++) v[n] = load_as(values[j], d + n * VW, dtype);
@@ -143,12 +144,12 @@ INLINE void weigh(float *acc, int64_t depth, const float *p, const void *const *
         for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
 }
 
-INLINE void weigh_all(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
-                      int dtype, struct ahead *ahead, const int mr) {
+INLINE void accumulate_pv(float *acc, int64_t depth, const float *p, const void *const *values, int64_t from, int64_t to,
+                          int dtype, struct prefetch *prefetch, const int mr) {
     int64_t d = 0;
-    for (; d + 4 * VW <= depth; d += 4 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 4);
-    for (; d + 2 * VW <= depth; d += 2 * VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 2);
-    for (; d + VW <= depth; d += VW) weigh(acc, depth, p, values, d, from, to, dtype, ahead, mr, 1);
+    for (; d + 4 * VW <= depth; d += 4 * VW) accumulate_pv_columns(acc, depth, p, values, d, from, to, dtype, prefetch, mr, 4);
+    for (; d + 2 * VW <= depth; d += 2 * VW) accumulate_pv_columns(acc, depth, p, values, d, from, to, dtype, prefetch, mr, 2);
+    for (; d + VW <= depth; d += VW) accumulate_pv_columns(acc, depth, p, values, d, from, to, dtype, prefetch, mr, 1);
 }
 
 INLINE vf splat_bits(const float *p) {
@@ -158,16 +159,16 @@ INLINE vf splat_bits(const float *p) {
 }
 
 #if defined(__AVX512BF16__)
-// The same two products of bfloat16 pairs: two terms at a time, exact but for float32's rounding of the sums.
-#define HAS_PAIRS 1
-INLINE vf pair_dot(vf sum, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
+// The same products for pairs of bfloat16: two terms at a time, exact except for the rounding of sums to float32
+#define HAS_BF16_PAIRS 1
+INLINE vf dot_bf16_pairs(vf sum, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
 
 // s[mr][TILE] = q[mr][head_size / 2 pairs] . keys, chunks [head_size / 2][CHUNK] of pairs
-INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const void *const *keys, float *s,
-                        const struct ahead *ahead, const int few, const int mr) {
+INLINE void bf16_scores(const float *q, int64_t depth, int64_t head_size, const void *const *keys, float *s,
+                        const struct prefetch *prefetch, const int few_rows, const int mr) {
     vf sum[MR][CHUNKS] = {0};
     for (int64_t d = 0; d < head_size / 2; d++) {
-        if (few) fetch_with_scores(ahead, d);
+        if (few_rows) prefetch_with_scores(prefetch, d);
         vf k[CHUNKS];
 #pragma GCC unroll 4
         for (int n = 0; n < CHUNKS; n++) k[n] = vload((const float *)keys[n] + d * CHUNK);
@@ -175,7 +176,7 @@ INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const 
         for (int i = 0; i < mr; i++) {
             vf x = splat_bits(q + i * depth + d);
 #pragma GCC unroll 4
-            for (int n = 0; n < CHUNKS; n++) sum[i][n] = pair_dot(sum[i][n], k[n], x);
+            for (int n = 0; n < CHUNKS; n++) sum[i][n] = dot_bf16_pairs(sum[i][n], k[n], x);
         }
     }
 #pragma GCC unroll 6
@@ -184,9 +185,9 @@ INLINE void pair_scores(const float *q, int64_t depth, int64_t head_size, const 
         for (int n = 0; n < CHUNKS; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
 }
 
-// Rows of keys and values, [TILE] each, as chunks of pairs; those lie `head_size` / 2 * CHUNK floats apart.
-INLINE void pair_rows(const void *const *keys, const void *const *values, float *key_chunks, float *value_chunks,
-                      int64_t head_size) {
+// Pack rows of keys and values, [TILE] each, into chunks of pairs, which lie head_size / 2 * CHUNK floats apart
+INLINE void pack_rows_as_pairs(const void *const *keys, const void *const *values, float *key_chunks, float *value_chunks,
+                               int64_t head_size) {
     for (int64_t j = 0; j < TILE; j++) {
         const float *key = keys[j];
         const uint16_t *value = values[j];
@@ -197,26 +198,27 @@ INLINE void pair_rows(const void *const *keys, const void *const *values, float 
     }
 }
 
-// The first `count` of a chunk's values, and zeros for the rest, whatever lies there
-INLINE void pad_values(const float *chunk, float *out, int64_t count, int64_t depth) {
+// Copy the first `count` values of a chunk and fill the rest with zeros, whatever it holds
+INLINE void zero_pad_values(const float *chunk, float *out, int64_t count, int64_t depth) {
     for (int64_t j = 0; j < CHUNK / 2; j++) {
         const vu keep = (vu)splat_int(2 * j + 1 < count ? -1 : 2 * j < count ? 0xffff : 0);
         for (int64_t d = 0; d < depth; d += VW) vstore(out + j * depth + d, (vf)((vu)vload(chunk + j * depth + d) & keep));
     }
 }
 
-// acc[mr][nv vectors] = acc * shrink[mr] + p[mr][first .. last chunk] . values, with p as pairs too: [mr][TILE / 2]
-INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values, int64_t d,
-                       int64_t first, int64_t last, const struct ahead *ahead, const int few, const int mr, const int nv) {
+// acc[mr][nv vectors] = acc * rescale[mr] + p[mr][first .. last chunk] . values, with p in pairs too: [mr][TILE / 2]
+INLINE void bf16_accumulate_pv_columns(float *acc, int64_t depth, const float *rescale, const float *p,
+                                       const void *const *values, int64_t d, int64_t first, int64_t last,
+                                       const struct prefetch *prefetch, const int few_rows, const int mr, const int nv) {
     vf sum[MR][NV];
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++)
 #pragma GCC unroll 4
-        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW) * splat(shrink[i]);
+        for (int n = 0; n < nv; n++) sum[i][n] = vload(acc + i * depth + d + n * VW) * splat(rescale[i]);
     for (int64_t c = first; c < last; c++) {
         const float *chunk = (const float *)values[c] + d, *weights = p + c * CHUNK / 2;
         for (int64_t j = 0; j < CHUNK / 2; j++) {
-            if (few) fetch_with_values(ahead, d / 2 + c * CHUNK / 2 + j);
+            if (few_rows) prefetch_with_values(prefetch, d / 2 + c * CHUNK / 2 + j);
             vf v[NV];
 #pragma GCC unroll 4
             for (int n = 0; n < nv; n++) v[n] = vload(chunk + j * depth + n * VW);
@@ -224,7 +226,7 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const flo
             for (int i = 0; i < mr; i++) {
                 vf x = splat_bits(weights + i * TILE / 2 + j);
 #pragma GCC unroll 4
-                for (int n = 0; n < nv; n++) sum[i][n] = pair_dot(sum[i][n], v[n], x);
+                for (int n = 0; n < nv; n++) sum[i][n] = dot_bf16_pairs(sum[i][n], v[n], x);
             }
         }
     }
@@ -234,12 +236,14 @@ INLINE void pair_weigh(float *acc, int64_t depth, const float *shrink, const flo
         for (int n = 0; n < nv; n++) vstore(acc + i * depth + d + n * VW, sum[i][n]);
 }
 
-// p [mr][TILE / 2] pairs of weights, those of positions [from, to) -> what they add to acc
-INLINE void pair_weigh_all(float *acc, int64_t depth, const float *shrink, const float *p, const void *const *values,
-                           int64_t from, int64_t to, const struct ahead *ahead, const int few, const int mr) {
+// The products of weights p [mr][TILE / 2] (pairs) and values of positions [from, to), added to acc
+INLINE void bf16_accumulate_pv(float *acc, int64_t depth, const float *rescale, const float *p, const void *const *values,
+                               int64_t from, int64_t to, const struct prefetch *prefetch, const int few_rows, const int mr) {
     int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
-    for (; d + 4 * VW <= depth; d += 4 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 4);
-    for (; d < depth; d += 2 * VW) pair_weigh(acc, depth, shrink, p, values, d, first, last, ahead, few, mr, 2);
+    for (; d + 4 * VW <= depth; d += 4 * VW)
+        bf16_accumulate_pv_columns(acc, depth, rescale, p, values, d, first, last, prefetch, few_rows, mr, 4);
+    for (; d < depth; d += 2 * VW)
+        bf16_accumulate_pv_columns(acc, depth, rescale, p, values, d, first, last, prefetch, few_rows, mr, 2);
 }
 
 INLINE vf vmax_lanes(vf x) {
@@ -250,11 +254,11 @@ INLINE vf vmax_lanes(vf x) {
     return x;
 }
 
-// What soften() does below for mr rows at once, with weights in pairs p[mr][TILE / 2], maxima in powers of 2, and a sum for
-// each lane: l[mr][VW]. `shrink`: what a row's acc is to be multiplied with, 1 unless its maximum has grown; no branch
-// depends on that, which no processor could predict. Row i sees the positions of visible[i].
-INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, const uint64_t *visible, float *m, float *l,
-                        float *shrink, const int mr) {
+// softmax_tile() for mr rows at once, with weights in pairs p[mr][TILE / 2], m in units of log2 and l for each lane: l[mr][VW].
+// `rescale` is the factor for a row's acc: 1 unless its maximum has grown. There is no branch on that, since no processor could
+// predict it. Row i attends to the positions in visible[i].
+INLINE void bf16_softmax_tile(float scaling, float softcap, const float *s, float *p, const uint64_t *visible, float *m,
+                              float *l, float *rescale, const int mr) {
     const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
     vf sum[MR];
     float before[VW] = {0}, after[VW] = {0};
@@ -271,7 +275,7 @@ INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, 
         }
         top = vmax_lanes(top);
         before[i] = m[i], after[i] = m[i] = top[0];
-        top = vmax(top, splat(-FLT_MAX));  // nothing visible yet: weights become 2^-inf = 0
+        top = vmax(top, splat(-FLT_MAX));  // no visible position yet: weights become 2^-inf = 0
         sum[i] = (vf){0};
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
@@ -282,18 +286,18 @@ INLINE void pair_soften(float scaling, float softcap, const float *s, float *p, 
         for (int n = 0; n < TILE / VW; n += 2)
             *(__m512bh *)(p + i * TILE / 2 + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
     }
-    vstore(shrink, vexp2(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
+    vstore(rescale, vexp2(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
 #pragma GCC unroll 6
-    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(shrink[i]), sum[i]));
+    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(rescale[i]), sum[i]));
 }
 #else
-#define HAS_PAIRS 0
+#define HAS_BF16_PAIRS 0
 #endif
 
-// Online softmax of one row: scores s[TILE] -> weights, with the row's maximum m, sum l and acc brought up to date.
-// Positions outside [from, to) of the tile are hidden.
-INLINE void soften(float scaling, float softcap, float *s, int64_t from, int64_t to, float *m, float *l, float *acc,
-                   int64_t depth) {
+// Online softmax of one row: turns scores s[TILE] into weights and updates the row's maximum m, sum l and acc. Positions
+// outside [from, to) of the tile are masked.
+INLINE void softmax_tile(float scaling, float softcap, float *s, int64_t from, int64_t to, float *m, float *l, float *acc,
+                         int64_t depth) {
     const vf minus_infinity = splat(-INFINITY), scale = splat(scaling);
     vf x[TILE / VW], top = minus_infinity;
     int whole = from <= 0 && to >= TILE;
@@ -308,11 +312,11 @@ INLINE void soften(float scaling, float softcap, float *s, int64_t from, int64_t
         top = vmax(top, x[n]);
     }
     float highest = MAX(*m, vmax_all(top));
-    if (highest == -INFINITY) highest = 0.0f;  // nothing visible yet: weights become exp(-inf) = 0
+    if (highest == -INFINITY) highest = 0.0f;  // no visible position yet: weights become exp(-inf) = 0
     if (highest != *m && *m != -INFINITY) {
-        float shrink = exp_one(*m - highest);
-        *l *= shrink;
-        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * splat(shrink));
+        float rescale = exp_scalar(*m - highest);
+        *l *= rescale;
+        for (int64_t d = 0; d < depth; d += VW) vstore(acc + d, vload(acc + d) * splat(rescale));
     }
     vf sum = {0};
 #pragma GCC unroll 16

@@ -3,8 +3,8 @@
 
 #include "ops.h"
 
-void op_decode_inputs(const struct decode_inputs_args *a, struct member *m) {
-    if (team_take(m, 1) >= 0) {
+void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m) {
+    if (team_take_item(m, 1) >= 0) {
         a->query_start_loc[0] = 0;
         for (int64_t i = 0; i < a->count; i++) {
             const int64_t row = a->rows[i], position = a->num_computed[row], page = position / a->block_size;
@@ -17,7 +17,7 @@ void op_decode_inputs(const struct decode_inputs_args *a, struct member *m) {
             a->seq_lens[i] = (int32_t)position + 1;
             memcpy(a->table + i * a->table_stride, blocks, (size_t)(page + 1) * sizeof(int32_t));
         }
-        team_done(m);
+        team_item_done(m);
     }
-    team_wait(m, 1);
+    team_finish_phase(m, 1);
 }

@@ -1,4 +1,4 @@
-// The dot product of bytes that quantised products are made of.
+// Integer dot products: the arithmetic of quantised linears and of attention over an int8 cache
 #pragma once
 #include "simd.h"
 
@@ -7,7 +7,7 @@ typedef vbytes vbytes_unaligned __attribute__((aligned(1), may_alias));
 INLINE vbytes load_bytes(const uint8_t *p) { return *(const vbytes_unaligned *)p; }
 
 // Each lane: acc + the sum of 4 products (w - zero) * a, where `a` holds 4 int8 in every lane. Where the instruction takes
-// unsigned codes, what the zero point adds is subtracted beforehand (row_pair.start).
+// unsigned codes, the contribution of the zero point is subtracted beforehand (row_pair.initial_sum).
 #if defined(__AVX512VNNI__)
 #define UNSIGNED_CODES8 1
 INLINE vi dot4(vi acc, vbytes w, vi a, const int bits) {
@@ -64,14 +64,14 @@ INLINE vi dot4_7bits(vi acc, vbytes a, vi b) {
     return acc;
 #endif
 }
-// The same 4 bytes in each lane
+// The same 4 bytes in every lane
 INLINE vi splat_four(const int8_t *p) {
     int32_t four;
     memcpy(&four, p, 4);
     return splat_int(four);
 }
 
-// int16 vectors. Two int32 vectors one after the other, 128 bits of either at a time, saturated
+// int16 vectors. Two int32 vectors packed with saturation, in turn 128 bits of the one and 128 bits of the other
 INLINE vi pack_int16(vi a, vi b) {
 #if defined(__AVX512BW__)
     return (vi)_mm512_packs_epi32((__m512i)a, (__m512i)b);
@@ -108,7 +108,7 @@ INLINE vi dot2(vi acc, vi a, vi b) {
     return acc + (vi)vpaddq_s32(low, vmull_high_s16((int16x8_t)a, (int16x8_t)b));
 #endif
 }
-// The same 2 int16, or the same 8 bytes, all over a vector
+// The same 2 int16, or the same 8 bytes, repeated over a vector
 INLINE vi splat_two(const int16_t *p) {
     int32_t two;
     memcpy(&two, p, 4);

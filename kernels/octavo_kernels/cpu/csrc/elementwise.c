@@ -1,14 +1,14 @@
-// RMS norm (with or without residual) and SiLU times up: one pass over a row that stays in the first-level cache.
+// RMS norm (with or without residual), SiLU times up, embedding and argmax. A row stays in the first-level cache.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
 
-INLINE void norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
+INLINE void rms_norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, skip = row * a->width * size, width = a->width;
     const char *x = (const char *)a->x + skip;
     const char *residual = a->residual ? (const char *)a->residual + skip : NULL;
     char *total = a->residual ? (char *)a->residual_out + skip : NULL, *out = (char *)a->out + skip;
-    vf inverse = splat(inverse_rms(square_sum(x, residual, total, width, dtype), width, (float)a->eps));
+    vf inverse = splat(inverse_rms(sum_of_squares(x, residual, total, width, dtype), width, (float)a->eps));
     const char *from = residual ? total : x;
     for (int64_t i = 0; i < width; i += VW) {
         int64_t n = MIN(VW, width - i);
@@ -22,14 +22,14 @@ INLINE void norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
     }
 }
 
-void op_rms_norm(const struct rms_norm_args *a, struct member *m) {
-    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
+void op_rms_norm(const struct rms_norm_args *a, struct team_member *m) {
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
         for (; row < end; row++) {
-            if (a->dtype == BFLOAT16) norm_row(a, row, BFLOAT16);
-            else norm_row(a, row, FLOAT32);
+            if (a->dtype == BFLOAT16) rms_norm_row(a, row, BFLOAT16);
+            else rms_norm_row(a, row, FLOAT32);
         }
     }
-    team_wait(m, team_row_items(m, a->rows));
+    team_finish_phase(m, team_row_items(m, a->rows));
 }
 
 INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) {
@@ -48,33 +48,33 @@ INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) 
     }
 }
 
-void op_silu_and_mul(const struct silu_and_mul_args *a, struct member *m) {
-    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_done(m)) {
+void op_silu_and_mul(const struct silu_and_mul_args *a, struct team_member *m) {
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
         for (; row < end; row++) {
             if (a->dtype == BFLOAT16) silu_row(a, row, BFLOAT16);
             else silu_row(a, row, FLOAT32);
         }
     }
-    team_wait(m, team_row_items(m, a->rows));
+    team_finish_phase(m, team_row_items(m, a->rows));
 }
 
-void op_embedding(const struct embedding_args *a, struct member *m) {
-    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_done(m)) {
+void op_embedding(const struct embedding_args *a, struct team_member *m) {
+    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_item_done(m)) {
         for (; i < end; i++) {
             int64_t id = MAX(0, MIN(a->ids[i], a->rows - 1));
             memcpy((char *)a->out + i * a->row_bytes, (const char *)a->table + id * a->row_bytes, (size_t)a->row_bytes);
         }
     }
-    team_wait(m, team_row_items(m, a->count));
+    team_finish_phase(m, team_row_items(m, a->count));
 }
 
-// Where `wanted`, or a NaN if that is one, is first found from `begin` on: it is there.
-static int64_t find(const float *x, int64_t begin, float wanted) {
+// The first index from `begin` on that holds `wanted` (any NaN, if that is a NaN). There must be one.
+static int64_t find_value(const float *x, int64_t begin, float wanted) {
     while (isnan(wanted) ? !isnan(x[begin]) : x[begin] != wanted) begin++;
     return begin;
 }
 
-// The largest of each part of a row first, so that only one part is searched element by element.
+// The maximum of each part of a row is computed first, so that only one part is searched element by element.
 static void argmax_row(const float *x, int64_t width, int64_t *index, float *best) {
     enum { PART = 32 * VW };
     float highest = -INFINITY;
@@ -82,31 +82,31 @@ static void argmax_row(const float *x, int64_t width, int64_t *index, float *bes
     for (int64_t part = 0; part < width; part += PART) {
         int64_t i = part, end = MIN(width, part + PART);
         vf top = splat(-INFINITY);
-        vi strange = {0};
+        vi nan_lanes = {0};
         for (; i + VW <= end; i += VW) {
             vf v = vload(x + i);
             top = vmax(top, v);
-            strange |= v != v;
+            nan_lanes |= v != v;
         }
         float here = vmax_all(top);
-        int32_t any = vmax_all_int(strange & 1);
+        int32_t any = vmax_all_int(nan_lanes & 1);
         for (; i < end; i++) {
             here = MAX(here, x[i]);
             any |= isnan(x[i]);
         }
         if (any) {
-            *index = find(x, part, NAN);
+            *index = find_value(x, part, NAN);
             *best = NAN;
             return;
         }
         if (here > highest) highest = here, at = part;
     }
-    *index = find(x, at, highest);
+    *index = find_value(x, at, highest);
     *best = highest;
 }
 
-void op_argmax(const struct argmax_args *a, struct member *m) {
-    for (int64_t r; (r = team_take(m, a->rows)) >= 0; team_done(m))
+void op_argmax(const struct argmax_args *a, struct team_member *m) {
+    for (int64_t r; (r = team_take_item(m, a->rows)) >= 0; team_item_done(m))
         argmax_row(a->x + r * a->width, a->width, a->index + r, a->best + r);
-    team_wait(m, a->rows);
+    team_finish_phase(m, a->rows);
 }

@@ -1,4 +1,4 @@
-// Activations to int8, fused with what produces them: RMS norm (with residual) or SiLU times up.
+// Quantises activations to int8, fused with what produces them: RMS norm (with residual) or SiLU times up.
 #include "ops.h"
 #include "rows.h"
 
@@ -11,12 +11,12 @@ INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row,
             int64_t n = MIN(VW, width - i);
             vf g = n == VW ? load_as(x, i, dtype) : load_part(x, i, n, dtype);
             vf u = n == VW ? load_as(up, i, dtype) : load_part(up, i, n, dtype);
-            vstore(row + i, silu_times(g, u, dtype));
+            vstore(row + i, silu_mul(g, u, dtype));
         }
     } else if (a->kind == 1) {
         const char *residual = a->residual ? (const char *)a->residual + r * width * size : NULL;
         char *total = a->residual ? (char *)a->residual_out + r * width * size : NULL;
-        vf inverse = splat(inverse_rms(square_sum(x, residual, total, width, dtype), width, (float)a->eps));
+        vf inverse = splat(inverse_rms(sum_of_squares(x, residual, total, width, dtype), width, (float)a->eps));
         const char *from = residual ? total : x;
         for (int64_t i = 0; i < width; i += VW) {
             int64_t n = MIN(VW, width - i);
@@ -32,33 +32,33 @@ INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row,
     }
 }
 
-void op_quantize(const struct quantize_args *a, struct member *m) {
+void op_quantize(const struct quantize_args *a, struct team_member *m) {
     int64_t padded = a->groups * GROUP;
-    float *row = scratch((size_t)(padded + VW) * sizeof(float));
-    memset(row, 0, (size_t)(padded + VW) * sizeof(float));  // columns past the width are zeros
-    for (int64_t r, end; team_take_rows(m, a->rows, &r, &end); team_done(m)) {
+    float *row = thread_scratch((size_t)(padded + VW) * sizeof(float));
+    memset(row, 0, (size_t)(padded + VW) * sizeof(float));  // padding columns are zeros
+    for (int64_t r, end; team_take_rows(m, a->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
             if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16);
             else load_float_row(a, r, row, FLOAT32);
             struct row_pair *first = a->values + r * a->terms * a->groups / 2;
             struct row_pair *second = a->terms == 2 ? first + a->groups / 2 : NULL;
-            struct row_meta meta = meta_of(a->meta, r, a->groups);
-            float row_highest = 0.0f;
+            struct row_meta meta = row_meta_at(a->meta, r, a->groups);
+            float row_max = 0.0f;
             if (second && a->kind == 1) {
-                int32_t bits = highest_bits(row, padded);
-                memcpy(&row_highest, &bits, 4);
+                int32_t bits = max_abs_bits(row, padded);
+                memcpy(&row_max, &bits, 4);
             }
             for (int64_t p = 0; p < a->groups / 2; p++) {
                 int8_t q1[PAIR], q2[PAIR];
                 for (int64_t n = 0; n < 2; n++) {
                     const int64_t g = 2 * p + n;
-                    quantize_group(row + g * GROUP, g, q1 + n * GROUP, second ? q2 + n * GROUP : NULL, row_highest, meta);
+                    quantize_group(row + g * GROUP, g, q1 + n * GROUP, second ? q2 + n * GROUP : NULL, row_max, meta);
                 }
-                place_pair(first + p, q1, q1 + GROUP);
-                if (second) place_pair(second + p, q2, q2 + GROUP);
+                store_pair(first + p, q1, q1 + GROUP);
+                if (second) store_pair(second + p, q2, q2 + GROUP);
             }
-            share_scale(first, a->terms, a->groups, meta);
+            finish_row_scales(first, a->terms, a->groups, meta);
         }
     }
-    team_wait(m, team_row_items(m, a->rows));
+    team_finish_phase(m, team_row_items(m, a->rows));
 }

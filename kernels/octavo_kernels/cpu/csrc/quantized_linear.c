@@ -1,22 +1,23 @@
-// Products of quantised rows and packed weights (quant.h): which tiles there are, who computes them, what becomes of them.
+// Products of quantised rows and packed weights (quant.h): how work is split into tiles, and what happens to the results.
 #include "quantized_tile.h"
 #include "rows.h"
 
-#define AHEAD 8192  // bytes to fetch ahead in the stream of a weight; measured: +20 to +60 % over the hardware's own guess
+#define PREFETCH_BYTES 8192  // distance in a weight; measured 20 to 60 % faster than the hardware's own prefetching
 
-static struct block find_block(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
-    int64_t units = bits == 8 ? 0 : UNITS, stride = bits == 8 ? CODES8 + SCALES : CODES4 + SCALES * (affine ? 2 : 1);
+static struct weight_block weight_block_at(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
+    int64_t units = bits == 8 ? 0 : UNIT_BYTES,
+            stride = bits == 8 ? CODE_BYTES8 + SCALE_BYTES : CODE_BYTES4 + SCALE_BYTES * (affine ? 2 : 1);
     int64_t strip = units + groups / 2 * stride;
     const uint8_t *first = weight + index * (BLOCK / STRIP) * strip;
-    return (struct block){first, first + units, stride, groups / 2, strip, first, 0};
+    return (struct weight_block){first, first + units, stride, groups / 2, strip, first, 0};
 }
-static struct block block_of(const struct quantized_linear_args *a, int64_t index) {
-    return find_block(a->weight, index, a->groups, a->bits, a->affine);
+static struct weight_block block_at(const struct quantized_linear_args *a, int64_t index) {
+    return weight_block_at(a->weight, index, a->groups, a->bits, a->affine);
 }
-static struct activations rows_of(const struct quantized_linear_args *a, int64_t terms) {
+static struct activations activations_of(const struct quantized_linear_args *a, int64_t terms) {
     return (struct activations){a->values, a->meta, a->groups, a->terms, terms};
 }
-static tile_fn tile_of(const struct quantized_linear_args *a, int64_t terms) {
+static tile_fn tile_function(const struct quantized_linear_args *a, int64_t terms) {
     return a->bits == 8 ? terms == 2 ? tile_8bit_two_terms : tile_8bit : a->affine ? tile_4bit_affine : tile_4bit;
 }
 
@@ -41,22 +42,22 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
     }
 }
 
-// Where tile i of the row tiles of rows [begin, end) begins. Even ones: 32 rows are 2 x 7 + 3 x 6 and not 4 x 7 + 4, since a
-// tile of few rows waits for its own results
+// First row of tile i of rows [begin, end). Tiles have even sizes, 2 x 7 + 3 x 6 for 32 rows instead of 4 x 7 + 4: a tile of
+// few rows has too little work to hide the latency of its own results.
 static int64_t row_tiles(int64_t begin, int64_t end) { return CEIL_DIV(end - begin, QMR); }
 static int64_t tile_begin(int64_t begin, int64_t end, int64_t i) { return begin + (end - begin) * i / row_tiles(begin, end); }
 
-// What the memory shall bring while tile `tile` of `high` tiles of rows computes: with few tiles what lies AHEAD in the block,
-// which only the first one waits for, else half of block `next` with each of the first two. A little with each pair of
-// groups: asked for many lines at once the core would stall.
-INLINE void fetch_ahead(struct block *b, const struct block *next, int64_t tile, int64_t high) {
+// Which memory to prefetch while tile `tile` of `num_tiles` computes. With one or two tiles, the bytes PREFETCH_BYTES ahead in
+// this block, which only the first tile waits for; with more, half of block `next` in each of the first two tiles. The lines
+// are spread over the pairs of groups: requesting many at once stalls the core.
+INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *next, int64_t tile, int64_t num_tiles) {
     const int64_t lines = CEIL_DIV(b->stride, 64);
-    if (high <= 2) {
-        b->fetch = b->pairs + AHEAD;
+    if (num_tiles <= 2) {
+        b->prefetch = b->pairs + PREFETCH_BYTES;
         b->lines = tile == 0 ? lines : 0;
     } else {
         const int64_t share = CEIL_DIV(lines, 2);
-        b->fetch = next->units + tile * share * 64 * b->count * (BLOCK / STRIP);
+        b->prefetch = next->units + tile * share * 64 * b->count * (BLOCK / STRIP);
         b->lines = tile * share < lines ? share : 0;
     }
 }
@@ -64,147 +65,155 @@ INLINE void fetch_ahead(struct block *b, const struct block *next, int64_t tile,
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, const struct activations *x, int64_t index, int64_t begin,
                       int64_t end) {
-    const int64_t high = row_tiles(begin, end);
-    struct block b = block_of(a, index), next = block_of(a, index + 1);
-    for (int64_t tile = 0; tile < high; tile++) {
+    const int64_t num_tiles = row_tiles(begin, end);
+    struct weight_block b = block_at(a, index), next = block_at(a, index + 1);
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
         int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
         vf sums[BLOCK / VW][QMR];
-        fetch_ahead(&b, &next, tile, high);
-        tile_of(a, x->terms)(&b, x, row, sums, rows);
+        plan_prefetch(&b, &next, tile, num_tiles);
+        tile_function(a, x->terms)(&b, x, row, sums, rows);
         add_bias(a->bias, a->channels, rows, index, sums);
         store_tile(a, row, rows, index, sums);
     }
 }
 
-// Rows [begin, end): one block of gates and the same one of ups, which together are a group of the result.
+// Rows [begin, end) times one block of gates and the matching block of ups, which together give one group of the result
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
                             int64_t begin, int64_t end) {
-    const int64_t blocks = g->inner / BLOCK, high = row_tiles(begin, end), groups = blocks + blocks % 2;
-    const struct activations x = rows_of(a, a->terms);
+    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(begin, end), groups = blocks + blocks % 2;
+    const struct activations x = activations_of(a, a->terms);
     const int dtype = (int)g->dtype;
-    struct block both[2] = {block_of(a, index), block_of(a, blocks + index)};
-    struct block next[2] = {block_of(a, index + 1), block_of(a, blocks + index + 1)};
-    for (int64_t tile = 0; tile < high; tile++) {
+    struct weight_block both[2] = {block_at(a, index), block_at(a, blocks + index)};
+    struct weight_block next[2] = {block_at(a, index + 1), block_at(a, blocks + index + 1)};
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
         int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
         vf sums[2][BLOCK / VW][QMR];
         for (int part = 0; part < 2; part++) {
-            fetch_ahead(&both[part], &next[part], tile, high);
-            tile_of(a, a->terms)(&both[part], &x, row, sums[part], rows);
+            plan_prefetch(&both[part], &next[part], tile, num_tiles);
+            tile_function(a, a->terms)(&both[part], &x, row, sums[part], rows);
         }
-        float group[QMR][BLOCK];  // one loop after the other: rows then overlap in the core's pipeline
+        float group[QMR][BLOCK];  // two loops instead of one: rows overlap in the core's pipeline
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < BLOCK / VW; v++) {
                 vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
-                vstore(group[i] + v * VW, silu_times(gate, up, dtype));
+                vstore(group[i] + v * VW, silu_mul(gate, up, dtype));
             }
         }
         for (int64_t i = 0; i < rows; i++) {
             struct row_pair *first = g->out_values + (row + i) * g->out_terms * groups / 2;
             struct row_pair *second = g->out_terms == 2 ? first + groups / 2 : NULL;
-            const struct row_meta meta = meta_of(g->out_meta, row + i, groups);
-            const int64_t last = index == blocks - 1 ? groups : index + 1;  // the last one pads the pair
+            const struct row_meta meta = row_meta_at(g->out_meta, row + i, groups);
+            const int64_t last = index == blocks - 1 ? groups : index + 1;  // the last block also pads its pair
             for (int64_t n = index; n < last; n++) {
                 int8_t q1[GROUP], q2[GROUP];
                 quantize_group(n == index ? group[i] : (float[GROUP]){0}, n, q1, second ? q2 : NULL, 0.0f, meta);
-                place_group(first + n / 2, n % 2, q1);
-                if (second) place_group(second + n / 2, n % 2, q2);
+                store_group(first + n / 2, n % 2, q1);
+                if (second) store_group(second + n / 2, n % 2, q2);
             }
         }
     }
 }
 
-// How an operation's rows and blocks of channels are shared out. Where there are a few tiles of rows for each thread, it has
-// the same rows in all operations of a layer: what one of them leaves is in the cache of the core that needs it next
-// (between two cores of a server a row takes as long as its arithmetic), and every thread reads every weight. Of fewer
-// rows, and in the head, which nothing follows, each weight is read by one thread, unless there are too few of them.
-struct shares {
-    int64_t blocks, items, rows;  // an item: so many rows, one block
+// How the rows and blocks of an operation are split into items. With enough tiles of rows for each thread, a thread gets the
+// same rows in all operations of a layer and reads every weight: its inputs are then in its own core's cache (moving a row
+// between two cores of a server takes as long as computing it). With fewer rows, and in the head, whose result no other
+// operation of the step reads, each weight is read by one thread, unless there are too few blocks for that.
+struct work_split {
+    int64_t blocks, items, rows;  // an item: `rows` rows, one block
 };
-static struct shares share_out(const struct quantized_linear_args *a, int64_t blocks, int is_head, const struct member *m) {
+static struct work_split split_work(const struct quantized_linear_args *a, int64_t blocks, int is_head,
+                                    const struct team_member *m) {
     int64_t chunks = is_head ? 1 : MIN(m->size, a->rows / (4 * QMR)), many = 4 * m->size;
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * a->terms / (4 * QMR)) : 1;
     int64_t rows = MAX(1, CEIL_DIV(a->rows, MAX(1, chunks)));
-    return (struct shares){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
+    return (struct work_split){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
 }
-// The next item: rows [begin, end) and a block
-static int take_item(const struct shares *s, int64_t rows, struct member *m, int64_t *block, int64_t *begin, int64_t *end) {
-    const int64_t n = team_take(m, s->items);
+// Take the next item: rows [begin, end) and a block; 0 when none is left
+static int take_item(const struct work_split *s, int64_t rows, struct team_member *m, int64_t *block, int64_t *begin,
+                     int64_t *end) {
+    const int64_t n = team_take_item(m, s->items);
     *block = n % s->blocks, *begin = n / s->blocks * s->rows, *end = MIN(rows, *begin + s->rows);
     return n >= 0;
 }
 
-void op_gated_linear(const struct gated_linear_args *g, struct member *m) {
-    struct quantized_linear_args a = {.values = g->values, .meta = g->meta, .weight = g->weight, .rows = g->rows,
-                                      .channels = 2 * g->inner, .groups = g->groups, .terms = g->terms, .bits = g->bits,
+void op_gated_linear(const struct gated_linear_args *g, struct team_member *m) {
+    struct quantized_linear_args a = {.values = g->values,
+                                      .meta = g->meta,
+                                      .weight = g->weight,
+                                      .rows = g->rows,
+                                      .channels = 2 * g->inner,
+                                      .groups = g->groups,
+                                      .terms = g->terms,
+                                      .bits = g->bits,
                                       .affine = g->affine};
-    const struct shares s = share_out(&a, g->inner / BLOCK, 0, m);
-    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_done(m))
+    const struct work_split s = split_work(&a, g->inner / BLOCK, 0, m);
+    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
         run_gated_block(g, &a, block, begin, end);
-    team_wait(m, s.items);
+    team_finish_phase(m, s.items);
     const int64_t groups = CEIL_DIV(g->inner, PAIR) * 2;
-    for (int64_t r, end; team_take_rows(m, g->rows, &r, &end); team_done(m)) {
+    for (int64_t r, end; team_take_rows(m, g->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
             struct row_pair *pairs = g->out_values + r * g->out_terms * groups / 2;
-            share_scale(pairs, g->out_terms, groups, meta_of(g->out_meta, r, groups));
+            finish_row_scales(pairs, g->out_terms, groups, row_meta_at(g->out_meta, r, groups));
         }
     }
-    team_wait(m, team_row_items(m, g->rows));
+    team_finish_phase(m, team_row_items(m, g->rows));
 }
 
-void op_quantized_linear(const struct quantized_linear_args *a, struct member *m) {
-    const struct shares s = share_out(a, CEIL_DIV(a->channels, BLOCK), 0, m);
-    const struct activations x = rows_of(a, a->terms);
-    for (int64_t block, begin, end; take_item(&s, a->rows, m, &block, &begin, &end); team_done(m))
+void op_quantized_linear(const struct quantized_linear_args *a, struct team_member *m) {
+    const struct work_split s = split_work(a, CEIL_DIV(a->channels, BLOCK), 0, m);
+    const struct activations x = activations_of(a, a->terms);
+    for (int64_t block, begin, end; take_item(&s, a->rows, m, &block, &begin, &end); team_item_done(m))
         run_block(a, &x, block, begin, end);
-    team_wait(m, s.items);
+    team_finish_phase(m, s.items);
 }
 
-// The largest of a row's products with a block; infinity if there is a NaN, which has to be looked for then
-static float top_of(const struct quantized_linear_args *a, int64_t block, int64_t i, vf (*sums)[QMR]) {
+// The largest product of row i of a tile with a block; infinity if one is NaN, so that refine_row() examines the block
+static float block_max(const struct quantized_linear_args *a, int64_t block, int64_t i, vf (*sums)[QMR]) {
     vf highest = splat(-INFINITY);
-    vi strange = {0};
+    vi nan_lanes = {0};
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t count = a->channels - block * BLOCK - v * VW;
         const vf x = vselect(lane_index() < splat_int((int32_t)MAX(0, MIN(VW, count))), sums[v][i], splat(-INFINITY));
         highest = vmax(x, highest);
-        strange |= x != x;
+        nan_lanes |= x != x;
     }
-    return vmax_all_int(strange & 1) ? INFINITY : vmax_all(highest);
+    return vmax_all_int(nan_lanes & 1) ? INFINITY : vmax_all(highest);
 }
 
-// Rows [begin, end) times one block by the first term.
-static void look_at_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, int writes,
-                          float *tops) {
-    const int64_t high = row_tiles(begin, end), blocks = CEIL_DIV(a->channels, BLOCK);
-    const struct activations x = rows_of(a, 1);
-    struct block b = block_of(a, index), next = block_of(a, index + 1);
-    for (int64_t tile = 0; tile < high; tile++) {
+// Rows [begin, end) times one block of the head, with the first term only
+static void run_head_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, int stores_logits,
+                           float *block_maxima) {
+    const int64_t num_tiles = row_tiles(begin, end), blocks = CEIL_DIV(a->channels, BLOCK);
+    const struct activations x = activations_of(a, 1);
+    struct weight_block b = block_at(a, index), next = block_at(a, index + 1);
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
         int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
         vf sums[BLOCK / VW][QMR];
-        fetch_ahead(&b, &next, tile, high);
-        tile_of(a, 1)(&b, &x, row, sums, rows);
+        plan_prefetch(&b, &next, tile, num_tiles);
+        tile_function(a, 1)(&b, &x, row, sums, rows);
         add_bias(a->bias, a->channels, rows, index, sums);
-        if (writes) store_tile(a, row, rows, index, sums);
-        for (int64_t i = 0; i < rows; i++) tops[(row + i) * blocks + index] = top_of(a, index, i, sums);
+        if (stores_logits) store_tile(a, row, rows, index, sums);
+        for (int64_t i = 0; i < rows; i++) block_maxima[(row + i) * blocks + index] = block_max(a, index, i, sums);
     }
 }
 
-// One row once more with both terms, where it matters: blocks of channels with one within the margin of the best.
-static void refine_row(const struct quantized_head_args *h, const struct quantized_linear_args *a, int64_t row, int writes,
-                       const float *tops) {
+// Compute one row again with both terms, in those blocks that have a product within the margin of the row's largest
+static void refine_row(const struct quantized_head_args *h, const struct quantized_linear_args *a, int64_t row,
+                       int stores_logits, const float *block_maxima) {
     const int64_t blocks = CEIL_DIV(a->channels, BLOCK);
-    const struct activations x = rows_of(a, 2);
+    const struct activations x = activations_of(a, 2);
     float top = -INFINITY, highest = -INFINITY;
     int64_t at = 0;
-    for (int64_t n = 0; n < blocks; n++) top = MAX(top, tops[n]);
+    for (int64_t n = 0; n < blocks; n++) top = MAX(top, block_maxima[n]);
     for (int64_t n = 0; n < blocks; n++) {
-        if (!(tops[n] >= top - (float)h->margin)) continue;
+        if (!(block_maxima[n] >= top - (float)h->margin)) continue;
         vf sums[BLOCK / VW][QMR];
         float values[BLOCK];
-        const struct block b = block_of(a, n);
-        tile_of(a, 2)(&b, &x, row, sums, 1);
+        const struct weight_block b = block_at(a, n);
+        tile_function(a, 2)(&b, &x, row, sums, 1);
         add_bias(a->bias, a->channels, 1, n, sums);
-        if (writes) store_tile(a, row, 1, n, sums);
+        if (stores_logits) store_tile(a, row, 1, n, sums);
         for (int v = 0; v < BLOCK / VW; v++) vstore(values + v * VW, sums[v][0]);
         for (int64_t c = n * BLOCK; c < MIN(a->channels, (n + 1) * BLOCK) && !isnan(highest); c++)
             if (!(values[c % BLOCK] <= highest)) highest = values[c % BLOCK], at = c;
@@ -212,48 +221,60 @@ static void refine_row(const struct quantized_head_args *h, const struct quantiz
     if (h->index) h->index[row] = at, h->best[row] = highest;
 }
 
-void op_quantized_head(const struct quantized_head_args *h, struct member *m) {
-    const struct quantized_linear_args a = {.values = h->values, .meta = h->meta, .weight = h->weight, .bias = h->bias,
-                                            .out = h->out, .rows = h->rows, .channels = h->channels, .groups = h->groups,
-                                            .terms = 2, .bits = h->bits, .affine = h->affine, .out_stride = h->channels,
+void op_quantized_head(const struct quantized_head_args *h, struct team_member *m) {
+    const struct quantized_linear_args a = {.values = h->values,
+                                            .meta = h->meta,
+                                            .weight = h->weight,
+                                            .bias = h->bias,
+                                            .out = h->out,
+                                            .rows = h->rows,
+                                            .channels = h->channels,
+                                            .groups = h->groups,
+                                            .terms = 2,
+                                            .bits = h->bits,
+                                            .affine = h->affine,
+                                            .out_stride = h->channels,
                                             .dtype = FLOAT32};
     const int64_t blocks = CEIL_DIV(a.channels, BLOCK);
-    const int writes = !h->wants_out || *h->wants_out;
-    const struct shares s = share_out(&a, blocks, 1, m);
-    float *tops = team_workspace(m, (size_t)(a.rows * blocks) * sizeof(float));
-    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_done(m))
-        look_at_block(&a, block, begin, end, writes, tops);
-    team_wait(m, s.items);
-    for (int64_t r; (r = team_take(m, a.rows)) >= 0; team_done(m)) refine_row(h, &a, r, writes, tops + r * blocks);
-    team_wait(m, a.rows);
+    const int stores_logits = !h->wants_out || *h->wants_out;
+    const struct work_split s = split_work(&a, blocks, 1, m);
+    float *block_maxima = team_workspace(m, (size_t)(a.rows * blocks) * sizeof(float));
+    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
+        run_head_block(&a, block, begin, end, stores_logits, block_maxima);
+    team_finish_phase(m, s.items);
+    for (int64_t r; (r = team_take_item(m, a.rows)) >= 0; team_item_done(m))
+        refine_row(h, &a, r, stores_logits, block_maxima + r * blocks);
+    team_finish_phase(m, a.rows);
 }
 
-// GROUP values of one channel, from group g on
-static void unpack_group(const struct quantized_embedding_args *a, const uint8_t *strip, int64_t g, int64_t channel, float *out) {
-    const struct block b = find_block(strip, 0, a->groups, a->bits, a->affine);
+// GROUP values of one channel, starting with group g
+static void unpack_group(const struct quantized_embedding_args *a, const uint8_t *strip, int64_t g, int64_t channel,
+                         float *out) {
+    const struct weight_block b = weight_block_at(strip, 0, a->groups, a->bits, a->affine);
     const uint8_t *pair = b.pairs + g / 2 * b.stride, *codes = pair + channel / 2 % 2 * 64;
     const int64_t lane = (channel / 4 * 2 + channel % 2) * 2 + g % 2;
     for (int64_t k = 0; k < GROUP; k++) {
         uint8_t byte = codes[k / 4 % (a->bits == 4 ? 4 : 8) * 128 + lane * 4 + k % 4];
         out[k] = a->bits == 8 ? (float)(byte - ZERO8) : (float)((byte >> k / 16 * 4 & 15) - ZERO4);
     }
-    float scale, least = 0.0f;
+    float scale, offset = 0.0f;
     if (a->bits == 8) {
-        scale = half_to_float(pair + CODES8 + (channel / 2 % 2 * STRIP + lane) * 2);
+        scale = half_to_float(pair + CODE_BYTES8 + (channel / 2 % 2 * STRIP + lane) * 2);
     } else {
         int16_t whole[2] = {0, 0};
         float unit;
-        for (int i = 0; i <= (a->affine != 0); i++) memcpy(whole + i, pair + CODES4 + i * SCALES + (channel * 2 + g % 2) * 2, 2);
+        for (int i = 0; i <= (a->affine != 0); i++)
+            memcpy(whole + i, pair + CODE_BYTES4 + i * SCALE_BYTES + (channel * 2 + g % 2) * 2, 2);
         memcpy(&unit, b.units + channel * 4, 4);
-        scale = unit / (1 << SCALE_BITS) * (float)whole[0], least = unit / (1 << LEAST_BITS) * (float)whole[1];
+        scale = unit / (1 << SCALE_BITS) * (float)whole[0], offset = unit / (1 << OFFSET_BITS) * (float)whole[1];
     }
-    for (int64_t k = 0; k < GROUP; k++) out[k] = scale * out[k] + least;
+    for (int64_t k = 0; k < GROUP; k++) out[k] = scale * out[k] + offset;
 }
 
 static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     float row[GROUP];
     int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1));
-    const struct block b = find_block(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
+    const struct weight_block b = weight_block_at(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
     const uint8_t *strip = b.units + id % BLOCK / STRIP * b.next_strip;
     for (int64_t first = 0; first < a->width; first += GROUP) {
         unpack_group(a, strip, first / GROUP, id % STRIP, row);
@@ -266,8 +287,8 @@ static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     }
 }
 
-void op_quantized_embedding(const struct quantized_embedding_args *a, struct member *m) {
-    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_done(m))
+void op_quantized_embedding(const struct quantized_embedding_args *a, struct team_member *m) {
+    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_item_done(m))
         for (; i < end; i++) embed_row(a, i);
-    team_wait(m, team_row_items(m, a->count));
+    team_finish_phase(m, team_row_items(m, a->count));
 }

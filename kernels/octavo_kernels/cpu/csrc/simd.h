@@ -1,6 +1,6 @@
-// Vectors of one width for every instruction set: GCC/Clang vector extensions, with an intrinsic only where the compiler
-// has no portable spelling (a true fused multiply-add). The files are compiled with -ffp-contract=off, so that a result
-// has the same bits in whichever code path it is computed: what is fused is fused because vfma() says so.
+// Vectors of one width for every instruction set: GCC/Clang vector extensions, and intrinsics where the compilers have no
+// portable spelling (a true fused multiply-add) or generate slow code. The files are compiled with -ffp-contract=off: only
+// vfma() fuses, so a result has the same bits in whichever code path it is computed.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -47,7 +47,7 @@ INLINE void vstore(float *p, vf x) { *(vf_unaligned *)p = x; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-// a < b ? x : y, and a > b ? a : b (b where either is NaN): the compilers' own code for them is three times as long
+// a < b ? x : y, and a > b ? a : b (b where either is NaN). What compilers generate for them is three times as long.
 INLINE vf vselect_less(vf a, vf b, vf x, vf y) {
 #if defined(__AVX512F__)
     return (vf)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ), (__m512)y, (__m512)x);
@@ -69,7 +69,7 @@ INLINE vf vmax(vf a, vf b) {
 #endif
 }
 
-// a * b + c, rounded once where the instruction exists.
+// a * b + c, with one rounding where the instruction exists
 INLINE vf vfma(vf a, vf b, vf c) {
 #if defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -88,7 +88,7 @@ INLINE vi lane_index(void) {
     return x;
 }
 
-// Elements of two vectors in turn: those of their lower halves, those of their upper halves
+// Interleave the elements of two vectors: their lower halves (LOW), their upper halves (HIGH)
 #if VW == 16
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
@@ -101,20 +101,20 @@ INLINE vi lane_index(void) {
 #endif
 #define INTERLEAVE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 
-// Sums and maxima over a vector, always by halving, so in one fixed order.
+// Sums and maxima over a vector, by halving, so that their order is fixed
 #if VW == 16
-#define HALVES(x, op)                                                                                             \
-    x = op(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));         \
-    x = op(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));                     \
-    x = op(x, __builtin_shufflevector(x, x, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));                     \
+#define HALVES(x, op)                                                                                     \
+    x = op(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15)); \
+    x = op(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7, 4, 5, 6, 7));             \
+    x = op(x, __builtin_shufflevector(x, x, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 2, 3));             \
     x = op(x, __builtin_shufflevector(x, x, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1))
 #elif VW == 8
-#define HALVES(x, op)                                                \
+#define HALVES(x, op)                                                 \
     x = op(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 4, 5, 6, 7)); \
     x = op(x, __builtin_shufflevector(x, x, 2, 3, 2, 3, 2, 3, 2, 3)); \
     x = op(x, __builtin_shufflevector(x, x, 1, 1, 1, 1, 1, 1, 1, 1))
 #else
-#define HALVES(x, op)                                    \
+#define HALVES(x, op)                                     \
     x = op(x, __builtin_shufflevector(x, x, 2, 3, 2, 3)); \
     x = op(x, __builtin_shufflevector(x, x, 1, 1, 1, 1))
 #endif
@@ -129,7 +129,7 @@ INLINE vi vmax_int(vi a, vi b) {
     return (vi)vselect(a > b, (vf)a, (vf)b);
 #endif
 }
-// To the nearest integer, ties to even; |x| below 2^22
+// Round to the nearest integer, ties to even; |x| must be below 2^22
 INLINE vi vround(vf x) {
 #if defined(__AVX512F__)
     return (vi)_mm512_cvtps_epi32((__m512)x);
@@ -157,7 +157,7 @@ INLINE int32_t vmax_all_int(vi x) {
     return x[0];
 }
 
-// ---- float16 as float32: VW of them, or one. What is not finite is not finite then
+// ---- float16 to float32: VW values, or one. Infinities may become NaN.
 INLINE vf load_half(const uint8_t *p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
@@ -183,8 +183,8 @@ INLINE float half_to_float(const uint8_t *p) {
     return x;
 }
 
-// ---- bfloat16: the upper half of a float32; rounding to nearest, ties to even, as torch does (the instruction, where there
-// is one, makes zeros of what is below float32's normal range)
+// ---- bfloat16: the upper half of a float32. Rounding is to nearest, ties to even, as in torch; only the instruction, where it
+// exists, flushes denormal float32 to zero.
 INLINE vf widen(vh h) {
 #if defined(__AVX512F__)
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
@@ -204,15 +204,15 @@ INLINE vh narrow(vf x) {
     vu is_nan = (vu)((u & 0x7fffffffu) > 0x7f800000u);
     return __builtin_convertvector((rounded & ~is_nan) | (0x7fc0u & is_nan), vh);
 }
-// widen(narrow(x)) without the way there and back
+// widen(narrow(x)), without the conversion to 16 bits and back
 INLINE vf round_bf16(vf x) {
     vu u = (vu)x;
     vf rounded = (vf)((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u);
-    return vselect_less((vf)(u & 0x7fffffffu), splat(INFINITY), rounded, x + x);  // x + x: infinite, or a quiet NaN
+    return vselect_less((vf)(u & 0x7fffffffu), splat(INFINITY), rounded, x + x);  // x + x is an infinity or a quiet NaN
 }
 #endif
 
-// Elements i .. i + VW of an array of either dtype (a compile-time constant where speed matters).
+// Elements i .. i + VW of an array of either dtype (which should be a compile-time constant on hot paths)
 INLINE vf load_as(const void *p, int64_t i, int dtype) {
     return dtype == BFLOAT16 ? widen(*(const vh_unaligned *)((const uint16_t *)p + i)) : vload((const float *)p + i);
 }
@@ -220,7 +220,7 @@ INLINE void store_as(void *p, int64_t i, vf x, int dtype) {
     if (dtype == BFLOAT16) *(vh_unaligned *)((uint16_t *)p + i) = narrow(x);
     else vstore((float *)p + i, x);
 }
-// The last n < VW elements: nothing is read or written past them; the rest of the vector is 0.
+// The last n < VW elements: nothing past them is read or written, and the rest of the vector is 0
 INLINE vf load_part(const void *p, int64_t i, int64_t n, int dtype) {
     if (dtype == BFLOAT16) {
         vh h = {0};
@@ -241,8 +241,8 @@ INLINE void store_part(void *p, int64_t i, int64_t n, vf x, int dtype) {
 }
 INLINE vf round_as(vf x, int dtype) { return dtype == BFLOAT16 ? round_bf16(x) : x; }
 
-// exp by range reduction to |r| <= ln2 / 2 and a polynomial of degree 6 (Cephes' expf); about 1 ulp. exp(0) is exactly
-// 1, everything below -87.3 (also -inf) gives 0, NaN stays NaN.
+// exp by range reduction to |r| <= ln2 / 2 and a polynomial of degree 6 (Cephes' expf), within about 1 ulp. exp(0) is exactly
+// 1; x below -87.3 (also -inf) gives 0; NaN stays NaN.
 INLINE vf vexp(vf x) {
     const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vf clamped = vselect_less(splat(88.7f), x, splat(88.7f), x);
@@ -261,8 +261,8 @@ INLINE vf vexp(vf x) {
     vf result = (vf)((vi)p + exponent);
     return vselect_less(x, splat(-87.3f), splat(0.0f), result);
 }
-// 2^x, -infinity included, within 2e-7 for x in -126 .. 126: 2^floor(x) times a polynomial in what is left, fitted for the least
-// relative error and exact at 0.
+// 2^x within 2e-7 for x in -126 .. 126, and 0 for -infinity: 2^floor(x) times a polynomial in the fraction, which is fitted for
+// the least relative error and exact at 0
 INLINE vf vexp2(vf x) {
 #if defined(__AVX512F__)
     vf f = (vf)_mm512_reduce_ps((__m512)x, 9);  // x - floor(x)
@@ -277,8 +277,8 @@ INLINE vf vexp2(vf x) {
     return vexp(x * splat(0.693147180559945309f));
 #endif
 }
-INLINE float exp_one(float x) { return vexp(splat(x))[0]; }
-// tanh as Cephes' tanhf: a polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose its digits.
+INLINE float exp_scalar(float x) { return vexp(splat(x))[0]; }
+// tanh as in Cephes' tanhf: a polynomial near 0, where 1 - 2 / (exp(2x) + 1) loses digits
 INLINE vf vtanh(vf x) {
     vf z = x * x;
     vf p = splat(-5.70498872745e-3f);
@@ -290,14 +290,14 @@ INLINE vf vtanh(vf x) {
     vf far = splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f));
     return vselect_less(z, splat(0.390625f), near, far);
 }
-// x / (1 + exp(-x)), 0 below -87.3; for what is rounded to bfloat16 within 1e-5, which takes half the time
+// x / (1 + exp(-x)), 0 below -87.3. For results that are rounded to bfloat16 within 1e-5, in half the time.
 INLINE vf vsilu(vf x, int dtype) {
     vf y;
 #if defined(__AVX512F__)
     if (dtype == BFLOAT16) {
         const vf sum = splat(1.0f) + vexp2(x * splat(-1.44269504088896341f));
         y = (vf)_mm512_rcp14_ps((__m512)sum);
-        y = x * vfma(y, vfma(-sum, y, splat(1.0f)), y);  // a step of Newton's doubles the 14 bits
+        y = x * vfma(y, vfma(-sum, y, splat(1.0f)), y);  // one Newton step doubles the 14 correct bits
     } else
 #endif
         y = x / (splat(1.0f) + vexp(-x));

@@ -20,9 +20,9 @@
 #define RELAX()
 #endif
 #define EXPORT __attribute__((visibility("default")))
-#define SPINS 4000  // some 50 us, then sleep: the thread that has the last item may be waiting for this very core
+#define SPINS 4000  // about 50 us, then sleep: the thread with the last item may need this core
 
-typedef void (*op_fn)(const void *args, struct member *m);
+typedef void (*op_fn)(const void *args, struct team_member *m);
 static const struct {
     op_fn run;
     size_t bytes;
@@ -47,7 +47,7 @@ static const struct {
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
-// The OpenMP runtime that torch has loaded, so that its threads and ours are the same ones and never compete.
+// The OpenMP runtime that torch has loaded: using the same threads as torch avoids that two pools compete for the cores.
 static void (*omp_parallel)(void (*fn)(void *), void *data, unsigned threads, unsigned flags);
 static int (*omp_thread_num)(void);
 static int (*omp_num_threads)(void);
@@ -61,9 +61,9 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
 // Sleep until `done` may have reached `count`.
 static void sleep_until(struct counter *done, unsigned count) {
 #if defined(__linux__)
-    // Whoever does the last item either sees that it is awaited, or we see that it is done, or the system does, which
-    // compares once more.
-    atomic_store(&done->awaited, count);
+    // No wake-up is lost: the thread that finishes the last item sees `waiting_for`, or this one sees the new value, or the
+    // futex call compares once more and returns.
+    atomic_store(&done->waiting_for, count);
     unsigned seen = atomic_load(&done->value);
     if (seen < count) syscall(SYS_futex, &done->value, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
 #else
@@ -72,7 +72,7 @@ static void sleep_until(struct counter *done, unsigned count) {
 #endif
 }
 
-void team_wake(struct counter *done) {
+void team_wake_waiters(struct counter *done) {
 #if defined(__linux__)
     syscall(SYS_futex, &done->value, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #else
@@ -80,32 +80,32 @@ void team_wake(struct counter *done) {
 #endif
 }
 
-void team_wait(struct member *m, int64_t count) {
+void team_finish_phase(struct team_member *m, int64_t count) {
     struct counter *done = &m->phase[m->size];
     for (int spins = 0; atomic_load_explicit(&done->value, memory_order_acquire) < (unsigned)count; spins++) {
         if (spins < SPINS) RELAX();
         else sleep_until(done, (unsigned)count);
     }
     m->phase += m->size + 1;
-    m->robbed = 0;
+    m->shares_emptied = 0;
 }
 
-void *team_workspace(struct member *m, size_t bytes) {
-    struct team *t = m->team;
-    if (team_take(m, 1) == 0) {
+void *team_workspace(struct team_member *m, size_t bytes) {
+    struct thread_team *t = m->team;
+    if (team_take_item(m, 1) == 0) {
         if (t->shared_bytes < bytes) {
             free(t->shared);
             t->shared_bytes = (bytes + 4095) / 4096 * 4096;
             t->shared = aligned_alloc(64, t->shared_bytes);
             if (!t->shared) abort();
         }
-        team_done(m);
+        team_item_done(m);
     }
-    team_wait(m, 1);
+    team_finish_phase(m, 1);
     return t->shared;
 }
 
-void *scratch(size_t bytes) {
+void *thread_scratch(size_t bytes) {
     static _Thread_local struct {
         void *memory;
         size_t bytes;
@@ -119,32 +119,32 @@ void *scratch(size_t bytes) {
     return mine.memory;
 }
 
-static void run_member(struct team *t, int rank, int size) {
-    struct member m = {.team = t, .rank = rank, .size = size};
+static void run_member(struct thread_team *t, int rank, int size) {
+    struct team_member m = {.team = t, .rank = rank, .size = size};
     struct counter *counters = t->counters;
     for (int64_t at = 0; at < t->words; at += 2 + t->program[at + 1]) {
         m.phase = counters;
-        m.robbed = 0;
+        m.shares_emptied = 0;
         OPS[t->program[at]].run(t->program + at + 2, &m);
         counters += MAX_PHASES * (size + 1);
     }
 }
 
 static void run_team(void *data) {
-    struct team *t = data;
-    // The runtime may give fewer threads than asked for; all of them see the same number.
+    struct thread_team *t = data;
+    // The runtime may give fewer threads than requested; all of them see the same number.
     run_member(t, omp_thread_num(), omp_num_threads());
 }
 
-// Whether an operation's numbers keep it within its memory, where a number of a model's file could lead out of it.
-static int in_bounds(op_fn run, const void *args) {
+// Whether an operation's arguments keep it within its memory. rot_dim comes from a model's file.
+static int arguments_in_bounds(op_fn run, const void *args) {
     if (run != (op_fn)op_rope_and_cache) return 1;
     const struct rope_and_cache_args *rope = args;
     return rope->rot_dim >= 0 && rope->rot_dim % 2 == 0 && rope->rot_dim <= rope->head_size;
 }
 
 // Run a program: operations one after the other, each as opcode, number of argument words, arguments.
-// Returns 0, or 1 + the offset of the first operation that is malformed (nothing has run then).
+// Returns 0, or 1 + the offset of the first malformed operation; then nothing has run.
 EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
     int64_t operations = 0;
     for (int64_t at = 0; at < words; operations++) {
@@ -153,19 +153,19 @@ EXPORT int64_t oct_run(const int64_t *program, int64_t words, int threads) {
         const int64_t *args = program + at + 2;
         at += 2 + program[at + 1];
         if (at > words) return at + 1;
-        if (!in_bounds(OPS[code].run, args)) return (int64_t)(args - program) - 1;
+        if (!arguments_in_bounds(OPS[code].run, args)) return (int64_t)(args - program) - 1;
     }
     if (threads > MAX_TEAM) threads = MAX_TEAM;
     if (threads < 1 || !omp_parallel) threads = 1;
-    struct counter few[MAX_PHASES * 16] = {0};  // one operation on a few threads needs no allocation
+    struct counter on_stack[MAX_PHASES * 16] = {0};  // avoids an allocation for one operation on a few threads
     size_t bytes = (size_t)operations * MAX_PHASES * (size_t)(threads + 1) * sizeof(struct counter);
-    struct counter *counters = bytes <= sizeof(few) ? few : aligned_alloc(64, bytes);
+    struct counter *counters = bytes <= sizeof(on_stack) ? on_stack : aligned_alloc(64, bytes);
     if (!counters) abort();
-    if (counters != few) memset(counters, 0, bytes);
-    struct team t = {.counters = counters, .program = program, .words = words};
+    if (counters != on_stack) memset(counters, 0, bytes);
+    struct thread_team t = {.counters = counters, .program = program, .words = words};
     if (threads == 1) run_member(&t, 0, 1);
     else omp_parallel(run_team, &t, (unsigned)threads, 0);
     free(t.shared);
-    if (counters != few) free(counters);
+    if (counters != on_stack) free(counters);
     return 0;
 }
