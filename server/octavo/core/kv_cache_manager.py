@@ -141,7 +141,7 @@ class KVCacheManager:
     def _parent_hash(self, request: Request, index: int) -> bytes:
         if index:
             return self._hash(request, index - 1)
-        return root_hash(request.lora_name, request.cache_salt)
+        return root_hash(request.cache_salt)
 
     # -- allocation --------------------------------------------------------------------------------------------------
 

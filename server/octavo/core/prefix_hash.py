@@ -1,4 +1,4 @@
-"""Chained hashes of full blocks of tokens: equal hash = equal tokens from the start, same adapter, same salt.
+"""Chained hashes of full blocks of tokens: equal hash = equal tokens from the start, same salt.
 
 SHA-256, because a collision would show one tenant's text to another.
 """
@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 
-def root_hash(lora_name: str | None, cache_salt: str | None) -> bytes:
-    """The parent of a sequence's first block."""
-    digest = sha256(b"octavo-prefix")
-    for part in (lora_name, cache_salt):
-        encoded = b"" if part is None else part.encode("utf-8", "surrogatepass")
-        digest.update(b"-" if part is None else b"+%d:" % len(encoded) + encoded)
-    return digest.digest()
+def root_hash(cache_salt: str | None) -> bytes:
+    """The parent hash of a sequence's first block, 32 bytes."""
+    salt = b"-" if cache_salt is None else b"+" + cache_salt.encode("utf-8", "surrogatepass")
+    return sha256(b"octavo-prefix" + salt).digest()
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The hash of a full block of ``tokens`` (each below 2**63) after the block of hash ``parent``, 32 bytes."""
     return sha256(parent + array("q", tokens).tobytes()).digest()

@@ -45,7 +45,7 @@ class Request:
     __slots__ = (
         "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "confirm_limit", "core_request",
         "eos_token_ids",
-        "grammar", "epoch", "index", "lora_name", "max_tokens", "num_cached_tokens",
+        "grammar", "epoch", "index", "max_tokens", "num_cached_tokens",
         "num_computed_tokens", "num_confirmed_tokens", "num_hashed_blocks", "num_kv_tokens",
         "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
         "partial_registered", "pooling", "priority", "req_id", "request_id", "sampling_params",
@@ -69,7 +69,6 @@ class Request:
         self.priority = core_request.priority
         self.arrival_time = core_request.arrival_time
         self.cache_salt = core_request.cache_salt
-        self.lora_name = core_request.lora_name
         self.pooling = core_request.pooling
         self.grammar = core_request.grammar
         # Every position's hidden state is needed, so nothing may be skipped over.

@@ -60,7 +60,6 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        lora_name: str | None = None,
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
         truncation_side: str = "left",
@@ -97,7 +96,6 @@ class InputProcessor:
             arrival_time=time.time() if arrival_time is None else arrival_time,
             priority=priority,
             cache_salt=salt,
-            lora_name=lora_name,
             grammar=grammar,
             grammar_field=grammar_field or "structured_outputs",
         )

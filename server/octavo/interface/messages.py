@@ -19,7 +19,6 @@ class EngineCoreRequest:
     arrival_time: float  # seconds since the epoch
     priority: int = 0  # lower is served first
     cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
-    lora_name: str | None = None
     grammar: str | None = None  # llguidance's form, see octavo.interface.structured_output
     grammar_field: str = "structured_outputs"  # in which the user asked for it: errors name that
     pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens

@@ -19,9 +19,9 @@ from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOu
 POISON = -1  # the "key and value" that a failed step leaves, and the token sampled from it
 
 
-def root_fingerprint(lora_name: str | None, cache_salt: str | None) -> int:
+def root_fingerprint(cache_salt: str | None) -> int:
     """A salt does not change keys and values, but here it does, so that sharing across salts shows."""
-    return hash((*(lora_name or "").encode(), 256, *(cache_salt or "").encode()))
+    return hash((cache_salt or "").encode())
 
 
 def extend(fingerprint: int, token: int) -> int:
@@ -43,7 +43,7 @@ class Truth:
 
 def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: int) -> Truth:
     params = core_request.sampling_params
-    fingerprint = root_fingerprint(core_request.lora_name, core_request.cache_salt)
+    fingerprint = root_fingerprint(core_request.cache_salt)
     for token in core_request.prompt_token_ids:
         fingerprint = extend(fingerprint, token)
     if core_request.pooling is not None:
@@ -130,7 +130,7 @@ class SimulatedDevice:
     def _add(self, data: NewRequestData) -> None:
         assert data.req_id not in self.rows, f"{data.req_id} has a row already"
         request = self.requests[data.req_id.partition("#")[2]]
-        fingerprint = root_fingerprint(request.lora_name, request.cache_salt)
+        fingerprint = root_fingerprint(request.cache_salt)
         fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
         row = Row(data, list(data.token_ids), list(data.block_ids), data.num_computed_tokens, fingerprints)
         self.rows[data.req_id] = row

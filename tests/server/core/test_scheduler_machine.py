@@ -79,7 +79,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         priority=st.integers(0, 2),
         cache_salt=st.sampled_from([None, None, None, "salt"]),
-        lora_name=st.sampled_from([None, None, None, "adapter"]),
         want=st.sampled_from(["tokens"] * 6 + ["prompt_logprobs", "embedding"]),
         reuse_id=st.booleans(),
     )
@@ -248,8 +247,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every block that the prefix cache offers holds what it promises."""
         after, size = self.fingerprint_after, self.kv.block_size
         for request in self.ever_added:
-            lora_name, cache_salt = request.lora_name, request.cache_salt
-            fingerprint = after.setdefault(root_hash(lora_name, cache_salt), root_fingerprint(lora_name, cache_salt))
+            cache_salt = request.core_request.cache_salt
+            fingerprint = after.setdefault(root_hash(cache_salt), root_fingerprint(cache_salt))
             for i, block_hash in enumerate(request.block_hashes):
                 if block_hash not in after:
                     for token in request.all_token_ids[i * size : (i + 1) * size]:
