@@ -116,10 +116,6 @@ class AsyncLLM:
         return self.ready
 
     @property
-    def is_running(self) -> bool:
-        return self.ready is not None and self.dead is None
-
-    @property
     def num_sequences(self) -> int:
         """Sequences in flight, running or waiting; the ``n`` samples of a request count each."""
         return self.output_processor.num_unfinished_samples

@@ -123,7 +123,6 @@ class EngineCore:
         stats = self.scheduler.make_stats()
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
-        stats.step_is_prefill = stats.num_prompt_tokens > 0
         stats.step_time = time.perf_counter() - started
         return EngineCoreOutputs(outputs, stats, time.time())
 

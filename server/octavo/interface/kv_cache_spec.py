@@ -1,4 +1,4 @@
-"""What a layer needs from the KV cache. Layers with equal needs share a group, and a group shares block tables."""
+"""What one attention layer needs from the KV cache."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """One layer's keys and values. ``window`` is None where every position is seen."""
+    """One layer's keys and values."""
 
     num_kv_heads: int
     head_size: int
     dtype: str  # float32 | float16 | bfloat16 | int8 | float8_e4m3fn
-    window: int | None = None
-    kind: str = "attention"
     scale_bytes: int = 0  # beside the elements of each key and each value, in a dtype that has scales
 
     def bytes_per_token(self) -> int:
+        """Bytes of one token's key and value in this layer."""
         return 2 * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
 
     def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:

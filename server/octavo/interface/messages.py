@@ -85,7 +85,6 @@ class SchedulerStats:
     num_prompt_tokens: int = 0  # computed in the step
     num_generation_tokens: int = 0
     step_time: float = 0.0  # seconds
-    step_is_prefill: bool = False  # some request in the step computed prompt tokens
 
 
 @dataclass

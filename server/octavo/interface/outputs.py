@@ -102,7 +102,6 @@ class RequestMetrics:
     """Wall-clock times (seconds since the epoch) of a request's life."""
 
     arrival_time: float
-    queued_time: float | None = None
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None

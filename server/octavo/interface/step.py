@@ -46,7 +46,6 @@ class SchedulerOutput:
     scheduled_cached_reqs: list[CachedRequestData] = field(default_factory=list)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     sampled_req_ids: list[str] = field(default_factory=list)  # those whose step ends with a new token, in order
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
     total_num_scheduled_tokens: int = 0
@@ -55,9 +54,9 @@ class SchedulerOutput:
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step gave. A sequence has one token here when it was sampled (more, once drafts are verified)."""
+    """What one step gave, by sequence."""
 
-    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)  # one token each; none when pooling
     logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why

@@ -69,4 +69,4 @@ class Attention(nn.Module):
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:
-        return KVCacheSpec(self.num_kv_heads, self.head_size, dtype, self.window)
+        return KVCacheSpec(self.num_kv_heads, self.head_size, dtype)

@@ -188,7 +188,7 @@ class EngineMetrics:
         self._prefix_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
-            kind = "prefill" if stats.step_is_prefill else "decode"
+            kind = "prefill" if stats.num_prompt_tokens else "decode"
             self._steps[kind].observe(stats.step_time)
             self._step_tokens[kind, "prompt"].inc(stats.num_prompt_tokens)
             self._step_tokens[kind, "generation"].inc(stats.num_generation_tokens)
