@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument("--engines", help="names or labels to run, comma separated (default: all but what is doubled)")
     parser.add_argument("--budget-minutes", type=float, default=20, help="no engine is begun later (default: 20)")
     parser.add_argument("--output", type=Path, default=RESULTS / "comparison.json", help="(default: %(default)s)")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md too")
+    parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are in sessions of their own: end them first
     root, plan = peers_folder(), QUICK if args.quick else FULL
@@ -263,8 +263,8 @@ def main() -> int:
     report.plot(results, plot)
     print(f"\nwrote {args.output.name} and {plot.name} into {args.output.parent.name}/")
     if args.readme:
-        report.write_readme(results)
-        print("wrote the table into README.md")
+        report.write_pages(results)
+        print("wrote the tables into README.md and docs/performance.md")
     return 1 if any("error" in record for record in results["runs"]) else 0
 
 

@@ -19,6 +19,7 @@ from sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results"
 README = Path(__file__).parents[2] / "README.md"
+DOCS = README.parent / "docs"
 OURS = "Octavo"
 
 
@@ -182,7 +183,7 @@ def text(results: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The README's section: table, ratios, flags."""
+    """The section of docs/performance.md: table, ratios, flags."""
     engines = engines_of(results)
     head, rows = _rows(engines)
     workload = results["workload"]
@@ -198,7 +199,7 @@ def markdown(results: dict[str, Any]) -> str:
     for row in rows:
         cells = [f"**{cell}**" if row[0] == OURS else cell for cell in row]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "![throughput and time to first token over users](benchmarks/results/comparison.png)", ""]
+    lines += ["", "![throughput and time to first token over users](comparison.png)", ""]
     lines += ["| ratio in that run | | goal |", "|---|---:|---:|"]
     for goal in goals(engines):
         unit, sign = goal.unit or "x", "≥" if goal.at_least else "≤"
@@ -215,8 +216,27 @@ def _version(results: dict[str, Any], label: str) -> str:
     return next((run["version"] for run in results["runs"] if run["label"] == label and run.get("version")), "")
 
 
-def write_readme(results: dict[str, Any]) -> None:
-    replace_section(README, "comparison", markdown(results))
+def summary(results: dict[str, Any]) -> str:
+    """The README's section: each engine at its best, few columns."""
+    engines = engines_of(results)
+    best = {}
+    for engine in sorted(engines, key=lambda engine: engine.level(20) or 0):
+        best[engine.name] = engine
+    head, rows = _rows([engine for engine in engines if best[engine.name] is engine])
+    shown = [head.index(name) for name in (head[0], "1", "20", "64", "TTFT 20 users", "800 warm", "ready", "memory")]
+    lines = [
+        "| " + " | ".join(head[column] for column in shown) + " |",
+        "|---" + "|---:" * (len(shown) - 1) + "|",
+        *("| " + " | ".join(row[column] for column in shown) + " |" for row in rows),
+    ]
+    return "\n".join([*lines, "", f"{_machine(results)}, {results['date'][:10]}."])
+
+
+def write_pages(results: dict[str, Any]) -> None:
+    """The tables of README.md and docs/performance.md, and the plot beside the latter."""
+    replace_section(README, "comparison", summary(results))
+    replace_section(DOCS / "performance.md", "comparison", markdown(results))
+    plot(results, DOCS / "comparison.png")
 
 
 COLOURS = {"Octavo": "#d1495b", "vLLM": "#2e6f95", "llama.cpp": "#3a7d44", "Hugging Face": "#7a7a7a"}
@@ -299,13 +319,13 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "comparison.json")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md too")
+    parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
     args = parser.parse_args()
     results = json.loads(args.file.read_text())
     print(text(results))
     plot(results, args.file.with_suffix(".png"))
     if args.readme:
-        write_readme(results)
+        write_pages(results)
 
 
 if __name__ == "__main__":

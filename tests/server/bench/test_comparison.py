@@ -108,11 +108,13 @@ def test_only_the_section_between_its_marks_is_replaced(tmp_path: Path) -> None:
         replace_section(page, "b", "new")
 
 
-def test_the_page_says_what_the_figures_say() -> None:
+def test_the_pages_say_what_the_figures_say() -> None:
     """Beside the ratio to Hugging Face one at a time stands that to its batches, and how precisely each computes."""
     root = BENCHMARKS.parent
-    section = report.markdown(json.loads((root / "benchmarks/results/comparison.json").read_text()))
-    assert section in (root / "README.md").read_text()
+    results = json.loads((root / "benchmarks/results/comparison.json").read_text())
+    section = report.markdown(results)
+    assert section in (root / "docs/performance.md").read_text()
+    assert report.summary(results) in (root / "README.md").read_text()
     rows = [line for line in section.splitlines() if line.startswith("| 20 users, tok/s / Hugging Face")]
     assert len(rows) == 2 and "bfloat16, one at a time" in rows[0] and "bfloat16, static batches of 20" in rows[1]
     assert "Q4_1: 4 bits" in section
