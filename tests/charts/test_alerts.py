@@ -15,8 +15,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries, prometheus
 
-from octavo_operator import diagnosis
-
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/octavo"
 RULES = CHART / "files/alerts.yaml"
@@ -108,18 +106,9 @@ def test_every_alert_says_what_it_means_and_leads_to_a_page(name: str) -> None:
 
 def test_pages_link_to_pages_that_are_there() -> None:
     for page in RUNBOOKS.glob("*.md"):
-        for target in re.findall(r"\]\(([\w/.-]+\.md)\)", page.read_text()):
+        for target in re.findall(r"\]\(([\w/.-]+\.md)[#\w-]*\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} -> {target}"
     assert {page.stem for page in RUNBOOKS.glob("*.md")} - {"README"} == set(alerts())
-
-
-def test_the_page_on_degradation_knows_every_cause() -> None:
-    page = (RUNBOOKS / "OctavoDegraded.md").read_text()
-    folder = Path(diagnosis.__file__).parent
-    sources = [folder / f"{name}.py" for name in ("diagnosis", "rejections", "contests", "reconcile", "status")]
-    reasons = {found for one in sources for found in re.findall(r'Problem\(\s*"(\w+)"', one.read_text())}
-    assert len(reasons) > 20
-    assert [reason for reason in sorted(reasons | set(diagnosis._WEIGHT)) if reason not in page] == []
 
 
 needs_helm = pytest.mark.skipif(not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster`")
