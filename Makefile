@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference clean
+.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -110,6 +110,11 @@ crd: setup  ## generate the CRD, the chart's copy and the operator's list of the
 
 reference: setup  ## generate docs/reference from the code
 	cd docs && python -m generate
+
+docs: reference  ## build the documentation's site in build/site
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	@! grep -rnoE '<(script|link|img|iframe)[^>]+(src|href)="?https?://[^" >]+' build/site --include='*.html' \
+	  || { echo 'the site must load nothing from elsewhere'; exit 1; }
 
 pins:  ## resolve requirements/*.in anew
 	for name in dev server serve operator engine build; do \

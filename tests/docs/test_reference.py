@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generate import chart, environment  # noqa: E402
+from generate import chart, environment, source  # noqa: E402
 from generate.__main__ import FOLDER, PAGES  # noqa: E402
+from generate.source import OPERATOR  # noqa: E402
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -54,3 +57,25 @@ def test_every_field_and_flag_is_described() -> None:
         rows = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("| `")]
         assert len(rows) > 20
         assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_troubleshooting_knows_every_reason_of_a_condition() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    found = set(reasons())
+    assert len(found) > 60
+    assert [one for one in sorted(found) if not re.search(rf"\b{one}\b", page)] == []
+
+
+def reasons() -> Iterator[str]:
+    """Reasons in the operator's source: of a Problem, of a condition, of a verdict (status, reason, message)."""
+    nodes = [call.args[0] for call in source.calls("Problem", OPERATOR) if call.args]
+    nodes += [call.args[2] for call in source.calls("_condition", OPERATOR) if len(call.args) > 2]
+    for tree in source.trees(OPERATOR).values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Tuple) and node.elts:
+                first = source.constant(node.elts[0])
+                if first in ("OOMKilled", "BadPodPatch"):  # the lists of reasons that are chosen by name elsewhere
+                    nodes += node.elts
+                elif len(node.elts) == 3 and isinstance(node.elts[0], ast.Constant) and first in (True, False, None):
+                    nodes.append(node.elts[1])
+    yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))

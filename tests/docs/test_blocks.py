@@ -1,0 +1,224 @@
+"""Every code block of the pages that can run is run, and every other one is checked as far as it goes.
+
+`bash` and `python` blocks run in their order on the page, against one server on the embedded model. `sh` blocks hold
+commands that cannot run here; `NOT_RUN` says why, and what can be checked of them is: make's targets, the flags of
+`octavo serve`, values of the chart, files. LLMDeployments are checked against the CRD.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generate import chart, crd  # noqa: E402
+from generate.commands import parser  # noqa: E402
+
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.parent.name != "reference")
+URL = "http://127.0.0.1:8000"
+
+# The beginning of a command -> why it does not run here.
+NOT_RUN = {
+    "make serve": "serves until it is stopped",
+    "make demo": "needs root",
+    "make image": "needs root",
+    "make": "makes everything anew",
+    "helm": "needs a cluster",
+    "kubectl": "needs a cluster",
+    "octavo serve": "serves until it is stopped",
+    "git": "needs a change",
+}
+LANGUAGES = {"sh", "bash", "python", "yaml", "text", ""}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text()
+        for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, found.start()) + 1
+            inner = re.sub(rf"^{found[1]}", "", found[3], flags=re.MULTILINE)
+            yield Block(page, line, found[2], inner)
+
+
+BLOCKS = list(blocks())
+
+
+def of(*languages: str) -> Any:
+    return pytest.mark.parametrize("block", [one for one in BLOCKS if one.language in languages], ids=str)
+
+
+def commands(block: Block) -> Iterator[list[str]]:
+    """The commands of a block as words: lines, continued ones joined, without comments; of a pipe or a chain each."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words:
+            ends = [at for at, word in enumerate(words) if word in ("|", "&&", ";")]
+            cut = ends[0] if ends else len(words)
+            if words[:cut]:
+                yield words[:cut]
+            words = words[cut + 1 :]
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    assert len(BLOCKS) > 60
+    assert [str(one) for one in BLOCKS if one.language not in LANGUAGES] == []
+    plain = [one for one in BLOCKS if one.language == "" and one.page.parent.name != "runbooks"]
+    assert [str(one) for one in plain if "──▶" not in one.text and "octavo serve " not in one.text] == []
+
+
+@of("sh")
+def test_a_command_that_does_not_run_here_says_why_and_exists(block: Block) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    values = {path for path, _, _ in chart.values(chart.CHART)}
+    for words in commands(block):
+        if words[:2] == ["octavo", "chat"]:
+            parser("chat").parse_args(words[2:])
+            continue
+        assert any(" ".join(words).startswith(known) for known in NOT_RUN), f"{words}: run it (bash), or say why not"
+        if words[0] == "make":
+            assert words[1] in targets
+            for setting in words[2:]:
+                if setting.startswith("ARGS="):
+                    parser("serve").parse_args(setting.removeprefix("ARGS=").split())
+        elif words[:2] == ["octavo", "serve"]:
+            parser("serve").parse_args(words[2:])
+        elif words[0] == "helm":
+            for flag, setting in itertools.pairwise(words):
+                assert flag != "--set" or setting.partition("=")[0] in values, setting
+        for file in (word for flag, word in itertools.pairwise(words) if flag == "-f"):
+            assert (ROOT / file).exists(), file
+
+
+def test_no_reason_is_left_over() -> None:
+    used = [" ".join(words) for one in BLOCKS if one.language == "sh" for words in commands(one)]
+    assert [known for known in NOT_RUN if not any(command.startswith(known) for command in used)] == []
+
+
+def strict(schema: Any) -> Any:
+    """The CRD's schema with unknown fields refused: the API server would drop them."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: strict(value) for key, value in schema.items()}
+    if "properties" in out and not out.get("x-kubernetes-preserve-unknown-fields"):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    manifest = yaml.load(crd.FILE.read_text(), yaml.CSafeLoader)
+    found = strict(manifest["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    found["properties"]["metadata"] = {"type": "object"}
+    return found
+
+
+@of("yaml")
+def test_yaml_is_what_it_says(block: Block, schema: Any) -> None:
+    (value,) = yaml.safe_load_all(block.text)
+    if set(value) == {"spec"}:  # a part of an LLMDeployment
+        model = {"uri": "smollm2-135m-instruct"}
+        value = {"kind": "LLMDeployment", "metadata": {}, "spec": {"model": model, **value["spec"]}}
+    if value.get("kind") == "LLMDeployment":
+        jsonschema_rs.validate(schema, value)
+    elif "max-model-len" in value:  # a file for --config
+        known = set(parser("serve").parse_args.__self__.flags())
+        assert {f"--{name}" for name in value} <= known
+    else:
+        assert {"scrape_configs", "apiVersion"} & set(value)  # Prometheus' is run by tests/e2e/test_alerts.py
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_are_llmdeployments(path: Path, schema: Any) -> None:
+    jsonschema_rs.validate(schema, yaml.safe_load(path.read_text()))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server on the embedded model."""
+    log = tmp_path_factory.mktemp("docs") / "log"
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0"]
+    with log.open("wb") as out, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while (found := re.search(r"serving .* at (http\S+)", log.read_text())) is None:
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            yield found[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@of("bash")
+def test_commands_run(block: Block, url: str, tmp_path: Path) -> None:
+    bin_folder = os.path.dirname(sys.executable)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    script = "set -euo pipefail\n" + block.text.replace(URL, url).replace("curl ", "curl -sS --fail-with-body ")
+    if "octavo bench serve" in script:
+        script = script.replace("bench serve", f"bench serve --base-url {url}")
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@of("python")
+def test_python_runs(block: Block, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block.text.replace(URL, url), str(block), "exec"), {"__name__": "__main__"})
+    out = capsys.readouterr().out
+    assert out.strip()
+    if "capital of France" in block.text:
+        assert "Paris" in out
+    if "json_schema" in block.text:
+        assert set(json.loads(out)) == {"city", "country"}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_every_metric_that_a_server_exposes_is_on_the_page(url: str) -> None:
+    exposed = set(re.findall(r"^# TYPE (\S+) ", httpx.get(f"{url}/metrics").text, re.MULTILINE))
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    missing = [name for name in exposed if f"`{name.removesuffix('_total')}`" not in page and f"`{name}`" not in page]
+    assert [name for name in missing if "process_" not in name] == []
+    assert len(exposed) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_every_route_of_a_server_is_on_the_page(url: str) -> None:
+    page = (ROOT / "docs/reference/routes.md").read_text()
+    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    assert len(paths) > 10
+    assert [path for path in paths if f"`{path}`" not in page] == []
