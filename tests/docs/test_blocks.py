@@ -169,7 +169,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0"]
     with log.open("wb") as out, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process:
         try:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while (found := re.search(r"serving .* at (http\S+)", log.read_text())) is None:
                 assert process.poll() is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
