@@ -24,6 +24,7 @@ ENGINE = {
     "OCTAVO_HTTP_TOKEN": ("none", "Bearer token for models from `https://` addresses."),
     "OCTAVO_CPU_ISA": ("the best that the CPU has", "Instruction set of the CPU kernels, such as `avx2`."),
     "OCTAVO_KERNEL_BACKEND": ("auto", "As `--attention-backend`, which comes first."),
+    "OCTAVO_FULL_TORCH_IMPORT": ("0", "1: import all of torch without a GPU, too (250 MB more)."),
     "XDG_CACHE_HOME": ("`~/.cache`", "Parent of all caches."),
     "HF_HOME": ("`$XDG_CACHE_HOME/huggingface`", "Cache of Hugging Face's tools, which is shared."),
     "HF_HUB_CACHE": ("`$HF_HOME/hub`", "Folder for models from Hugging Face."),

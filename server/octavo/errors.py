@@ -1,4 +1,4 @@
-"""Errors that a person is meant to read: one clear line that says what is wrong and the way out."""
+"""Errors meant for users: one line that says what is wrong and how to fix it."""
 
 
 class OctavoError(Exception):

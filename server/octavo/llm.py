@@ -47,6 +47,7 @@ class Totals:
     prefix_cache_hits: int = 0  # tokens
 
     def add(self, stats: SchedulerStats) -> None:
+        """Add what one step counted."""
         for counter in fields(self):
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 

@@ -1,3 +1,3 @@
-"""The release: part of answers' fingerprints, /version and `octavo --version`."""
+"""The release: used in system_fingerprint, /version and `octavo --version`."""
 
 __version__ = "0.1.0"

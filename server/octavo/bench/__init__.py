@@ -1,0 +1,1 @@
+"""`octavo bench`: load a server, or run the engine offline, and report."""

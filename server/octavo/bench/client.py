@@ -30,6 +30,7 @@ class RequestResult:
 
 
 def make_body(sample: SampleRequest, model: str, chat: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """The JSON body of a streamed request for ``sample``; ``options`` are further fields."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": sample.output_len,

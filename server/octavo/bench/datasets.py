@@ -26,10 +26,12 @@ class SampleRequest:
 
     @property
     def prompt_len(self) -> int:
+        """Number of tokens of the prompt."""
         return len(self.prompt_token_ids)
 
 
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `load_dataset` reads."""
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="kind of prompts (default: random)")
     group.add_argument("--dataset-path", help="the JSON file of sharegpt (default: none)")

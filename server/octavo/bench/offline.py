@@ -32,6 +32,7 @@ def _save(path: str | None, figures: dict[str, Any]) -> None:
 
 
 def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo bench throughput`."""
     add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
     add_dataset_arguments(parser)
     parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
@@ -121,7 +122,8 @@ def _load_hugging_face(llm: Any) -> Any:
     where: dict[str, Any] = {"pretrained_model_name_or_path": str(config.files.path)}
     if config.files.format == "gguf":
         where = transformers_arguments(Path(config.files.weights[0]))
-    return transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype)).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype))
+    return model.train(False)
 
 
 def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
@@ -146,6 +148,7 @@ def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_pr
 
 
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo bench latency`."""
     add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
     parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt (default: 32)")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of an answer (default: 128)")

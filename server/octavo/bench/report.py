@@ -60,9 +60,11 @@ class Report:
 
     @property
     def completed(self) -> list[RequestResult]:
+        """Requests that ended without an error."""
         return [r for r in self.results if r.success]
 
     def seconds(self, metric: str) -> list[float]:
+        """Every completed request's values of ``metric`` ("ttft", "tpot", "itl", "e2el"), in seconds."""
         done = self.completed
         if metric == "itl":
             return [gap for r in done for gap in r.itls]
@@ -71,6 +73,7 @@ class Report:
         return [r.ttft if metric == "ttft" else r.latency for r in done]
 
     def to_dict(self) -> dict[str, Any]:
+        """The figures under the names that vLLM's benchmark gives them; times in milliseconds."""
         done, duration = self.completed, self.duration
         total_input, total_output = sum(r.prompt_len for r in done), sum(r.output_tokens for r in done)
         peak_tokens, peak_requests = _peaks(done)
@@ -97,6 +100,7 @@ class Report:
         return figures
 
     def details(self) -> dict[str, Any]:
+        """Every request's own lengths, times (seconds), text and error."""
         return {
             "input_lens": [r.prompt_len for r in self.results],
             "output_lens": [r.output_tokens for r in self.results],
@@ -145,6 +149,7 @@ class Report:
         return "\n".join([*lines, "=" * WIDTH])
 
     def save(self, path: Path, about: dict[str, Any], detailed: bool, append: bool) -> None:
+        """Write one JSON object a line to ``path``: ``about``, the figures and, if ``detailed``, every request."""
         record = about | self.to_dict() | (self.details() if detailed else {})
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if append else "w") as file:

@@ -1,4 +1,4 @@
-"""``octavo bench serve``: load any OpenAI-compatible server and print what its users would see."""
+"""``octavo bench serve``: load any OpenAI-compatible server and print throughput and latencies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from octavo.errors import ConfigError
 from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
-_LOOK_SECONDS = 2.5  # for a server's answer to the question for its models
+_MODELS_TIMEOUT = 2.5  # seconds for GET /v1/models
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo bench serve`."""
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="API to call (default: openai)")
     server.add_argument("--base-url", help="address of the server (default: http://HOST:PORT)")
@@ -107,11 +108,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Load the server and print a report. The exit status is 1 if no request succeeded. Raises ConfigError."""
     metrics = tuple(args.percentile_metrics.split(","))
     if unknown := set(metrics) - set(METRICS):
         raise ConfigError(f"--percentile-metrics must be of {', '.join(METRICS)}, got {', '.join(sorted(unknown))}")
     goodput = parse_goodput(args.goodput)
-    delays(args, 1)  # complain before anything is sent
+    delays(args, 1)  # raises before anything is sent
     model = _find_model(args)
     tokenizer = args.tokenizer or (args.model if args.served_model_name else None)
     samples = load_dataset(args, _load_tokenizer(tokenizer))
@@ -146,6 +148,7 @@ def _load_tokenizer(model: str | None) -> Tokenizer:
 
 
 def pairs(texts: list[str], flag: str) -> dict[str, str]:
+    """``KEY=VALUE`` texts as a dictionary. Raises ConfigError, naming ``flag``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -191,7 +194,7 @@ def _find_model(args: argparse.Namespace) -> str:
     connection = _connection(args)
     given = args.served_model_name or args.model
     try:
-        client = httpx.Client(**connection, timeout=_LOOK_SECONDS)
+        client = httpx.Client(**connection, timeout=_MODELS_TIMEOUT)
     except httpx.InvalidURL as error:
         raise ConfigError(f"--base-url {args.base_url!r} is no address: {error}") from None
     with client:

@@ -60,12 +60,13 @@ def _wait_for_url(process: subprocess.Popen[bytes], log: str) -> str:
 def _is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError):
         return False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo bench startup`."""
     parser.add_argument("--num-iters", type=int, default=3, help="starts to time after one that is not (default: 3)")
     parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
     parser.add_argument("serve_args", nargs="*", help="after --: flags for `octavo serve`")

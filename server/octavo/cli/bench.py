@@ -25,6 +25,7 @@ BENCHES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a subcommand for each benchmark."""
     commands = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
     for name, (module_name, add, run_name, text) in BENCHES.items():
         module = import_module(module_name)
@@ -34,4 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return args.bench(args)
+    """Run the chosen benchmark; returns its exit status."""
+    status: int = args.bench(args)
+    return status

@@ -15,7 +15,7 @@ from io import TextIOWrapper
 
 import httpx
 
-from octavo.cli.chat_client import Client, Refused
+from octavo.cli.chat_client import Client, MessageRefusedError
 from octavo.cli.chat_input import Lines, Reader, Terminal
 from octavo.cli.conversation import Conversation, dim, is_command, number
 from octavo.errors import ConfigError, OctavoError
@@ -23,6 +23,7 @@ from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo chat`."""
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument(
         "model", nargs="?", metavar="MODEL",
@@ -63,15 +64,20 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"two models are named, {args.model} and {args.model_name}: give one")
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what is no text, or cannot be shown, is no reason to end
+            stream.reconfigure(errors="replace")  # undecodable input and unprintable output must not end the chat
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_ended_by_signals())
+        stack.enter_context(_exit_on_signals())
         url = args.url if args.url is not None else stack.enter_context(_own_server(args.model))
         client = stack.enter_context(Client(url, args.api_key))
         model = client.model(args.model_name or (args.model if args.url is not None else None))
         settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}
         conversation = Conversation(
-            client, model, settings, args.system_prompt, args.verbose, _notice if args.quick is None else _aside
+            client,
+            model,
+            settings,
+            args.system_prompt,
+            args.verbose,
+            _notice if args.quick is None else _print_to_stderr,
         )
         if args.quick is not None:
             return 0 if conversation.ask(_with_input(args.quick)) else 130
@@ -82,18 +88,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _converse(conversation: Conversation, reader: Reader) -> int:
-    given_up = False  # whether the last thing typed was a Ctrl-C at an empty line
+    interrupted = False  # whether the last key was Ctrl-C at an empty line
     while True:
         try:
             message = reader.read()
         except KeyboardInterrupt:
-            if not isinstance(reader, Terminal) or given_up:
+            if not isinstance(reader, Terminal) or interrupted:
                 raise
-            given_up = not reader.typed
-            if given_up:
+            interrupted = not reader.typed
+            if interrupted:
                 _notice("(Ctrl-C again, Ctrl-D or /bye to leave)")
             continue
-        given_up = False
+        interrupted = False
         if message is None:
             return 0
         if is_command(message):
@@ -103,8 +109,8 @@ def _converse(conversation: Conversation, reader: Reader) -> int:
             try:
                 if not conversation.ask(message) and not reader.interactive:
                     return 130
-            except OctavoError as error:  # what has been said before still stands; a person may wait for a server
-                if not reader.interactive and not isinstance(error, Refused):
+            except OctavoError as error:  # earlier turns stay; a person may wait for the server and try again
+                if not reader.interactive and not isinstance(error, MessageRefusedError):
                     raise
                 print(f"octavo: error: {error}", file=sys.stderr)
 
@@ -119,13 +125,13 @@ def _notice(text: str) -> None:
     print(dim(text), flush=True)
 
 
-def _aside(text: str) -> None:
-    """Beside an answer that may go into a file."""
+def _print_to_stderr(text: str) -> None:
+    """Notices that must not end up in a redirected answer."""
     print(text, file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _exit_on_signals() -> Iterator[None]:
     """A closed terminal window, or SIGTERM, ends the conversation and with it its server."""
 
     def leave(number: int, frame: object) -> None:
@@ -141,8 +147,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_server(model: str | None) -> Iterator[str]:
-    """A server of our own on a free port of the loopback interface; yields its URL. Ends with its exit status, and its
-    own words, if it cannot start."""
+    """Start `octavo serve` on a free port of the loopback interface; yields its URL.
+
+    Exits with the server's status if it cannot start; the server has printed why.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -156,7 +164,7 @@ def _own_server(model: str | None) -> Iterator[str]:
             if (code := process.poll()) is not None:
                 if code > 0:
                     sys.exit(code)
-                raise OctavoError(f"the server was ended by signal {-code} before it was ready (out of memory?)")
+                raise OctavoError(f"the server was killed by signal {-code} before it was ready (out of memory?)")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200:
                     break

@@ -1,4 +1,4 @@
-"""The server's side of `octavo chat`: what it serves, and answers as they come."""
+"""HTTP client of `octavo chat`: the served model, and streamed answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import httpx
 from octavo.errors import OctavoError
 
 
-class Refused(OctavoError):
-    """One message could not be answered; the conversation may go on. ``too_long``: for want of room in the context."""
+class MessageRefusedError(OctavoError):
+    """One message could not be answered; the conversation may go on. ``too_long``: the context is full."""
 
     def __init__(self, message: str, too_long: bool = False) -> None:
         super().__init__(message)
@@ -56,10 +56,11 @@ class Client:
         try:
             self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=False)
         except (httpx.InvalidURL, ValueError) as error:
-            raise OctavoError(f"--url {url!r} is no address: {error}") from None
+            raise OctavoError(f"--url {url!r} is not a valid URL: {error}") from None
 
     @property
     def url(self) -> str:
+        """Base URL of the API, without a slash at its end."""
         return str(self._http.base_url).rstrip("/")
 
     def __enter__(self) -> Client:
@@ -73,7 +74,7 @@ class Client:
         try:
             response = self._http.get("/models")
             if response.status_code == 404 and not self._http.base_url.path.rstrip("/").endswith("/v1"):
-                self._http.base_url = self._http.base_url.join("v1")  # an address without the API's own part
+                self._http.base_url = self._http.base_url.join("v1")  # a URL without /v1
                 response = self._http.get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise OctavoError(f"no server at {self._http.base_url}: {error}") from None
@@ -87,7 +88,10 @@ class Client:
             raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
 
     def stream(self, body: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
-        """Pieces of thought and of text, which ``answer`` collects. Raises Refused. Closing it ends the request."""
+        """Pieces of reasoning and of text, collected in ``answer``. Closing it ends the request.
+
+        Raises MessageRefusedError.
+        """
         started = time.perf_counter()
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         try:
@@ -100,7 +104,9 @@ class Client:
                         continue
                     event = json.loads(line[6:])
                     if "error" in event:
-                        raise Refused(f"the answer broke off: {event['error'].get('message', event['error'])}")
+                        raise MessageRefusedError(
+                            f"the answer broke off: {event['error'].get('message', event['error'])}"
+                        )
                     answer.usage = event.get("usage") or answer.usage
                     for choice in event.get("choices") or ():
                         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
@@ -116,7 +122,7 @@ class Client:
             answer.elapsed = time.perf_counter() - started
 
 
-def _refusal(response: httpx.Response) -> Refused:
+def _refusal(response: httpx.Response) -> MessageRefusedError:
     reason = _reason(response)
     code = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -124,7 +130,7 @@ def _refusal(response: httpx.Response) -> Refused:
     too_long = response.status_code in (400, 413, 422) and (
         code == "context_length_exceeded" or "max_model_len" in reason or "context length" in reason
     )
-    return Refused(f"the server answered {response.status_code}: {reason}", too_long)
+    return MessageRefusedError(f"the server answered {response.status_code}: {reason}", too_long)
 
 
 def _reason(response: httpx.Response) -> str:

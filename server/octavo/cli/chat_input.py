@@ -14,7 +14,9 @@ class Reader(Protocol):
 
     interactive: bool
 
-    def read(self) -> str | None: ...
+    def read(self) -> str | None:
+        """The next message, None at the end of input."""
+        ...
 
 
 class Terminal:
@@ -35,6 +37,7 @@ class Terminal:
         self._session: PromptSession[str] = PromptSession(history=InMemoryHistory(), output=output)
 
     def read(self) -> str | None:
+        """The next message, None at the end of input. Raises KeyboardInterrupt."""
         return _message(self._line)
 
     @property
@@ -60,6 +63,7 @@ class Lines:
         self._stream = stream
 
     def read(self) -> str | None:
+        """The next message, None at the end of input."""
         return _message(self._line)
 
     def _line(self, first: bool) -> str | None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from octavo.cli.chat_client import Answer, Client, Model, Refused
+from octavo.cli.chat_client import Answer, Client, MessageRefusedError, Model
 from octavo.system.suggestions import did_you_mean
 
 HELP = """\
@@ -18,14 +18,14 @@ HELP = """\
 /bye              leave (or Ctrl-D)
 \"\"\"               begins and ends a message of several lines; pasted lines are one message
 Ctrl-C            stops an answer"""
-# For models whose files recommend nothing; OpenAI's temperature of 1 makes small ones ramble.
+# For models without recommended parameters: at OpenAI's default temperature of 1 small models ramble.
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
-# Where neither chat nor model says anything: OpenAI's.
+# OpenAI's defaults, where neither the user nor the model sets a value.
 _SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
 
 
 def number(text: str) -> float:
-    """Raises ValueError for what is none, and for those that JSON cannot say."""
+    """A finite number. Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -36,15 +36,15 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
     "temperature": number, "top_p": number, "top_k": int, "min_p": number, "max_tokens": int, "seed": int,
 }  # fmt: skip
 _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
-_CHARACTERS_A_TOKEN = 3  # fewer than usual, so that guesses are on the long side
+_CHARACTERS_A_TOKEN = 3  # fewer than usual, so that estimates are on the safe side
 _ROOM = 256  # tokens kept free for an answer, or a quarter of the context if that is less
-_SHARE = 4  # of the context is an answer's at most, if nothing else is said: small models may never end one
+_SHARE = 4  # an answer takes at most 1/4 of the context by default: small models may never stop
 
 Message = dict[str, str]
 
 
 class Conversation:
-    """``notice`` prints what is said beside the answers; ``settings`` are the user's own."""
+    """``notice`` prints what is not part of an answer; ``settings`` are the user's own."""
 
     def __init__(
         self, client: Client, model: Model, settings: dict[str, Any], system: str | None, verbose: bool,
@@ -56,9 +56,10 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
+        """Forget every turn."""
         self._turns: list[Message] = []  # a question and its answer in turn
         self._num_tokens = 0  # of what was sent last and its answer
-        self._told_of_oldest = False
+        self._truncation_reported = False
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -71,14 +72,14 @@ class Conversation:
     # Answers.
 
     def ask(self, message: str) -> bool:
-        """Print the answer to ``message`` as it comes; False where Ctrl-C stopped it. Raises Refused."""
+        """Print the answer to ``message`` as it comes; False where Ctrl-C stopped it. Raises MessageRefusedError."""
         answer = Answer()
-        turns = self._fitting([*self._turns, {"role": "user", "content": message}])
+        turns = self._fit_context([*self._turns, {"role": "user", "content": message}])
         while True:
             try:
                 finished = self._print(answer, turns)
                 break
-            except Refused as refusal:
+            except MessageRefusedError as refusal:
                 if not refusal.too_long or len(turns) < 3:
                     raise  # the turns are as they were
                 turns = turns[2:]
@@ -86,9 +87,9 @@ class Conversation:
             self._turns = [*turns, {"role": "assistant", "content": answer.text}]
             self._num_tokens = answer.num_tokens
         if finished and answer.finish_reason == "length":
-            self._tell_of_cut(answer)
+            self._report_cut(answer)
         if self._verbose:
-            self._tell_of_speed(answer)
+            self._report_speed(answer)
         return finished
 
     def _body(self, turns: list[Message]) -> dict[str, Any]:
@@ -107,14 +108,14 @@ class Conversation:
         try:
             for number, (thought, piece) in enumerate(stream):
                 if number == 0 and len(turns) <= len(self._turns):
-                    self._tell_of_oldest()
+                    self._report_truncation()
                 if on_terminal:  # a model's escape sequences are not for the terminal
                     thought, piece = thought.translate(_CONTROLS), piece.translate(_CONTROLS)
                 print(dim(thought) + piece, end="", flush=True)
         except KeyboardInterrupt:
             print()
             return False
-        except Refused:
+        except MessageRefusedError:
             if answer.first_token:
                 print()
             raise
@@ -123,7 +124,7 @@ class Conversation:
         print()
         return True
 
-    def _fitting(self, turns: list[Message]) -> list[Message]:
+    def _fit_context(self, turns: list[Message]) -> list[Message]:
         """``turns`` without the first ones, if together with an answer they would probably not fit. The last stays."""
         limit = self._model.max_model_len
         if not limit or not self._num_tokens:
@@ -137,21 +138,21 @@ class Conversation:
             turns, sizes = turns[2:], sizes[2:]
         return turns
 
-    def _tell_of_oldest(self) -> None:
-        if not self._told_of_oldest:
+    def _report_truncation(self) -> None:
+        if not self._truncation_reported:
             limit = self._model.max_model_len
             of = f" of {limit} tokens" if limit else ""
             self._notice(f"(the context{of} is full: the oldest turns are forgotten from here on)")
-        self._told_of_oldest = True
+        self._truncation_reported = True
 
-    def _tell_of_cut(self, answer: Answer) -> None:
+    def _report_cut(self, answer: Answer) -> None:
         limit, count = self._model.max_model_len, answer.usage.get("completion_tokens")
         if self._max_tokens and (not limit or answer.num_tokens < limit):
             self._notice(f"(cut after {count or self._max_tokens} tokens; /set max_tokens N for another limit)")
         else:
             self._notice("(cut: the context is full)")
 
-    def _tell_of_speed(self, answer: Answer) -> None:
+    def _report_speed(self, answer: Answer) -> None:
         count, prompt = answer.usage.get("completion_tokens") or 0, answer.usage.get("prompt_tokens") or 0
         cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         rate = (count - 1) / max(answer.elapsed - answer.first_token, 1e-9) if count > 1 else 0.0
@@ -214,12 +215,12 @@ _COMMANDS = ("/help", "/?", "/bye", "/exit", "/quit", "/clear", "/reset", "/set"
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is one for us: a slash and a word, not the path of a file."""
+    """Whether a message is a command: a slash and a word, not the path of a file."""
     word = text.split(maxsplit=1)[0] if text.strip() else ""
     return word.startswith("/") and "/" not in word[1:]
 
 
 def dim(text: str) -> str:
-    """Text that is told from the answers, on a terminal that can (https://no-color.org)."""
+    """Dimmed text, on terminals that support it (https://no-color.org)."""
     plain = not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
     return text if plain or not text else f"\x1b[2m{text}\x1b[0m"

@@ -9,6 +9,7 @@ from octavo.fetch.model_names import DEFAULT_MODEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo fetch`."""
     parser.add_argument(
         "model",
         nargs="?",

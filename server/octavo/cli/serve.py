@@ -26,6 +26,7 @@ logger = logging.getLogger("octavo.serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `octavo serve`."""
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
     parser.add_argument(

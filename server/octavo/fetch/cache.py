@@ -1,7 +1,7 @@
-"""Octavo's own cache folder, and writing to it so that neither a crash nor another process can spoil it.
+"""Octavo's cache folder, safe against crashes and other processes.
 
-Every file appears by an atomic rename: what is there is whole. Whoever makes something holds a lock on it, and the
-kernel gives that lock back when the holder dies.
+Every file appears by an atomic rename, so it is never partial. Its writer holds a lock, which the kernel releases when
+the process dies.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def hf_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"
 
 
-def seeded(place: str) -> Path | None:
-    """A file or folder of the cache that OCTAVO_CACHE_SEED has: a cache that is only read, as a container image's."""
+def find_seeded(place: str) -> Path | None:
+    """A file or folder of the read-only cache at OCTAVO_CACHE_SEED (part of a container image), None if not there."""
     seed = os.environ.get("OCTAVO_CACHE_SEED")
     path = Path(seed, place) if seed else None
     return path if path and path.exists() else None
@@ -127,4 +127,5 @@ def write_json_atomically(path: Path, value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as UTF-8 JSON."""
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")

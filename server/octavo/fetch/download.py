@@ -27,7 +27,7 @@ _LONGEST_WAIT = 10.0  # seconds
 _MAX_JSON = 64 << 20
 
 
-class Refused(Exception):
+class ResponseError(Exception):
     """The server answered with an error. ``code`` is the hub's X-Error-Code, if it gave one."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """There is no server, or it stopped answering."""
 
 
@@ -52,7 +52,7 @@ class _SameHostAuthorization(urllib.request.HTTPRedirectHandler):
     """Large files are redirected to storage elsewhere; the token is for the hub alone."""
 
     def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str  # type: ignore[override]
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:  # fmt: skip
         new = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
         if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
@@ -64,7 +64,7 @@ _opener = urllib.request.build_opener(_SameHostAuthorization)
 
 
 def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
-    """Raises Refused, Unreachable (also for an answer that is not JSON)."""
+    """Raises ResponseError, UnreachableError (also for an answer that is not JSON)."""
 
     def read() -> Any:
         with _open(url, headers, timeout) as answer:
@@ -73,11 +73,14 @@ def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
     try:
         return _retrying(read)
     except ValueError:
-        raise Unreachable("the answer is not JSON; is this the hub's address?") from None
+        raise UnreachableError("the answer is not JSON; is this the hub's address?") from None
 
 
 def probe(url: str, *, headers: dict[str, str], timeout: float) -> RemoteFile:
-    """Asks for the first byte: signed addresses of object stores allow GET alone. Raises Refused, Unreachable."""
+    """Ask for the first byte: signed addresses of object stores allow GET alone.
+
+    Raises ResponseError, UnreachableError.
+    """
 
     def read() -> RemoteFile:
         with _open(url, headers | {"Range": "bytes=0-0"}, timeout) as answer:
@@ -96,7 +99,7 @@ def resume(
 ) -> None:
     """Fetch ``url`` to the end of ``into``, asking only for what it lacks. ``advance`` hears of every new byte.
 
-    Raises Refused, Unreachable, and OSError when the disk does.
+    Raises ResponseError, UnreachableError, and OSError when the disk does.
     """
     failures = 0
     while True:
@@ -115,8 +118,8 @@ def resume(
                 got = _append(answer, into, advance)
             if size is None or have + got == size:
                 return
-            raise Unreachable(f"the connection ended after {have + got} of {size} bytes")
-        except Refused as error:
+            raise UnreachableError(f"the connection ended after {have + got} of {size} bytes")
+        except ResponseError as error:
             if error.status == 416:  # what is there is not a beginning of that file
                 os.truncate(into, 0)
                 advance(-have)
@@ -125,7 +128,7 @@ def resume(
             failures += 1
             if failures >= _ATTEMPTS:
                 raise
-        except Unreachable:
+        except UnreachableError:
             failures = 1 if (into.stat().st_size if into.exists() else 0) > have else failures + 1
             if failures >= _ATTEMPTS:
                 raise
@@ -139,7 +142,7 @@ def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int
             try:
                 piece = answer.read1(_PIECE)
             except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(_why(error)) from None
+                raise UnreachableError(_why(error)) from None
             if not piece:
                 return got
             view = memoryview(piece)
@@ -152,16 +155,17 @@ def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int
 def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
     request = urllib.request.Request(url, headers={"User-Agent": "octavo", **headers})
     try:
-        return _opener.open(request, timeout=timeout)
+        answer: http.client.HTTPResponse = _opener.open(request, timeout=timeout)
+        return answer
     except urllib.error.HTTPError as error:
         message = error.headers.get("X-Error-Message") or error.reason or ""
-        raise Refused(error.code, error.headers.get("X-Error-Code") or "", str(message)) from None
+        raise ResponseError(error.code, error.headers.get("X-Error-Code") or "", str(message)) from None
     except urllib.error.URLError as error:
-        raise Unreachable(_why(error.reason)) from None
+        raise UnreachableError(_why(error.reason)) from None
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(_why(error)) from None
+        raise UnreachableError(_why(error)) from None
     except ValueError as error:  # not an address at all
-        raise Unreachable(str(error)) from None
+        raise UnreachableError(str(error)) from None
 
 
 def _retrying(read: Callable[[], Any]) -> Any:
@@ -169,12 +173,12 @@ def _retrying(read: Callable[[], Any]) -> Any:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return read()
-        except Refused as error:
+        except ResponseError as error:
             if error.status not in _BUSY or attempt == _ATTEMPTS:
                 raise
             time.sleep(min(_LONGEST_WAIT, 0.25 * 2**attempt))
         except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(_why(error)) from None
+            raise UnreachableError(_why(error)) from None
 
 
 def _why(error: object) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
-from octavo.fetch.cache import cache_dir, locked, publish, scratch, seeded, write_json, write_json_atomically
+from octavo.fetch.cache import cache_dir, find_seeded, locked, publish, scratch, write_json, write_json_atomically
 from octavo.interface.model_files import NO_TOKENIZER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
 
     file = GGUFFile(path)
     key = f"{file.header_sha256()}-v{_VERSION}"
-    if seed := seeded(f"gguf/{key}"):
+    if seed := find_seeded(f"gguf/{key}"):
         return seed
     folder = root / key
     if not folder.exists():
@@ -55,7 +55,8 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
 
 def _read_index(index: Path) -> dict[str, Any]:
     try:
-        return json.loads(index.read_text(encoding="utf-8"))
+        known: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
+        return known
     except (OSError, ValueError):
         return {}
 
@@ -68,7 +69,7 @@ def _derive(file: GGUFFile, into: Path) -> None:
         write_json(into / "config.json", hf_config(file))
         write_json(into / "generation_config.json", generation_config(file))
     except (TypeError, ValueError, IndexError, ArithmeticError) as error:
-        raise ModelError(f"{file.path}: its header holds a senseless value ({error}); fetch it again") from None
+        raise ModelError(f"{file.path}: its header holds an invalid value ({error}); fetch it again") from None
     try:
         vocabulary, config = tokenizer_json(file.metadata, file.path), tokenizer_config(file.metadata)
         templates = chat_templates(file.metadata)
@@ -76,7 +77,7 @@ def _derive(file: GGUFFile, into: Path) -> None:
         (into / NO_TOKENIZER).write_text(str(error), encoding="utf-8")
         return
     except (TypeError, ValueError, IndexError, AttributeError) as error:
-        (into / NO_TOKENIZER).write_text(f"the vocabulary in {file.path} makes no sense ({error})", encoding="utf-8")
+        (into / NO_TOKENIZER).write_text(f"the vocabulary in {file.path} is invalid ({error})", encoding="utf-8")
         return
     write_json(into / "tokenizer.json", vocabulary)
     write_json(into / "tokenizer_config.json", config)

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from octavo.errors import ModelError
 from octavo.fetch.cache import disk_error, hf_home, hub_cache, locked, write_json_atomically
-from octavo.fetch.download import Refused, Unreachable, get_json, resume
+from octavo.fetch.download import ResponseError, UnreachableError, get_json, resume
 from octavo.fetch.model_config import weight_map_files
 from octavo.fetch.model_names import REPOSITORY, near_models, no_such_name
 from octavo.fetch.progress import Progress, format_bytes
@@ -91,7 +91,7 @@ class _Repository:
             )
         try:
             return self._download(record, file, quant, need_weights)
-        except Unreachable as error:
+        except UnreachableError as error:
             if found := self._cached(file, quant):
                 print(
                     f"cannot reach {self.endpoint} ({error}); using {self.repo} as it is in {self.cache}",
@@ -102,7 +102,7 @@ class _Repository:
                 f"cannot reach {self.endpoint} to fetch {self.repo}: {error}; check the network, HTTPS_PROXY and "
                 "HF_ENDPOINT, or name a model that is on this machine" + near_models(self.repo, self.download_dir)
             ) from None
-        except Refused as error:
+        except ResponseError as error:
             raise self._refused(error) from None
         except OSError as error:
             raise disk_error(error, self.cache) from None
@@ -113,7 +113,7 @@ class _Repository:
             known = json.loads(record.read_text(encoding="utf-8"))
             snapshot = self.folder / "snapshots" / known["commit"]
             if all((snapshot / name).exists() for name in known["files"]):
-                return snapshot / known["result"]
+                return snapshot / str(known["result"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
@@ -142,9 +142,7 @@ class _Repository:
         else:
             names = [n for n in files if _is_description(n)]
             if "config.json" not in names:
-                raise ModelError(
-                    f"{self.repo} at {self.endpoint} has no config.json: it is not a model that can be served"
-                )
+                raise ModelError(f"{self.repo} at {self.endpoint} has no config.json: it is not a model")
         with locked(record, wait_for=self.repo):
             self._get((files[n] for n in names), snapshot)
             if not result and need_weights:
@@ -165,9 +163,9 @@ class _Repository:
         try:
             commit, files = answer["sha"], [_parse(sibling) for sibling in answer["siblings"]]
         except (KeyError, TypeError, AttributeError):
-            raise Unreachable("its answer is not a hub's; is this the hub's address?") from None
+            raise UnreachableError("its answer is not a hub's; is this the hub's address?") from None
         if not _COMMIT.fullmatch(str(commit)):
-            raise Unreachable(f"it names no commit but {commit!r}")
+            raise UnreachableError(f"it names no commit but {commit!r}")
         for file in files:
             if file.name.startswith("/") or ".." in PurePosixPath(file.name).parts or "\\" in file.name:
                 raise ModelError(
@@ -199,7 +197,7 @@ class _Repository:
             names = weight_map_files(snapshot / index)
             if missing := [name for name in names if name not in files]:
                 raise ModelError(
-                    f"{self.repo} lacks {', '.join(missing[:3])}, which its {index} names; tell its authors"
+                    f"{self.repo} lacks {', '.join(missing[:3])}, which its {index} names; the repository is incomplete"
                 )
             return names
         if "model.safetensors" in files:
@@ -281,7 +279,7 @@ class _Repository:
         if expected and digest.hexdigest() != expected:
             path.unlink(missing_ok=True)
             raise ModelError(
-                f"{file.name} of {self.repo} came damaged (hash {digest.hexdigest()[:12]}..., expected "
+                f"{file.name} of {self.repo} is damaged (hash {digest.hexdigest()[:12]}..., expected "
                 f"{expected[:12]}...) and was deleted; try again"
             )
 
@@ -291,7 +289,7 @@ class _Repository:
     def _incomplete(self, file: _File) -> Path:
         return self.folder / "blobs" / f"{file.blob}.incomplete"
 
-    def _refused(self, error: Refused) -> ModelError:
+    def _refused(self, error: ResponseError) -> ModelError:
         where = f"{self.repo} at {self.endpoint}"
         if error.code == "GatedRepo" or error.status == 403:
             return ModelError(

@@ -1,4 +1,4 @@
-"""What a user may call a model, judged without the network: aliases, addresses of Hugging Face, near misses."""
+"""Names of models, checked without the network: aliases, Hugging Face addresses, suggestions for misspellings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hub_address(model: str) -> tuple[str, str | None]:
         file = (pinned["file"] or "").strip("/")
         rest, revision = pinned["repo"] + (f"/{file}" if file else ""), pinned["revision"]
     if not REPOSITORY.fullmatch(rest):
-        raise ModelError(f"{model} is not the page of a model; give hf.co/org/name, or a .gguf file of one")
+        raise ModelError(f"{model} is not a model's page; give hf.co/org/name, or a .gguf file of one")
     return f"hf://{rest}", None if revision == "main" else revision
 
 
@@ -79,7 +79,7 @@ def no_such_name(model: str, download_dir: str | None = None) -> ModelError:
         "not an alias, not a path on this machine, and not org/name, org/name/file.gguf or org/name:QUANT on a hub "
         f"(aliases: {', '.join(ALIASES)})"
     )
-    return ModelError(f"{model!r} is no model{near or ': ' + rest}")
+    return ModelError(f"{model!r} is not a model{near or ': ' + rest}")
 
 
 def near_models(model: str, download_dir: str | None = None) -> str:

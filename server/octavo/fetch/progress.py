@@ -1,4 +1,4 @@
-"""Showing that something long is under way: a bar on a terminal, plain lines elsewhere (logs of a pod)."""
+"""Progress of downloads: a bar on a terminal, plain lines elsewhere (logs of a pod)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ class Progress:
                 self._bar.start()
                 self._task = self._bar.add_task(self.what, total=self.total)
             else:
-                self._say(self.what + (f" ({format_bytes(self.total)})" if self.total else ""))
+                self._print_line(self.what + (f" ({format_bytes(self.total)})" if self.total else ""))
         return self
 
     def advance(self, count: int) -> None:
+        """Count ``count`` more bytes."""
         with self._lock:
             self.done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
         elif self.enabled and time.monotonic() - self._last >= _EVERY:
             part = f" of {format_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
-            self._say(f"{self.what}: {format_bytes(self.done)}{part}")
+            self._print_line(f"{self.what}: {format_bytes(self.done)}{part}")
 
     def set_total(self, total: int) -> None:
+        """Set the number of bytes once it is known."""
         self.total = total
         if self._bar is not None:
             self._bar.update(self._task, total=total)
@@ -51,7 +53,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         self._last = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
@@ -74,4 +76,5 @@ def _rich_bar() -> Any:
 
 
 def format_bytes(count: int) -> str:
+    """``count`` bytes in decimal units, as "1.23 GB" or "4.5 MB"."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -43,14 +43,16 @@ class PackageFile:
 
     @classmethod
     def parse(cls, address: str) -> PackageFile:
+        """The parts of ``pypi://dist==version/member[#sha256=...]``. Raises ModelError."""
         match = _FORM.fullmatch(address)
         if not match or ".." in PurePosixPath(match["member"]).parts or match["member"].startswith("/"):
             raise ModelError(
-                f"{address!r} is not understood; write pypi://dist==version/path/in/the/wheel[#sha256=<64 hex digits>]"
+                f"{address!r} is not valid; write pypi://dist==version/path/in/the/wheel[#sha256=<64 hex digits>]"
             )
         return cls(**match.groupdict())
 
     def path(self, root: Path) -> Path:
+        """Where the file is cached below ``root``."""
         # The pinned hash is part of the place, so that a file that is there is a file that was checked against it.
         name = f"{self.dist}-{self.version}" + (f"-{self.sha256[:16]}" if self.sha256 else "")
         return root / "pypi" / name / self.member
@@ -67,7 +69,7 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
         if final.exists():  # another process was faster
             return final
         _download(what, folder, progress)
-        made = _take_out(what, folder, progress)
+        made = _extract(what, folder, progress)
         publish(made, final)
     return final
 
@@ -131,7 +133,7 @@ def _download(what: PackageFile, folder: Path, progress: bool) -> None:
 
 def _run(command: list[str], folder: Path, bar: Progress) -> tuple[int, str]:
     """Exit code and output of a client; what it brings shows as the folder grows."""
-    # Its temporary files go there too: a full /tmp would be a riddle.
+    # Its temporary files go there too: a full /tmp would give an error that names neither cache nor model.
     client = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", env={**os.environ, "TMPDIR": str(folder)},
@@ -156,7 +158,7 @@ def _size_of(folder: Path) -> int:
     return total
 
 
-def _take_out(what: PackageFile, folder: Path, progress: bool) -> Path:
+def _extract(what: PackageFile, folder: Path, progress: bool) -> Path:
     made = folder / "member"
     unpacked = folder / "unpacked" / what.member
     digest = hashlib.sha256()
@@ -185,7 +187,7 @@ def _take_out(what: PackageFile, folder: Path, progress: bool) -> Path:
     except KeyError:
         raise ModelError(f"{what.dist}=={what.version} has no file {what.member!r}") from None
     except (zipfile.BadZipFile, EOFError) as error:
-        raise ModelError(f"the package {what.dist}=={what.version} came damaged ({error}); try again") from None
+        raise ModelError(f"the package {what.dist}=={what.version} is damaged ({error}); try again") from None
     if expected and digest.hexdigest() != expected:
         raise ModelError(
             f"{what.member} of {what.dist}=={what.version} has sha256 {digest.hexdigest()}, expected {expected}: "

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from octavo.errors import ModelError
 from octavo.fetch.cache import cache_dir, disk_error, locked, publish, write_json_atomically
-from octavo.fetch.download import Refused, RemoteFile, Unreachable, probe, resume
+from octavo.fetch.download import RemoteFile, ResponseError, UnreachableError, probe, resume
 from octavo.fetch.model_config import weight_map_files
 from octavo.fetch.progress import Progress, format_bytes
 
@@ -52,12 +52,12 @@ class WebAddress:
             port_is_fine = False
         if not parts.hostname or not port_is_fine or not pin or not parts.path.strip("/"):
             raise ModelError(
-                f"{hidden(address)!r} is not understood; write https://host/path/file.gguf[#sha256=<64 hex digits>] or "
+                f"{hidden(address)!r} is not valid; write https://host/path/file.gguf[#sha256=<64 hex digits>] or "
                 "https://host/path/to/a/folder"
             )
         if parts.username is not None:
             raise ModelError(
-                f"{hidden(address)}: names and passwords do not belong in an address, where everybody reads them; set "
+                f"{hidden(address)}: credentials in an address end up in logs; set "
                 "OCTAVO_HTTP_TOKEN to a token of the server"
             )
         path = quote(unquote(parts.path))
@@ -67,13 +67,16 @@ class WebAddress:
 
     @property
     def is_file(self) -> bool:
+        """Whether the address is that of one .gguf file."""
         return self.base.endswith(".gguf")
 
     @property
     def name(self) -> str:
+        """Name of the file or folder."""
         return unquote(self.base.rpartition("/")[2])
 
     def of(self, file: str) -> str:
+        """The URL of ``file`` in the folder, or of the file itself."""
         return (self.base if self.is_file else f"{self.base}/{quote(file)}") + (f"?{self.query}" if self.query else "")
 
 
@@ -99,14 +102,14 @@ def fetch_web_model(
             if not refresh and (found := model.recorded(need_weights)):
                 return found  # another process was faster
             return model.fetch(need_weights)
-    except Unreachable as error:
+    except UnreachableError as error:
         if found := model.recorded(need_weights):
             return found
         raise ModelError(
             f"cannot fetch {where.base}: {error}; check the address, the network and HTTPS_PROXY, or name a model that "
             "is on this machine"
         ) from None
-    except Refused as error:
+    except ResponseError as error:
         raise _refused(where, error) from None
     except OSError as error:
         raise disk_error(error, folder) from None
@@ -153,7 +156,7 @@ class _WebModel:
         for name in names:
             try:
                 found[name] = probe(self.where.of(name), headers=self.headers, timeout=_TIMEOUT)
-            except Refused as error:
+            except ResponseError as error:
                 if not (optional or name in _OPTIONAL) or error.status not in (403, 404, 410):
                     raise  # some stores answer 403 for what is not there
         known = self._versions().get("files", {})
@@ -188,7 +191,7 @@ class _WebModel:
         if (pin := self.where.sha256) and (found := _sha256(part)) != pin:
             part.unlink()
             raise ModelError(
-                f"{self.where.base} has sha256 {found}, expected {pin}: it came damaged or is not the file that was "
+                f"{self.where.base} has sha256 {found}, expected {pin}: it is damaged or not the file that was "
                 "pinned; it was deleted, try again or correct the address"
             )
         if name.endswith((".gguf", ".safetensors")) and _looks_like_a_page(part):
@@ -218,10 +221,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _refused(where: WebAddress, error: Refused) -> ModelError:
+def _refused(where: WebAddress, error: ResponseError) -> ModelError:
     if error.status in (401, 403):
         hint = "OCTAVO_HTTP_TOKEN may lack access" if os.environ.get("OCTAVO_HTTP_TOKEN") else "set OCTAVO_HTTP_TOKEN"
-        return ModelError(f"{where.base} may not be read (HTTP {error.status}): {hint}, or use an address that is open")
+        return ModelError(f"{where.base} cannot be read (HTTP {error.status}): {hint}, or use a public address")
     if error.status in (404, 410):
         needed = "" if where.is_file else f" (a folder needs {_NEEDED} and {_SINGLE} or {_INDEX})"
         return ModelError(f"there is no model at {where.base} (HTTP {error.status}){needed}: check the address")

@@ -14,6 +14,7 @@ class ConfigFile(argparse.Action):
     """Stores what a file says, parsed as flags are, in a namespace of its own (see `with_config_file`)."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Read the file named by ``values``. Exits with an error that names the file and the key."""
         said = argparse.Namespace()
         parser.source = f"{values}: "
         for key, value in _read(parser, values).items():
@@ -47,11 +48,10 @@ def _read(parser: Any, path: str) -> dict[Any, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
         parser.error(f"is not valid YAML{where}")
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+    if content is not None and not isinstance(content, dict):
         parser.error("must hold flags and their values, as in `port: 8001`")
-    return content
+    found: dict[Any, Any] = content or {}
+    return found
 
 
 def _arguments(parser: argparse.ArgumentParser, key: str, value: Any) -> list[str]:

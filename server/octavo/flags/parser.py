@@ -23,12 +23,14 @@ class CommandParser(argparse.ArgumentParser):
         self.source = ""  # where the arguments come from, if not from the command line
 
     def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
         if message.startswith("argument -"):
             message = message.removeprefix("argument ")
         print(f"octavo: error: {self.source}{message}", file=sys.stderr)
         sys.exit(2)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse all arguments, or exit with an error that names every unknown flag."""
         known, unknown = self.parse_known_args(args, namespace)
         problems = list(dict.fromkeys(self._problems(unknown)))
         if problems:

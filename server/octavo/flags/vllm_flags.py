@@ -21,6 +21,7 @@ _SHORT = {
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that vLLM has and Octavo has not: accepted without effect, or refused with the reason."""
     group = parser.add_argument_group("flags of vLLM that change nothing here")
     for name, text in vllm.ALWAYS.items():
         group.add_argument(*_flags(name), action="store_true", default=argparse.SUPPRESS, dest="_always", help=text)

@@ -29,54 +29,31 @@ _NAMES = {  # config.json's field -> metadata key
     "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
 }  # fmt: skip
 _REQUIRED = object()
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAMPLING = {  # general.sampling.* -> generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
-    """Raises ModelError when the architecture is not supported or a key is missing."""
-    arch, meta = file.architecture, file.metadata
-    if arch not in ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
-    parts = meta.get("split.count", 1)
-    if not isinstance(parts, int) or parts > 1:
-        raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
-    if meta.get(f"{arch}.expert_count"):
-        raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
-
-    def stated(key: str, default: Any = _REQUIRED) -> Any:
-        if f"{arch}.{key}" not in meta:
-            if default is not _REQUIRED:
-                return default
-            raise ModelError(f"{file.path}: the header has no {arch}.{key}; the file is damaged or converted wrongly")
-        value = meta[f"{arch}.{key}"]
-        if isinstance(value, np.ndarray):  # one number a layer
-            if len(set(value.tolist())) != 1:
-                raise ModelError(f"{file.path}: {arch}.{key} differs from layer to layer, which is not supported")
-            value = value[0].item()
-        return value
-
-    for name in ("token_embd.weight", "output_norm.weight"):
-        if name not in file.tensors:
-            raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
+    """config.json. Raises ModelError when the architecture is not supported or a key is missing."""
+    arch = file.architecture
+    _check_supported(file)
     model_type, class_name = ARCHITECTURES[arch]
-    heads = stated("attention.head_count")
+    heads = _stated(file, "attention.head_count")
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
-        "hidden_size": stated("embedding_length"),
-        "intermediate_size": stated("feed_forward_length"),
-        "num_hidden_layers": stated("block_count"),
+        "hidden_size": _stated(file, "embedding_length"),
+        "intermediate_size": _stated(file, "feed_forward_length"),
+        "num_hidden_layers": _stated(file, "block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": stated("attention.head_count_kv", heads),
-        "head_dim": stated("attention.key_length", None),
+        "num_key_value_heads": _stated(file, "attention.head_count_kv", heads),
+        "head_dim": _stated(file, "attention.key_length", None),
         "hidden_act": "silu",
-        "rms_norm_eps": _shortest(stated("attention.layer_norm_rms_epsilon", 1e-6)),
-        "max_position_embeddings": stated("context_length"),
-        "rope_theta": _shortest(stated("rope.freq_base", 10000.0)),
+        "rms_norm_eps": _shortest(_stated(file, "attention.layer_norm_rms_epsilon", 1e-6)),
+        "max_position_embeddings": _stated(file, "context_length"),
+        "rope_theta": _shortest(_stated(file, "rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file),
         "vocab_size": (file.tensors["token_embd.weight"].shape or (0,))[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -85,12 +62,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "bos_token_id": _token(file, "bos"),
         "eos_token_id": _eos(file),
     }
-    if window := stated("attention.sliding_window", 0):
+    if window := _stated(file, "attention.sliding_window", 0):
         config["sliding_window"] = window
         config["use_sliding_window"] = True
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
-    rotary = stated("rope.dimension_count", head_dim)
+    rotary = _stated(file, "rope.dimension_count", head_dim)
     if rotary != head_dim:
         raise ModelError(
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "
@@ -98,13 +75,44 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         )
     if config.get("rope_scaling") is None:
         config["rope_scaling"] = _from_frequency_factors(file, head_dim)
-    stored = file.tensors["token_embd.weight"].qtype
-    if stored in ("F32", "F16", "BF16"):
-        config["dtype"] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[stored]
+    if stored := _FLOATS.get(file.tensors["token_embd.weight"].qtype):
+        config["dtype"] = stored
     return config
 
 
+def _check_supported(file: GGUFFile) -> None:
+    arch = file.architecture
+    if arch not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    parts = file.metadata.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
+        raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
+    if file.metadata.get(f"{arch}.expert_count"):
+        raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
+    for name in ("token_embd.weight", "output_norm.weight"):
+        if name not in file.tensors:
+            raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
+
+
+def _stated(file: GGUFFile, key: str, default: Any = _REQUIRED) -> Any:
+    """The architecture's value of ``key``, one number for all layers. Raises ModelError."""
+    name = f"{file.architecture}.{key}"
+    if name not in file.metadata:
+        if default is not _REQUIRED:
+            return default
+        raise ModelError(f"{file.path}: the header has no {name}; the file is damaged or converted wrongly")
+    value = file.metadata[name]
+    if isinstance(value, np.ndarray):  # one number a layer
+        if len(set(value.tolist())) != 1:
+            raise ModelError(f"{file.path}: {name} differs from layer to layer, which is not supported")
+        value = value[0].item()
+    return value
+
+
 def generation_config(file: GGUFFile) -> dict[str, Any]:
+    """generation_config.json: special tokens and the recommended sampling parameters."""
     config: dict[str, Any] = {"bos_token_id": _token(file, "bos"), "eos_token_id": _eos(file)}
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")

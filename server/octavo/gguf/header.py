@@ -54,6 +54,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row, that is of the last dimension."""
         return self.nbytes // max(1, prod(self.shape[:-1]))
 
 
@@ -116,9 +117,11 @@ class GGUFFile:
 
     @property
     def architecture(self) -> str:
+        """The value of general.architecture, '' if there is none."""
         return str(self.metadata.get("general.architecture", ""))
 
     def header_sha256(self) -> str:
+        """SHA-256 of the header's bytes, in hex."""
         return hashlib.sha256(self._data[: self._at]).hexdigest()
 
     def raw(self, info: TensorInfo) -> np.ndarray:
@@ -179,7 +182,7 @@ class GGUFFile:
             self.tensors[name] = TensorInfo(name, shape, qtype, start + offset, nbytes)
 
     def _number(self, code: str) -> int:
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
+        value: int = struct.unpack_from("<" + code, self._data, self._at)[0]
         self._at += struct.calcsize(code)
         return value
 

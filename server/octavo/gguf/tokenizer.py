@@ -66,6 +66,7 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
 
 
 def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json: special tokens and whether they are added to a text."""
     tokens = meta.get("tokenizer.ggml.tokens") or []
 
     def token(key: str) -> str | None:

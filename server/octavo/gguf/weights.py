@@ -50,9 +50,11 @@ class GGUFWeight:
         return np.ascontiguousarray(rows).reshape(raw.shape)
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Read and dequantise the tensor as ``dtype`` (None: float32 or as stored)."""
         return dequantize(self.raw(), self.qtype, dtype).reshape(self.shape)
 
     def load_into(self, target: torch.Tensor) -> None:
+        """Read and dequantise the tensor into ``target``, which has its shape."""
         if target.device.type != "cpu" or not target.is_contiguous():
             target.copy_(self.load(target.dtype))
             return
@@ -61,6 +63,7 @@ class GGUFWeight:
 
 
 def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
+    """Name and source of every tensor of the file at ``path``. Raises ModelError for a tensor without a place."""
     file = GGUFFile(path)
     arch = file.architecture
     heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
@@ -70,7 +73,7 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
             continue
         name = hf_name(info.name)
         if name is None:
-            raise ModelError(f"{path}: tensor {info.name!r} has no place in architecture {arch!r} as it is known here")
+            raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")
         interleaved = None
         if arch == "llama":
             interleaved = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else None

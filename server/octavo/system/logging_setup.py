@@ -1,4 +1,4 @@
-"""Log lines of all processes, as text for people or as JSON for collectors."""
+"""Logging of all processes: text for people or JSON for collectors."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ def setup_logging(level: str, log_format: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.captureWarnings(True)  # what libraries warn of takes the same form
+    logging.captureWarnings(True)  # warnings of libraries take the same form

@@ -1,4 +1,4 @@
-"""Ctrl-C, between steps."""
+"""Ctrl-C (SIGINT) delivered between steps only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from types import FrameType
 
 @contextmanager
 def interrupts_held() -> Iterator[Callable[[], None]]:
-    """Hold Ctrl-C back until the call that this gives: a step cut off in its middle leaves books that contradict
-    themselves. A second one is not held back. Only where Python's own handler would raise KeyboardInterrupt."""
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    """Defer Ctrl-C until the yielded function is called: an interrupted step would leave inconsistent state.
+
+    A second Ctrl-C is raised at once. Does nothing where Python's own handler is not installed.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: None
         return
     held = False

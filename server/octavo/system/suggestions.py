@@ -1,10 +1,10 @@
-"""\"Did you mean\": the nearest of some names to one that is not among them."""
+"""\"Did you mean\": suggestions for misspelt names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_NEAR = 0.6  # of 1: the same
+_MIN_SIMILARITY = 0.6  # 1: equal
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -14,11 +14,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is nearest, if one is near. Case, - and _ do not count; a name's beginning is near to it."""
-    from difflib import SequenceMatcher  # only where something is wrong
+    """The most similar known name, None if none is similar. Case, - and _ do not count; prefixes count as similar."""
+    from difflib import SequenceMatcher  # imported only when a name is wrong
 
     matcher = SequenceMatcher(b=_plain(name))
-    best, score = None, _NEAR
+    best, score = None, _MIN_SIMILARITY
     for one in known:
         matcher.set_seq1(_plain(one))
         whole = matcher.ratio()

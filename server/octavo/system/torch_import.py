@@ -1,9 +1,9 @@
-"""Torch for a process that has no GPU: the same torch, without what only a GPU or a compiler needs.
+"""Importing torch without CUDA libraries and compilers where there is no GPU.
 
-PyPI's torch is linked with NVIDIA's libraries. Where there is no GPU nothing in them is ever called, but to load them
-takes 200 MB of memory and time at each start, and to install them 2 GB. So libraries of the same names with nothing in
-them are loaded first: the system's loader then takes those for what torch asks for, and symbols are looked up when they
-are called, that is never. `make serve` installs torch without NVIDIA's libraries where there is no GPU.
+PyPI's torch is linked with NVIDIA's libraries. Without a GPU nothing in them is ever called, but loading them takes
+200 MB of memory and time at each start, and installing them 2 GB. So empty libraries of the same names are loaded
+first: the dynamic linker takes those for what torch asks for, and binds symbols lazily, that is never. `make serve`
+installs torch without NVIDIA's libraries where there is no GPU. OCTAVO_FULL_TORCH_IMPORT=1 imports all of torch.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
 def import_torch() -> None:
     """Import torch; where there is no GPU in a fraction of the memory, and quicker. For a process that is ours alone.
 
-    Raises ConfigError where NVIDIA's libraries are needed and not installed.
+    OCTAVO_FULL_TORCH_IMPORT=1 turns this off. Raises ConfigError where NVIDIA's libraries are needed and not installed.
     """
-    if "torch" not in sys.modules and not _may_have_gpu():
+    if "torch" not in sys.modules and os.environ.get("OCTAVO_FULL_TORCH_IMPORT") != "1" and not _may_have_gpu():
         for name in _FOR_COMPILERS:
             sys.modules[name] = types.ModuleType(name)
         if "cuda" not in sys.modules:

@@ -213,6 +213,7 @@ class TextOffsets:
         self._at = start
 
     def take(self, token_ids: Sequence[int]) -> list[int]:
+        """The offset of each of the next tokens."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._at)

@@ -1,9 +1,8 @@
-"""Token ids of prompts whose beginning is known already: what several of them share is tokenised once.
+"""Cache of tokenised prefixes: the beginning that prompts share is tokenised once.
 
-A system prompt, a document that is asked about, a conversation that grows: their keys and values are in the prefix
-cache, and then making their tokens again takes longer than all else that the server does before the model runs. Tokens
-may be put together only where every text is cut: `_cuts_at_spaces` says for which tokenizers a space behind a letter is
-such a place.
+System prompts, documents and growing conversations are in the KV prefix cache; tokenising them again would then take
+longer than everything else before the model runs. Token ids may be joined only where the tokenizer always splits:
+`_cuts_at_spaces` says for which tokenizers a space after a letter is such a place.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
     from octavo.text.tokenizer import Tokenizer
 
-MIN_CHARS = 256  # less is tokenised sooner than looked up
-MAX_PREFIXES, MAX_SIZE = 64, 1 << 20  # that are kept, the characters and tokens of all together
-_RECENT, _RECENT_CHARS = 8, 1 << 17  # texts that the next one is compared with, what is looked at of each
+MIN_CHARS = 256  # shorter texts are tokenised faster than looked up
+MAX_PREFIXES, MAX_SIZE = 64, 1 << 20  # number of prefixes; characters and tokens of all of them
+_RECENT, _RECENT_CHARS = 8, 1 << 17  # texts that the next one is compared with, and how much of each
 _LOOK_BACK = 4096  # characters in which a cut is looked for
 _UNICODE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})  # a space neither composes with its neighbours nor parts them
 
@@ -34,7 +33,7 @@ class PrefixTokens:
     def __init__(self, tokenizer: Tokenizer, min_chars: int = MIN_CHARS) -> None:
         self._tokenizer = tokenizer
         self._min_chars = min_chars
-        # A beginning and the space behind it -> the beginning's tokens. The one last used is the last.
+        # A prefix and the space after it -> the prefix's tokens; least recently used first.
         self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
         self._size = 0
         self._recent: deque[str] = deque(maxlen=_RECENT)
@@ -42,6 +41,7 @@ class PrefixTokens:
         self._around = _around(tokenizer) if _cuts_at_spaces(tokenizer) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``, as ``tokenizer.encode`` gives them."""
         if self._around is None or len(text) < self._min_chars:
             return self._tokenizer.encode(text, add_special_tokens)
         with self._lock:
@@ -62,12 +62,12 @@ class PrefixTokens:
         return before + ids + self._tokenizer.encode(text[start:], add_special_tokens=False) + after
 
     def num_new_chars(self, text: str) -> int:
-        """How much of a text would have to be tokenised."""
+        """Number of characters that are not in a known prefix."""
         with self._lock:
             return len(text) - max(0, len(self._find(text)) - 1)
 
     def _find(self, text: str) -> str:
-        """The longest known beginning of a text."""
+        """The longest known prefix of ``text``."""
         return max(filter(text.startswith, self._prefixes), key=len, default="")
 
     def _keep(self, prefix: str, ids: list[int]) -> None:

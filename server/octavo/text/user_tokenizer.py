@@ -26,6 +26,7 @@ class UserTokenizer:
         return _Encoding(input_ids=rows, attention_mask=[[1] * len(ids) for ids in rows])
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """Token ids of ``text``."""
         _refuse(options)
         return self._tokenizer.encode(text, add_special_tokens)
 
@@ -38,6 +39,7 @@ class UserTokenizer:
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
+        """The text of each sequence of ids."""
         return [self.decode(ids, skip_special_tokens, **options) for ids in sequences]
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
@@ -74,6 +76,7 @@ class UserTokenizer:
         return _Encoding(input_ids=several) if as_dict and tokenize else several
 
     def get_chat_template(self, chat_template: str | None = None, tools: Any = None) -> str:
+        """The template that `apply_chat_template` would use. Raises ValueError if there is none."""
         return self._tokenizer.get_chat_template(chat_template, tools=bool(tools))
 
     @property
@@ -88,6 +91,7 @@ class UserTokenizer:
     @overload
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]: ...
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        """One token, or a list, in the vocabulary's spelling."""
         tokens = self._tokenizer.convert_ids_to_tokens([ids] if isinstance(ids, int) else ids)
         return tokens[0] if isinstance(ids, int) else tokens
 
@@ -98,9 +102,11 @@ class UserTokenizer:
         return ids[0] if isinstance(tokens, str) else ids
 
     def get_vocab(self) -> dict[str, int]:
+        """Token to id, added tokens included."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     def get_added_vocab(self) -> dict[str, int]:
+        """Added tokens alone, token to id."""
         return {token.content: i for i, token in self.backend_tokenizer.get_added_tokens_decoder().items()}
 
     @property
@@ -113,18 +119,22 @@ class UserTokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
+        """Ids of all special tokens, ascending."""
         return sorted(self._tokenizer.all_special_ids)
 
     @property
     def all_special_tokens(self) -> list[str]:
+        """All special tokens, by ascending id."""
         return self.convert_ids_to_tokens(self.all_special_ids)
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
+        """Special tokens by their role ("eos_token")."""
         return dict(self._tokenizer.special_tokens)
 
     @property
     def is_fast(self) -> bool:
+        """Always true: the tokenizer is one of the `tokenizers` library."""
         return True
 
     def __getattr__(self, name: str) -> Any:

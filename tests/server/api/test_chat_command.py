@@ -214,7 +214,7 @@ def test_what_is_wrong_is_one_line(start, shared_server):
 def test_a_wrong_model_is_one_line_before_a_server_is_started():
     done = subprocess.run([*CHAT, "smollm2"], input="", capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == "octavo: error: 'smollm2' is no model; did you mean smollm2-135m-instruct?\n"
+    assert done.stderr == "octavo: error: 'smollm2' is not a model; did you mean smollm2-135m-instruct?\n"
 
 
 QUESTIONS = {"What is the capital of France?": "Paris", "What color is the sky?": "blue", "What is 2+2?": "4"}

@@ -50,11 +50,12 @@ def test_what_a_gpu_needs_is_not_loaded():
     [
         ("import re; torch_import._UNUSED = re.compile('libcu.*')", {}),  # of which some are in use at once
         ("", {"LD_BIND_NOW": "1"}),  # every symbol is wanted at once
+        ("", {"OCTAVO_FULL_TORCH_IMPORT": "1"}),
         ("torch_import._may_have_gpu = lambda: True", {}),
         ("import os; os.memfd_create = lambda name: os.open('/nowhere', 0)", {}),
     ],
 )
-def test_where_that_cannot_be_torch_comes_whole(lines, env):
+def test_where_that_cannot_be_or_is_switched_off_all_of_torch_is_imported(lines, env):
     names = loaded_by(lines, **env)
     if importlib.metadata.version("torch") and any(name.startswith("libtorch_cuda") for name in names):
         assert nvidia(names)

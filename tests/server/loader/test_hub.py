@@ -54,14 +54,14 @@ def test_a_page_may_name_revision_and_file(hub: Hub) -> None:
     with pytest.raises(ModelError, match=r"two revisions are named, v9 by .* and main"):
         resolve_model("https://huggingface.co/org/model/tree/v9", revision="main")
     for page in ("hf.co/datasets/org/data", "https://huggingface.co/org", "hf.co/org/model/blob/main/config.json"):
-        with pytest.raises(ModelError, match="is not the page of a model"):
+        with pytest.raises(ModelError, match="is not a model's page"):
             resolve_model(page)
 
 
 def test_a_near_miss_names_what_was_fetched_before(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve_model("org/model", progress=False)
     asked = len(hub.seen)
-    with pytest.raises(ModelError, match=r"'modle' is no model; did you mean org/model\?"):
+    with pytest.raises(ModelError, match=r"'modle' is not a model; did you mean org/model\?"):
         resolve_model("modle")
     assert len(hub.seen) == asked, "nobody was asked"
     with pytest.raises(ModelError, match=r"there is no model org/modle .*did you mean org/model\?"):
@@ -310,7 +310,7 @@ def test_a_server_that_knows_no_ranges_sends_it_again(hub: Hub) -> None:
 
 def test_damage_on_the_way_is_noticed_and_not_kept(hub: Hub) -> None:
     hub.damage = True
-    assert "model.safetensors of org/model came damaged" in refused(within=3)
+    assert "model.safetensors of org/model is damaged" in refused(within=3)
     hub.damage = False
     assert fetch() == NEEDED
 
@@ -320,7 +320,7 @@ def test_damage_in_the_cache_is_noticed_when_it_is_adopted(hub: Hub, tmp_path: P
     blob = weights.resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"\xff")
     weights.unlink()
-    assert "came damaged" in refused()
+    assert "is damaged" in refused()
     assert fetch() == NEEDED
 
 

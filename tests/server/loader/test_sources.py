@@ -66,10 +66,10 @@ def test_a_folder_with_one_gguf_file_is_that_file(folder: Path) -> None:
     ("address", "says"),
     [
         ("./nothing", r"there is no model at \./nothing"),
-        ("no-such-alias", "no model: not an alias, not a path"),
-        ("a/b/c", "no model: not an alias, not a path"),
-        ("ftp://x/y", "no model: not an alias, not a path"),
-        ("hf://", "no model: not an alias, not a path"),
+        ("no-such-alias", "not a model: not an alias, not a path"),
+        ("a/b/c", "not a model: not an alias, not a path"),
+        ("ftp://x/y", "not a model: not an alias, not a path"),
+        ("hf://", "not a model: not an alias, not a path"),
         ("../../etc/passwd", "there is no model|a single file must be a .gguf"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_cannot_be_a_model_is_said_at_once(address: str, says: str, folder:
 
 @pytest.mark.parametrize("name", ["smollm2", "smolm2", "SmolLM2-135M-Instruct", "smollm2_135m_instruct"])
 def test_a_near_miss_of_an_alias_names_it(name: str, folder: Path) -> None:
-    with pytest.raises(ModelError, match=rf"'{name}' is no model; did you mean smollm2-135m-instruct\?"):
+    with pytest.raises(ModelError, match=rf"'{name}' is not a model; did you mean smollm2-135m-instruct\?"):
         resolve_model(name)
 
 
@@ -103,7 +103,7 @@ def test_a_wrong_name_is_said_before_anything_is_started(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "1 []\n"
-    assert done.stderr == "octavo: error: 'smollm2' is no model; did you mean smollm2-135m-instruct?\n"
+    assert done.stderr == "octavo: error: 'smollm2' is not a model; did you mean smollm2-135m-instruct?\n"
 
 
 @pytest.mark.model

@@ -112,7 +112,7 @@ def test_a_pinned_file_must_be_that_file(web: Web, tmp_path: Path) -> None:
 
 def test_a_token_goes_to_the_server_and_nothing_secret_is_shown(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     web.token = "s3cret"
-    with pytest.raises(ModelError, match=r"may not be read \(HTTP 401\): set OCTAVO_HTTP_TOKEN") as error:
+    with pytest.raises(ModelError, match=r"cannot be read \(HTTP 401\): set OCTAVO_HTTP_TOKEN") as error:
         fetch(web, "/m/file.gguf?signature=hush")
     assert "hush" not in str(error.value)
     monkeypatch.setenv("OCTAVO_HTTP_TOKEN", "s3cret")
@@ -147,7 +147,7 @@ def test_what_is_not_there(web: Web, path: str, message: str) -> None:
     ["https://", "https://host", "https://host/", "https://host:x/f.gguf", "https://h/f.gguf#sha256=1", "https:///f"],
 )
 def test_an_address_that_cannot_be_meant(address: str) -> None:
-    with pytest.raises(ModelError, match="is not understood; write https://"):
+    with pytest.raises(ModelError, match="is not valid; write https://"):
         WebAddress.parse(address)
 
 
