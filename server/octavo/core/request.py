@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum
 
 from octavo.interface.messages import EngineCoreRequest
@@ -129,9 +128,3 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.req_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens} computed)"
-
-
-def expand_samples(core_request: EngineCoreRequest) -> Iterator[Request]:
-    """The ``n`` sequences of a request; the first computes the prompt, the others fork from it."""
-    for index in range(core_request.sampling_params.n):
-        yield Request(core_request, index)

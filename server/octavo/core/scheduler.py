@@ -14,25 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
-from octavo.core.request import NO_LIMIT, Request, RequestStatus, expand_samples
+from octavo.core.request import NO_LIMIT, Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
+from octavo.core.results import ResultProcessor, ScheduledSequence, make_output
+from octavo.core.sample_groups import SampleGroups
 from octavo.interface.engine_config import SchedulerConfig
-from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists, SchedulerStats
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Scheduled:
-    """One sequence's part of a step in flight."""
-
-    request: Request
-    epoch: int
-    num_tokens: int
-    computed_until: int
-    sampled: bool
-    replaced: bool  # a block of it is replaced by a copy in this step
 
 
 @dataclass
@@ -45,21 +35,12 @@ class _Counters:
 
 
 @dataclass
-class _Group:
-    """The unfinished sequences of one request. ``waiting_samples`` share the prompt once ``leader`` has computed it."""
-
-    sequences: dict[str, Request]
-    leader: Request
-    waiting_samples: list[Request]
-
-
-@dataclass
 class _Step:
     """The step being put together."""
 
     budget: int
     now: float
-    scheduled: dict[str, _Scheduled] = field(default_factory=dict)
+    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
     new: list[NewRequestData] = field(default_factory=list)
     changed: dict[str, CachedRequestData] = field(default_factory=dict)
     copies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -83,12 +64,12 @@ class Scheduler:
         self.waiting = make_request_queue(config.policy)
         self.running: dict[str, Request] = {}
         self.counters = _Counters()
-        self._groups: dict[str, _Group] = {}
         self._prefilling: dict[str, Request] = {}  # running, with known tokens still to be handed out
-        self._forked: dict[str, Request] = {}  # waiting, but holding the blocks of a shared prompt
         self._dropped: list[str] = []  # sequences whose row the runner must give up
-        self._in_flight: deque[list[_Scheduled]] = deque()
+        self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
+        self._groups = SampleGroups(kv)
+        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
         self.held: set[str] = set()  # running sequences to leave out: which tokens may follow is not known yet
 
     # -- adding and ending -------------------------------------------------------------------------------------------
@@ -99,26 +80,24 @@ class Scheduler:
             raise ValueError(f"request_id {core_request.request_id!r} is already in use by an unfinished request")
         if not core_request.prompt_token_ids:
             raise ValueError("prompt is empty: it must have at least one token")
-        leader, *samples = expand_samples(core_request)
-        needed = self.kv.blocks_for(leader.num_prompt_tokens + 1)
+        num_prompt_tokens = len(core_request.prompt_token_ids)
+        needed = self.kv.blocks_for(num_prompt_tokens + 1)
         if needed > self.kv.pool.num_usable_blocks:
             raise ValueError(
-                f"prompt of {leader.num_prompt_tokens} tokens needs {needed} KV cache blocks, the cache has "
+                f"prompt of {num_prompt_tokens} tokens needs {needed} KV cache blocks, the cache has "
                 f"{self.kv.pool.num_usable_blocks}; shorten it or give the cache more memory"
             )
-        sequences = {request.req_id: request for request in (leader, *samples)}
-        self.requests.update(sequences)
-        self._groups[core_request.request_id] = _Group(sequences, leader, samples)
-        self.waiting.add(leader)
+        group = self._groups.add(core_request)
+        self.requests.update(group.sequences)
+        self.waiting.add(group.leader)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[EngineCoreOutput]:
         """End whole requests from outside (abort, error). Unknown ids are ignored. Frees everything at once."""
         outputs = []
         for request_id in request_ids:
-            group = self._groups.get(request_id)
-            for request in reversed(list(group.sequences.values()) if group else []):
+            for request in self._groups.unfinished(request_id):
                 self._finish(request, status)
-                outputs.append(_output_of(request))
+                outputs.append(make_output(request))
         return outputs
 
     def finish_sample(self, request_id: str, index: int, status: RequestStatus) -> None:
@@ -129,25 +108,18 @@ class Scheduler:
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """Take one sequence out of wherever it is."""
-        group = self._groups[request.request_id]
         if request.req_id in self.running:
             del self.running[request.req_id]
             self._prefilling.pop(request.req_id, None)
             self._dropped.append(request.req_id)
-        elif request in group.waiting_samples:
-            group.waiting_samples.remove(request)
-        else:
+        elif self._groups.is_queued(request):
             self.waiting.remove(request)
-            self._forked.pop(request.req_id, None)
         request.status = status
         self.kv.free(request)
         del self.requests[request.req_id]
-        del group.sequences[request.req_id]
-        if request is group.leader and group.waiting_samples:
-            group.leader = group.waiting_samples.pop(0)
-            self.waiting.add_front(group.leader)
-        if not group.sequences:
-            del self._groups[request.request_id]
+        leader = self._groups.remove(request)
+        if leader is not None:
+            self.waiting.add_front(leader)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self._groups
@@ -263,12 +235,12 @@ class Scheduler:
                 break  # preempted while a token of it was in flight: the next update brings it
             if self._admit(step, request):
                 continue
-            if self.running or not self._forked:
+            if self.running or not self._groups.forked:
                 break
             # Nobody runs, and waiting samples hold the blocks that the first in the queue needs.
-            for sample in self._forked.values():
+            for sample in self._groups.forked.values():
                 self._give_blocks_back(sample)
-            self._forked.clear()
+            self._groups.forked.clear()
 
     def _admit(self, step: _Step, request: Request) -> bool:
         """Start the first waiting sequence if its whole known length fits beside what running prompts still need."""
@@ -310,15 +282,15 @@ class Scheduler:
 
     def _start_forked(self, request: Request, free: int) -> Allocation | None:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
-        if request.req_id not in self._forked or free < 1:
+        if request.req_id not in self._groups.forked or free < 1:
             return None
         allocation = self.kv.allocate_slots(request, 1)
         if allocation is not None:
-            del self._forked[request.req_id]
+            del self._groups.forked[request.req_id]
         return allocation
 
     def _start(self, step: _Step, request: Request, free: int) -> Allocation | None:
-        if request.req_id in self._forked:
+        if request.req_id in self._groups.forked:
             return None
         hit = self.kv.get_computed_blocks(request)
         revived = sum(block.ref_cnt == 0 for block in hit.blocks)
@@ -347,7 +319,7 @@ class Scheduler:
         if sampled:
             request.num_output_placeholders += 1
             self._prefilling.pop(request.req_id, None)
-        step.scheduled[request.req_id] = _Scheduled(
+        step.scheduled[request.req_id] = ScheduledSequence(
             request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks)
         )
 
@@ -363,98 +335,19 @@ class Scheduler:
                 output.sampled_req_ids.append(req_id)
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
-                self._fork_samples(request)
+                for sample in self._groups.fork(request):
+                    self.waiting.add_front(sample)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
         output.finished_req_ids, self._dropped = self._dropped, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
         return output
 
-    def _fork_samples(self, leader: Request) -> None:
-        """Once the whole prompt has been handed out, the other samples share its blocks and queue up behind it."""
-        group = self._groups[leader.request_id]
-        if leader is not group.leader or leader.num_computed_tokens < leader.num_prompt_tokens:
-            return
-        for sample in reversed(group.waiting_samples):
-            self.kv.fork(leader, sample)
-            self._forked[sample.req_id] = sample
-            self.waiting.add_front(sample)
-        group.waiting_samples = []
-
     # -- results -----------------------------------------------------------------------------------------------------
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take the results of the oldest step in flight. Tokens of sequences that have ended since are dropped."""
-        results: list[EngineCoreOutput] = []
-        for scheduled in self._in_flight.popleft():
-            request = scheduled.request
-            if output.errors and (error := output.errors.get(request.req_id)) is not None:
-                results += self._fail(request, error)
-            if output.grammar_errors and (error := output.grammar_errors.get(request.req_id)) is not None:
-                field = request.core_request.grammar_field
-                results += self._fail(request, f"{field} {error}", field)
-            if request.is_finished:
-                continue
-            if scheduled.epoch == request.epoch:
-                self._confirm(request, scheduled)
-            prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
-            if scheduled.sampled:
-                results.append(self._take_token(request, output))
-                results[-1].prompt_logprobs = prompt_logprobs
-            elif prompt_logprobs is not None:
-                results.append(_output_of(request))
-                results[-1].prompt_logprobs = prompt_logprobs
-        return results
-
-    def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
-        """End all samples of a request: the others may share KV that the failed step was to write."""
-        group = self._groups.get(request.request_id)
-        if group is None or group.leader.core_request is not request.core_request:
-            return []  # the request has ended since, and perhaps another one has its id
-        outputs = self.finish_requests([request.request_id], RequestStatus.FINISHED_ERROR)
-        for output in outputs:
-            output.error, output.error_param = error, param
-        return outputs
-
-    def _confirm(self, request: Request, scheduled: _Scheduled) -> None:
-        if scheduled.replaced:
-            request.confirm_limit = NO_LIMIT
-        confirmed, limit = scheduled.computed_until, request.confirm_limit
-        if confirmed > limit:
-            confirmed = limit
-        request.num_confirmed_tokens = confirmed
-        if not request.partial_registered or confirmed // self.kv.block_size > request.num_hashed_blocks:
-            self.kv.cache_blocks(request)
-
-    def _new_prompt_logprobs(self, scheduled: _Scheduled, output: ModelRunnerOutput) -> LogprobsLists | None:
-        """The step's share without what a recomputed prompt has already reported."""
-        logprobs = output.prompt_logprobs.get(scheduled.request.req_id)
-        if logprobs is None:
-            return None
-        start = scheduled.computed_until - scheduled.num_tokens
-        logprobs = logprobs.since(max(0, scheduled.request.num_prompt_logprobs - start))
-        scheduled.request.num_prompt_logprobs += len(logprobs.ranks)
-        return logprobs if logprobs.ranks else None
-
-    def _take_token(self, request: Request, output: ModelRunnerOutput) -> EngineCoreOutput:
-        request.num_output_placeholders -= 1
-        tokens = output.sampled_token_ids.get(request.req_id, [])
-        ended = False
-        if request.pooling is not None:
-            request.status, ended = RequestStatus.FINISHED_STOPPED, True
-        for i, token in enumerate(tokens):
-            ended = request.append_output_token(token, self.config.max_model_len)
-            if ended:
-                tokens = tokens[: i + 1]
-                break
-        if ended:
-            self._finish(request, request.status)
-        result = _output_of(request, tokens)
-        if output.logprobs:
-            result.new_logprobs = output.logprobs.get(request.req_id)
-        if output.embeddings:
-            result.embedding = output.embeddings.get(request.req_id)
-        return result
+        return self._results.process(self._in_flight.popleft(), output)
 
     # -- looking in --------------------------------------------------------------------------------------------------
 
@@ -474,11 +367,9 @@ class Scheduler:
         """Raise AssertionError when queues, groups and the KV cache contradict each other. O(everything)."""
         self.kv.check_integrity()
         waiting = {request.req_id for request in self.waiting}
-        samples = {r.req_id for group in self._groups.values() for r in group.waiting_samples}
-        assert not waiting & self.running.keys() and not samples & (waiting | self.running.keys()), "one is twice here"
-        assert waiting | samples | self.running.keys() == self.requests.keys(), "a sequence is lost"
-        assert {i for g in self._groups.values() for i in g.sequences} == self.requests.keys(), "groups lost a sequence"
-        assert self._prefilling.keys() <= self.running.keys() and self._forked.keys() <= waiting
+        assert not waiting & self.running.keys(), "a sequence both waits and runs"
+        self._groups.check_integrity(set(self.requests), waiting | self.running.keys())
+        assert self._prefilling.keys() <= self.running.keys() and self._groups.forked.keys() <= waiting
         assert len(self.running) <= self.config.max_num_seqs, "more run than max_num_seqs"
         for request in self.requests.values():
             holds = self.kv.num_blocks_of(request)
@@ -487,18 +378,9 @@ class Scheduler:
                 assert holds >= self.kv.blocks_for(request.num_computed_tokens), f"{request} writes beyond its blocks"
                 assert request.num_confirmed_tokens <= request.num_computed_tokens
             else:
-                assert bool(holds) == (request.req_id in self._forked), f"{request} waits and holds {holds} blocks"
+                assert bool(holds) == (request.req_id in self._groups.forked), (
+                    f"{request} waits and holds {holds} blocks"
+                )
         assert self.requests or self.kv.pool.num_free_blocks + len(self.kv.pinned_ids) == (
             self.kv.pool.num_usable_blocks
         ), "blocks leaked"
-
-
-def _output_of(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
-    tokens = tokens or []
-    output = EngineCoreOutput(request.request_id, request.index, tokens, finish_reason=request.finish_reason)
-    output.stop_reason = request.stop_reason
-    output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
-    if request.num_output_tokens == len(tokens):  # its first
-        output.num_cached_tokens = max(0, request.num_cached_tokens)
-        output.scheduled_time = request.scheduled_time
-    return output

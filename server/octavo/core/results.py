@@ -1,0 +1,124 @@
+"""What a step's results mean for its sequences: tokens, ends, log-probabilities, errors, and which KV is confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.request import NO_LIMIT, Request, RequestStatus
+from octavo.core.sample_groups import SampleGroups
+from octavo.interface.messages import EngineCoreOutput, LogprobsLists
+from octavo.interface.step import ModelRunnerOutput
+
+
+@dataclass(slots=True)
+class ScheduledSequence:
+    """One sequence's part of a step in flight."""
+
+    request: Request
+    epoch: int
+    num_tokens: int
+    computed_until: int  # the request's num_computed_tokens after the step
+    sampled: bool
+    replaced: bool  # a block of it is replaced by a copy in this step
+
+
+def make_output(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
+    """The sequence's news for the front end, ``tokens`` (already appended) among them."""
+    tokens = tokens or []
+    output = EngineCoreOutput(request.request_id, request.index, tokens, finish_reason=request.finish_reason)
+    output.stop_reason = request.stop_reason
+    output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
+    if request.num_output_tokens == len(tokens):  # its first
+        output.num_cached_tokens = max(0, request.num_cached_tokens)
+        output.scheduled_time = request.scheduled_time
+    return output
+
+
+class ResultProcessor:
+    """Takes in the results of steps for a scheduler, whose ``finish`` takes a sequence out of its queues."""
+
+    def __init__(
+        self,
+        max_model_len: int,
+        kv: KVCacheManager,
+        groups: SampleGroups,
+        finish: Callable[[Request, RequestStatus], None],
+    ) -> None:
+        self._max_model_len = max_model_len
+        self._kv = kv
+        self._groups = groups
+        self._finish = finish
+
+    def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        """Take in what one step gave. Tokens of sequences that have ended since are dropped."""
+        results: list[EngineCoreOutput] = []
+        for scheduled in step:
+            request = scheduled.request
+            if output.errors and (error := output.errors.get(request.req_id)) is not None:
+                results += self._fail(request, error)
+            if output.grammar_errors and (error := output.grammar_errors.get(request.req_id)) is not None:
+                field = request.core_request.grammar_field
+                results += self._fail(request, f"{field} {error}", field)
+            if request.is_finished:
+                continue
+            if scheduled.epoch == request.epoch:
+                self._confirm(request, scheduled)
+            prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
+            if scheduled.sampled:
+                results.append(self._take_token(request, output))
+                results[-1].prompt_logprobs = prompt_logprobs
+            elif prompt_logprobs is not None:
+                results.append(make_output(request))
+                results[-1].prompt_logprobs = prompt_logprobs
+        return results
+
+    def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
+        """End all samples of a request: the others may share KV that the failed step was to write."""
+        outputs = []
+        for sequence in self._groups.siblings(request):
+            self._finish(sequence, RequestStatus.FINISHED_ERROR)
+            outputs.append(make_output(sequence))
+            outputs[-1].error, outputs[-1].error_param = error, param
+        return outputs
+
+    def _confirm(self, request: Request, scheduled: ScheduledSequence) -> None:
+        if scheduled.replaced:
+            request.confirm_limit = NO_LIMIT
+        confirmed, limit = scheduled.computed_until, request.confirm_limit
+        if confirmed > limit:
+            confirmed = limit
+        request.num_confirmed_tokens = confirmed
+        if not request.partial_registered or confirmed // self._kv.block_size > request.num_hashed_blocks:
+            self._kv.cache_blocks(request)
+
+    def _new_prompt_logprobs(self, scheduled: ScheduledSequence, output: ModelRunnerOutput) -> LogprobsLists | None:
+        """The step's share without what a recomputed prompt has already reported."""
+        logprobs = output.prompt_logprobs.get(scheduled.request.req_id)
+        if logprobs is None:
+            return None
+        start = scheduled.computed_until - scheduled.num_tokens
+        logprobs = logprobs.since(max(0, scheduled.request.num_prompt_logprobs - start))
+        scheduled.request.num_prompt_logprobs += len(logprobs.ranks)
+        return logprobs if logprobs.ranks else None
+
+    def _take_token(self, request: Request, output: ModelRunnerOutput) -> EngineCoreOutput:
+        request.num_output_placeholders -= 1
+        tokens = output.sampled_token_ids.get(request.req_id, [])
+        ended = False
+        if request.pooling is not None:
+            request.status, ended = RequestStatus.FINISHED_STOPPED, True
+        for i, token in enumerate(tokens):
+            ended = request.append_output_token(token, self._max_model_len)
+            if ended:
+                tokens = tokens[: i + 1]
+                break
+        if ended:
+            self._finish(request, request.status)
+        result = make_output(request, tokens)
+        if output.logprobs:
+            result.new_logprobs = output.logprobs.get(request.req_id)
+        if output.embeddings:
+            result.embedding = output.embeddings.get(request.req_id)
+        return result
