@@ -35,7 +35,7 @@ def serve(record: str, arguments: list[str]) -> int:
     from octavo.cli.main import main
     from octavo.entrypoints import server
 
-    become_ready = server._become_ready
+    become_ready = server.become_ready
 
     async def probed(*args: object) -> None:
         await become_ready(*args)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def serve(record: str, arguments: list[str]) -> int:
             longest[1] = max(longest[1], time.thread_time() - cpu - PROBE_SECONDS)
 
     tasks: list[asyncio.Task[None]] = []
-    server._become_ready = probed  # type: ignore[assignment]
+    server.become_ready = probed  # type: ignore[assignment]
     return main(["serve", *arguments])
 
 

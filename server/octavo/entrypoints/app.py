@@ -16,8 +16,8 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Completion
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.http_answers import route
 from octavo.entrypoints.transport.middleware import Gate
+from octavo.entrypoints.transport.responses import route
 from octavo.version import __version__
 
 STATE_OPERATIONS = (

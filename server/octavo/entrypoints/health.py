@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.generation.run import state_of
-from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.http_answers import JSON
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.responses import JSON
 from octavo.version import __version__
 
 

@@ -14,7 +14,7 @@ from octavo.entrypoints.errors import ErrorResponse
 from octavo.entrypoints.openai.embeddings import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.http_answers import Handler
+from octavo.entrypoints.transport.responses import Handler
 from octavo.version import __version__
 
 _REF = "#/components/schemas/"

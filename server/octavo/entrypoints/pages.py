@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.generation.run import state_of
+from octavo.entrypoints.state import state_of
 from octavo.version import __version__
 
 if TYPE_CHECKING:

@@ -117,7 +117,7 @@ async def serve(
         tasks = [
             asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
         ]
-        ready = asyncio.create_task(_become_ready(engine, state))
+        ready = asyncio.create_task(become_ready(engine, state))
         await _first_of(ready, stop.first)
         if not ready.done():
             ready.cancel()
@@ -166,7 +166,8 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
     waiter.cancel()
 
 
-async def _become_ready(engine: AsyncLLM, state: ServerState) -> None:
+async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
+    """Wait until the engine has loaded its model, then admit requests. Raises OctavoError if it cannot."""
     ready = await engine.wait_ready()
     state.metrics.record_cache(engine.config, ready.num_blocks)
     state.phase = Phase.SERVING

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starlette.requests import Request
+
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import APIError
@@ -152,6 +154,12 @@ class ServerState:
 
 
 FROZEN_SECONDS = 5.0
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the server that handles ``request``."""
+    state: ServerState = request.app.state.server
+    return state
 
 
 def served_names(config: EngineConfig, args: ServerArgs) -> list[str]:

@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 
 from octavo.entrypoints.transport import protocol as http_protocol
-from octavo.entrypoints.transport.protocol import DIRECT_BODY, DirectBody, LimitedHttpProtocol
+from octavo.entrypoints.transport.protocol import DirectBody, LimitedHttpProtocol
+from octavo.entrypoints.transport.stream_body import DIRECT_BODY
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

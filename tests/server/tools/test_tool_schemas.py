@@ -9,8 +9,8 @@ import pytest
 from llguidance import LLMatcher
 
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.generation.tools.plan import ToolPlan, plan
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.generation.messages import Conversation
+from octavo.entrypoints.generation.tools.plan import ToolPlan, plan_tools
 from octavo.interface.structured_output import to_grammar
 
 NODE = {
@@ -25,8 +25,8 @@ def plan_for(*parameters: dict | None, **fields) -> ToolPlan:
         {"type": "function", "function": {"name": f"f{i}"} | ({} if schema is None else {"parameters": schema})}
         for i, schema in enumerate(parameters)
     ]
-    body = ChatCompletionRequest(messages=[], tools=tools, **{"tool_choice": "required", **fields})
-    made = plan(body, ServerArgs(), "")
+    conversation = Conversation([], tools, **{"tool_choice": "required", **fields})
+    made = plan_tools(conversation, ServerArgs(), "")
     assert made is not None
     return made
 
@@ -56,11 +56,11 @@ def test_data_in_a_tools_schema_is_no_schema():
 
 def test_the_standards_reading_of_tools_schemas():
     schema = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {}}}}}
-    body = ChatCompletionRequest(
-        messages=[], tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}],
-        tool_choice={"type": "function", "function": {"name": "f"}},
-    )  # fmt: skip
-    made = plan(body, ServerArgs(strict_json_schema=False), "")
+    function = {"name": "f", "parameters": schema}
+    conversation = Conversation(
+        [], [{"type": "function", "function": function}], {"type": "function", "function": {"name": "f"}}
+    )
+    made = plan_tools(conversation, ServerArgs(strict_json_schema=False), "")
     assert made is not None and schema_of(made) == schema
 
 

@@ -1,18 +1,42 @@
-"""The messages of a chat request: checked, and made into what chat templates expect. Pure."""
+"""The conversation of a chat request, and its messages checked and made into what chat templates expect. Pure."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json
 
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.openai.field_schemas import MAX_MESSAGES, ROLES
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES = 10_000
+
+
+@dataclass
+class Conversation:
+    """What a chat request gives the chat template and the tool parser, in any dialect."""
+
+    messages: list[dict[str, Any]]  # as check_messages returns them
+    tools: list[dict[str, Any]] | None = None  # as OpenAI writes them, unchecked
+    tool_choice: Any = None  # likewise
+    parallel_tool_calls: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the template opens a new message for the answer; by default unless the last one is continued."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises APIError naming the message. Text parts become one text; arguments of tool calls become objects."""
+    """Messages with text parts joined and arguments of tool calls as objects. Raises APIError naming the message."""
     if not messages:
         raise bad_request("messages must not be empty: send at least one", "messages")
     if len(messages) > MAX_MESSAGES:

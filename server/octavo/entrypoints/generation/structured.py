@@ -1,4 +1,4 @@
-"""The constraints that a request puts on the form of its answer, under all the names they have."""
+"""Constraints on the form of generated text, and grammars that combine them with reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -6,19 +6,11 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.reasoning import BEGIN, END
-from octavo.entrypoints.openai.field_schemas import WITHOUT_EFFECT
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
-
-if TYPE_CHECKING:
-    from octavo.entrypoints.openai.protocol import GenerationRequest
-
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
-_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names
-_GUIDED |= {"json_schema": "json", "regex": "regex"}  # llama.cpp's and SGLang's
 
 
 @dataclass
@@ -28,6 +20,7 @@ class Constraint:
     params: StructuredOutputsParams
     field: str
     lenient: bool = False  # keywords that no grammar can hold are ignored, instead of refused
+    allows_calls: bool = False  # calls of tools may stand in its place
 
     def grammar(self, strict: bool) -> str:
         """``strict``: as for `to_grammar`. Raises APIError naming the client's field."""
@@ -52,86 +45,12 @@ def _named(error: ValueError, field: str) -> Exception:
     return bad_request(f"{field} {rest}", field) if subject.startswith("structured_outputs") else error
 
 
-def constraint_of(body: GenerationRequest) -> Constraint | None:
-    """The one constraint of a request. Raises APIError naming the field."""
-    found = [
-        constraint
-        for constraint in (_response_format(body), _structured_outputs(body), *_guided(body))
-        if constraint is not None
-    ]
-    if len(found) > 1:
-        fields = ", ".join(constraint.field for constraint in found)
-        raise bad_request(f"{found[1].field} must be the only constraint, got {fields}: keep one", found[1].field)
-    return found[0] if found else None
-
-
-def _make(field: str, **kind: Any) -> Constraint:
+def make_constraint(field: str, **kind: Any) -> Constraint:
+    """A constraint of one kind of StructuredOutputsParams. Raises APIError naming ``field``."""
     try:
         return Constraint(StructuredOutputsParams(**kind), field)
     except ValueError as error:
         raise _named(error, field) from None
-
-
-def _response_format(body: GenerationRequest) -> Constraint | None:
-    value = body.response_format
-    if value is None:
-        return None
-    match value.get("type"):
-        case "text":
-            return None
-        case "json_object" if value.get("schema") is not None:  # llama.cpp's way of json_schema
-            return _json_schema({"schema": value["schema"]}, "response_format")
-        case "json_object":
-            return _make("response_format", json_object=True)
-        case "json_schema":
-            return _json_schema(value.get("json_schema"))
-    raise bad_request(
-        f'response_format.type must be "text", "json_object" or "json_schema", got {shown(value.get("type"))}',
-        "response_format.type",
-    )
-
-
-def _json_schema(value: Any, field: str = "response_format.json_schema") -> Constraint:
-    if not isinstance(value, dict):
-        raise bad_request(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
-    schema, strict = value.get("schema"), value.get("strict")
-    if not isinstance(schema, dict | bool):
-        raise bad_request(f"{field}.schema must be a JSON schema, got {shown(schema)}", f"{field}.schema")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad_request(f"{field}.strict must be true or false, got {shown(strict)}", f"{field}.strict")
-    constraint = _make(f"{field}.schema", json=json.dumps(schema))
-    constraint.lenient = not strict
-    return constraint
-
-
-def _structured_outputs(body: GenerationRequest) -> Constraint | None:
-    value = body.structured_outputs
-    if value is None:
-        return None
-    for name, setting in value.items():
-        if name not in _KINDS and name not in WITHOUT_EFFECT and setting is not None and setting is not False:
-            raise bad_request(
-                f"structured_outputs.{shown(name)} is not supported: use one of {', '.join(_KINDS)}",
-                "structured_outputs",
-            )
-    given = {kind: value[kind] for kind in _KINDS if value.get(kind) not in (None, False)}
-    field = f"structured_outputs.{next(iter(given))}" if len(given) == 1 else "structured_outputs"
-    return _checked(field, given)
-
-
-def _guided(body: GenerationRequest) -> list[Constraint]:
-    return [
-        _checked(field, {kind: value}) for field, kind in _GUIDED.items() if (value := getattr(body, field)) is not None
-    ]
-
-
-def _checked(field: str, given: dict[str, Any]) -> Constraint:
-    types = {"json": str | dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}
-    for kind, value in given.items():
-        if not isinstance(value, types[kind]):
-            what = {"json": "a JSON schema", "json_object": "true or false", "choice": "a list of texts"}
-            raise bad_request(f"{field} must be {what.get(kind, 'a text')}, got {shown(value)}", field)
-    return _make(field, **given)
 
 
 def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:

@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation import run as serving
+from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
 from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
-from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.http_answers import JSON, read_body, unless_disconnected
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.request_body import read_body
+from octavo.entrypoints.transport.responses import JSON, unless_disconnected
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 
@@ -45,13 +46,15 @@ class EmbeddingRequest(RequestBody):
     priority: Priority | None = None
 
     def inputs(self) -> list[str | list[int]]:
+        """The texts, each a string or token ids. Raises APIError."""
+        inputs: list[str | list[int]] = self.input
         if isinstance(self.input, str) or isinstance(self.input[0], int):
-            return [self.input]
-        if len(self.input) > MAX_INPUTS:
+            inputs = [self.input]
+        if len(inputs) > MAX_INPUTS:
             raise bad_request(
-                f"input takes at most {MAX_INPUTS} texts a request, got {len(self.input)}; send more requests", "input"
+                f"input takes at most {MAX_INPUTS} texts a request, got {len(inputs)}; send more requests", "input"
             )
-        return self.input
+        return inputs
 
 
 class Embedding(Struct):
@@ -73,9 +76,9 @@ class EmbeddingList(Struct):
 
 
 async def create_embeddings(request: Request) -> Response:
-    state = serving.state_of(request)
+    state = state_of(request)
     state.check_serving()
-    body = await read_body(request, EmbeddingRequest, state.max_body_bytes)
+    body = await read_body(request, EmbeddingRequest, state)
     body.check()
     state.check_model(body.model)
     size = state.engine.config.model.hidden_size
@@ -95,6 +98,10 @@ async def create_embeddings(request: Request) -> Response:
 
 def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | list[int]]) -> list[EngineCoreRequest]:
     """Requests for the core. Raises APIError that names the text it is about."""
+    options = PromptOptions(
+        body.priority or 0, None, body.add_special_tokens is not False, body.truncate_prompt_tokens,
+        body.truncation_side or "left",
+    )  # fmt: skip
     requests = []
     for i, text in enumerate(texts):
         try:
@@ -102,10 +109,7 @@ def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | l
                 uuid.uuid4().hex,
                 text,
                 SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY),
-                priority=body.priority or 0,
-                add_special_tokens=body.add_special_tokens is not False,
-                truncate_prompt_tokens=body.truncate_prompt_tokens,
-                truncation_side=body.truncation_side or "left",
+                **vars(options),
             )
         except ValueError as error:
             subject, _, rest = str(error).partition(" ")
@@ -124,14 +128,14 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
     step = state.engine.config.scheduler.max_num_seqs
     for start in range(0, len(requests), step):
         wave = requests[start : start + step]
-        with serving.Running(state, wave, [None] * len(wave), admit=start == 0) as run:
-            await run.start()
-            for output in await run.final_outputs():
+        with Generation(state, wave, [None] * len(wave), admit=start == 0) as generation:
+            await generation.start()
+            for output in await generation.final_outputs():
                 if output.embedding is None:
                     raise APIError(500, "The engine gave no vector", code="engine_error")
                 vectors.append(output.embedding)
     encode = _base64 if body.encoding_format == "base64" else list
-    data = await serving.encoded(
+    data = await encode_choices(
         state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
     )
     tokens = sum(len(request.prompt_token_ids) for request in requests)

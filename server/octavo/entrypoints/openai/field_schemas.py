@@ -1,10 +1,15 @@
-"""What /openapi.json says of the fields that are checked by hand, because pydantic's findings on unions of objects are
-unreadable: in chat_messages.py, tools.py and structured.py. A test (test_fields.py) holds both to each other."""
+"""JSON schemas of the fields that are checked by hand, since pydantic's errors for unions of objects are unreadable.
+
+The checks are in generation/messages.py, generation/tools/plan.py and response_format.py; a test (test_fields.py)
+compares both.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from octavo.entrypoints.generation.messages import MAX_MESSAGES, ROLES
+from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.text.chat_template import RESERVED
 
 Schema = dict[str, Any]
@@ -14,9 +19,6 @@ _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 _OBJECT: Schema = {"type": "object"}
 
 # messages
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-MAX_MESSAGES = 10_000
 
 _PART: Schema = {
     "anyOf": [
@@ -86,8 +88,6 @@ TEMPLATE_VARIABLES: Schema = {
 
 # tools
 
-MAX_TOOLS = 1_024
-MAX_TOOL_NAME = 256
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME}
 TOOL: Schema = {
     "type": "object",
@@ -189,4 +189,5 @@ STRUCTURED_OUTPUTS: Schema = {
 
 
 def or_null(kind: str) -> Schema:
+    """The schema of a constraint of this kind, or null."""
     return {"anyOf": [KINDS[kind], {"type": "null"}]}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.entrypoints.openai.protocol import GenerationRequest
 from octavo.entrypoints.openai.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from octavo.entrypoints.state import ServerState
 from octavo.interface.outputs import Logprob, PositionLogprobs
 from octavo.text.detokenizer import Vocabulary
 
@@ -13,13 +15,16 @@ _LOWEST = -9999.0  # JSON has no -Infinity
 
 
 class LogprobsFormatter:
-    """``as_ids`` spells tokens as "token_id:123", so that each is told from each."""
+    """Formats log-probabilities as a request asks; return_tokens_as_token_ids spells tokens "token_id:123"."""
 
-    def __init__(self, vocabulary: Vocabulary | None, as_ids: bool) -> None:
-        self._vocabulary = vocabulary
-        self._as_ids = as_ids or vocabulary is None
+    def __init__(self, state: ServerState, body: GenerationRequest) -> None:
+        self._vocabulary: Vocabulary | None = state.engine.output_processor.vocabulary
+        asked = body.return_tokens_as_token_ids
+        as_ids = state.args.return_tokens_as_token_ids if asked is None else asked
+        self._as_ids = as_ids or self._vocabulary is None
 
     def token(self, token_id: int) -> str:
+        """The token as a client is shown it."""
         if self._as_ids or self._vocabulary is None:
             return f"token_id:{token_id}"
         return self._vocabulary.token_text(token_id)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.generation.run import state_of
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
-from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.http_answers import JSON
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.responses import JSON
 from octavo.interface.sampling_params import recommended_sampling
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.messages import Conversation
+from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.foreign_fields import CHAT, COMPLETION, HARMLESS, ForeignFields
 from octavo.entrypoints.state import REQUEST_ID
@@ -151,7 +153,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference = handler(core_schema)
+        reference: dict[str, Any] = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
         schema["patternProperties"] = cls.FOREIGN.schema()
         for name, (other, value) in cls.NEEDS.items():
@@ -181,7 +183,6 @@ class GenerationRequest(RequestBody):
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
         "stream_options": ("stream", True), "truncation_side": ("truncate_prompt_tokens", None),
     }  # fmt: skip
-    LOGPROBS: ClassVar[str] = "logprobs"  # the field with the number of alternatives
 
     model: str | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -241,6 +242,14 @@ class GenerationRequest(RequestBody):
             fields["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         return fields
 
+    def prompt_options(self, add_special_tokens: bool) -> PromptOptions:
+        """How the prompt is tokenised and queued; ``add_special_tokens`` is the route's default."""
+        given = self.add_special_tokens
+        return PromptOptions(
+            self.priority or 0, self.cache_salt, add_special_tokens if given is None else given,
+            self.truncate_prompt_tokens, self.truncation_side or "left",
+        )  # fmt: skip
+
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
@@ -274,7 +283,6 @@ class ChatCompletionRequest(GenerationRequest):
 
     FOREIGN: ClassVar[ForeignFields] = CHAT
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {"top_logprobs": ("logprobs", True)}
-    LOGPROBS: ClassVar[str] = "top_logprobs"
 
     messages: MessagesField
     max_tokens: Count | None = None
@@ -292,3 +300,10 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+
+    def conversation(self, messages: list[dict[str, Any]]) -> Conversation:
+        """The fields that the chat template and the tool parser read; ``messages`` are the checked ones."""
+        return Conversation(
+            messages, self.tools, self.tool_choice, self.parallel_tool_calls, self.documents, self.reasoning_effort,
+            self.chat_template, self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message,
+        )  # fmt: skip

@@ -10,23 +10,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.messages import check_messages
-from octavo.entrypoints.generation.run import state_of
-from octavo.entrypoints.openai import chat
+from octavo.entrypoints.generation.chat import interpret
+from octavo.entrypoints.generation.messages import Conversation, check_messages
+from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.foreign_fields import DETOKENIZE, TOKENIZE, ForeignFields
 from octavo.entrypoints.openai.protocol import (
-    ChatCompletionRequest,
     MessagesField,
     ReasoningEffort,
     RequestBody,
     TemplateVariables,
     TokenIds,
 )
-from octavo.entrypoints.transport.http_answers import JSON, read_body
+from octavo.entrypoints.state import state_of
+from octavo.entrypoints.transport.request_body import read_body
+from octavo.entrypoints.transport.responses import JSON
 
-# What means something to a conversation only.
-_OF_CHATS = (
+_CHAT_FIELDS = (
     "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents",
     "reasoning_effort", "tools", "tool_choice",
 )  # fmt: skip
@@ -42,7 +42,7 @@ class TokenizeRequest(RequestBody):
             "oneOf": [
                 {
                     "required": ["prompt"],
-                    "properties": {"prompt": {"type": "string"}, **{name: {"type": "null"} for name in _OF_CHATS}},
+                    "properties": {"prompt": {"type": "string"}, **{name: {"type": "null"} for name in _CHAT_FIELDS}},
                 },
                 {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
             ]
@@ -84,22 +84,22 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
-    body = await read_body(request, TokenizeRequest, state.max_body_bytes)
+    body = await read_body(request, TokenizeRequest, state)
     body.check()
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt or messages must be given, and not both", "prompt")
-    for name in _OF_CHATS if body.messages is None else ():
+    for name in _CHAT_FIELDS if body.messages is None else ():
         if getattr(body, name) is not None:
             raise bad_request(f"{name} needs messages; send those instead of a prompt, or drop it", name)
     processor = state.engine.input_processor
     if body.messages is not None:
-        options = body.model_dump(include={*_OF_CHATS, "add_special_tokens"}, exclude_none=True)
         messages = await state.engine.run_in_thread(check_messages, body.messages)
-        chat_body = ChatCompletionRequest(messages=body.messages, **options)
-        ids, _, _ = await state.engine.run_in_thread(chat.interpret, state, chat_body, messages)
+        conversation = Conversation(messages, **{name: getattr(body, name) for name in _CHAT_FIELDS})
+        options = PromptOptions(add_special_tokens=bool(body.add_special_tokens))
+        ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
     else:
-        special = True if body.add_special_tokens is None else body.add_special_tokens
+        special = body.add_special_tokens is not False
         ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
     tokenizer = state.engine.tokenizer
     strings = None
@@ -110,7 +110,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     state = state_of(request)
-    body = await read_body(request, DetokenizeRequest, state.max_body_bytes)
+    body = await read_body(request, DetokenizeRequest, state)
     body.check()
     state.check_model(body.model)
     tokenizer = state.engine.tokenizer

@@ -103,4 +103,5 @@ class Gate:
 
 def _path(scope: Scope) -> str:
     """The path below --root-path."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

@@ -13,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.transport.stream_body import DIRECT_BODY
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
 HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers
@@ -23,9 +24,6 @@ FIRST_PROBE_SECONDS = 0.5  # before the first probe whether a client that sends 
 PROBE_SECONDS = 2.0  # and between two of them
 ECHO_SECONDS = 0.25  # in which a probe of a closed connection comes back
 LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
-
-
-DIRECT_BODY = "direct_body"  # the DirectBody of a request, in its scope's state
 
 
 class _HeadTooLarge(Exception):
@@ -41,16 +39,24 @@ class DirectBody:
 
     @property
     def is_writable(self) -> bool:
+        """Whether the client is connected and has room."""
         return not (self._connection.flow.write_paused or self._cycle.disconnected)
 
-    def when_writable(self, callback: Callable[[], None] | None) -> None:
-        """To be called when a client that was behind has caught up."""
+    def when_writable(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called when a client that was behind has caught up."""
         self._connection.on_writable = callback
 
     def write(self, data: bytes) -> None:
-        """A piece of an answer of no known length whose head has been sent."""
+        """Send a chunk."""
         self.num_bytes += len(data)
         self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def drain(self) -> None:
+        """Nothing waits here: the transport keeps the order."""
+
+    def close(self) -> None:
+        """Call nobody back any more."""
+        self._connection.on_writable = None
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):

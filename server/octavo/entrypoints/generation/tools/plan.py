@@ -1,4 +1,4 @@
-"""The tools of a chat request: checked, and how their calls are asked for and found."""
+"""The tools of a chat request: checked, and how the model is made to call them and its calls are parsed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.grammars import any_call, calls_of, constraint_of, parameters_of
 from octavo.entrypoints.generation.tools.parsers import (
@@ -21,10 +22,10 @@ from octavo.entrypoints.generation.tools.parsers import (
 )
 from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
 from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools
-from octavo.entrypoints.openai.field_schemas import MAX_TOOL_NAME, MAX_TOOLS
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.interface.json_schema import closed, sets_engine_options
 
+MAX_TOOLS = 1_024
+MAX_TOOL_NAME = 256  # characters
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
@@ -50,21 +51,24 @@ class ToolPlan:
         return made if self.short_ids else "call_" + made
 
 
-def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPlan | None:
-    """None when the answer is to have no calls. Raises APIError naming the field."""
-    functions = [_function(tool, f"tools.{i}") for i, tool in enumerate(_bounded(body.tools or []))]
+def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> ToolPlan | None:
+    """None if the answer is to have no calls. Raises APIError naming the field."""
+    tools = conversation.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")
+    functions = [_function(tool, f"tools.{i}") for i, tool in enumerate(tools)]
     names = tuple(function["name"] for function in functions)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise bad_request(f"tools must have different names, got {shown(twice)} twice", "tools")
-    choice = body.tool_choice
+    choice = conversation.tool_choice
     if choice is None:
         choice = "auto" if names else "none"
     if choice == "none" or (choice == "auto" and not names):
         return None
     if not names:
         raise bad_request("tool_choice needs tools: send them, or drop it", "tool_choice")
-    max_calls = 1 if body.parallel_tool_calls is False else None
+    max_calls = 1 if conversation.parallel_tool_calls is False else None
     known = args.tool_call_parser or (detect(template) if knows_tools(template) else "hermes")
     short_ids = known is not None and TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
@@ -96,21 +100,23 @@ def plan(body: ChatCompletionRequest, args: ServerArgs, template: str) -> ToolPl
     return ToolPlan(NamedCallParser, (name,), 1, short_ids, constraint)
 
 
-def combined(asked: Constraint | None, plan: ToolPlan, token_id: Callable[[str], int | None]) -> Constraint | None:
-    """What an answer with tools must be like. Raises APIError when the request wants two things at once."""
+def combine_constraints(
+    asked: Constraint | None, plan: ToolPlan, token_id: Callable[[str], int | None]
+) -> Constraint | None:
+    """The constraint of an answer with tools. Raises APIError if the client's and that of tool_choice conflict."""
     if asked is not None and plan.constraint is not None:
         raise bad_request(
             f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
         )
-    if asked is not None and asked.field.startswith("response_format"):
+    if asked is not None and asked.allows_calls:
         plan.or_calls = calls_of(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
-    return asked or plan.constraint  # a grammar of the client's own may spell calls out
+    return asked or plan.constraint
 
 
-def narrow(body: ChatCompletionRequest) -> None:
-    """Of `tool_choice` "allowed_tools" make the tools and the choice that it stands for: the model is told of the
-    allowed ones alone. Raises APIError."""
-    choice = body.tool_choice
+def apply_allowed_tools(conversation: Conversation) -> None:
+    """Replace a `tool_choice` of type "allowed_tools" by its mode, and the tools by the allowed ones: the model is told
+    of those alone. Raises APIError."""
+    choice = conversation.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return
     allowed = choice.get("allowed_tools", choice)  # the Responses API has no inner object
@@ -120,25 +126,19 @@ def narrow(body: ChatCompletionRequest) -> None:
         raise bad_request(f'{where}.mode must be "auto" or "required", got {shown(mode)}', f"{where}.mode")
     if not isinstance(listed, list) or not listed:
         raise bad_request(f"{where}.tools must be a list of at least one tool, got {shown(listed)}", f"{where}.tools")
-    names = {_name_in(tool) for tool in listed}
-    known = {_name_in(tool) for tool in body.tools or []}
+    names = {_tool_name(tool) for tool in listed}
+    known = {_tool_name(tool) for tool in conversation.tools or []}
     for name in names - known:
         raise bad_request(f"{where}.tools names {shown(name)}, which is none of the tools", f"{where}.tools")
-    body.tools = [tool for tool in body.tools or [] if _name_in(tool) in names]
-    body.tool_choice = mode
+    conversation.tools = [tool for tool in conversation.tools or [] if _tool_name(tool) in names]
+    conversation.tool_choice = mode
 
 
-def _name_in(tool: Any) -> str | None:
+def _tool_name(tool: Any) -> str | None:
     """The name in a tool, or in a reference to one."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
-
-
-def _bounded(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if len(tools) > MAX_TOOLS:
-        raise bad_request(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")
-    return tools
 
 
 def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template does not know them: told in the system message, in Hermes' form. Pure."""
+"""Tools for models whose chat template does not know them: described in the system message, in Hermes' format. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-_LESSON = """You can call functions. These are described inside <tools></tools>, one JSON object a line:
+_INSTRUCTIONS = """You can call functions. These are described inside <tools></tools>, one JSON object a line:
 <tools>
 {tools}
 </tools>
@@ -18,20 +18,21 @@ You are given the results inside <tool_response></tool_response>."""
 
 
 def knows_tools(template: str) -> bool:
+    """Whether a chat template describes tools itself."""
     return "tools" in template
 
 
-def teach(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with the tools explained, and earlier calls and results as text."""
+def inject_tool_prompt(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the tools described in the system message, and earlier calls and results as text."""
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    lesson = _LESSON.format(tools=lines)
-    told = [_told(message) for message in messages]
-    if told and told[0]["role"] in ("system", "developer"):
-        return [{**told[0], "content": f"{told[0]['content']}\n\n{lesson}"}, *told[1:]]
-    return [{"role": "system", "content": lesson}, *told]
+    instructions = _INSTRUCTIONS.format(tools=lines)
+    rendered = [_as_text(message) for message in messages]
+    if rendered and rendered[0]["role"] in ("system", "developer"):
+        return [{**rendered[0], "content": f"{rendered[0]['content']}\n\n{instructions}"}, *rendered[1:]]
+    return [{"role": "system", "content": instructions}, *rendered]
 
 
-def _told(message: dict[str, Any]) -> dict[str, Any]:
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] in ("tool", "function"):
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [

@@ -150,7 +150,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _key(node: ast.expr) -> str | int | float | bool | None:
-    key = _literal(node)
+    key: str | int | float | bool | list[Any] | dict[Any, Any] | None = _literal(node)
     if isinstance(key, list | dict):
         raise NotACall
     return key

@@ -1,0 +1,86 @@
+"""Generated text split into reasoning, content and tool calls, whole or piece by piece. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.entrypoints.generation.reasoning import ReasoningParser
+from octavo.entrypoints.generation.tools.parsers import Piece
+from octavo.entrypoints.generation.tools.plan import ToolPlan
+from octavo.interface.outputs import CompletionOutput
+
+
+@dataclass
+class CallDelta:
+    """New text of the ``index``-th tool call: id and name come with its first piece."""
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass
+class AnswerDelta:
+    """What new text adds to an answer."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class AnswerParser:
+    """Splits the text of one answer as it comes."""
+
+    def __init__(self, reasoning: ReasoningParser | None, plan: ToolPlan | None, show_reasoning: bool = True) -> None:
+        self._reasoning = reasoning
+        self._show_reasoning = show_reasoning
+        self._plan = plan
+        self._tools = plan.new_parser() if plan is not None else None
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """OpenAI's finish reason, where ``reason`` is the engine's."""
+        is_call = self._tools is not None and self._tools.num_calls > 0 and not self._tools.ends_inside_call
+        return "tool_calls" if reason == "stop" and is_call else reason
+
+    def feed(self, completion: CompletionOutput) -> AnswerDelta:
+        """What the new text of ``completion`` adds."""
+        text, finished = completion.text, completion.finished
+        delta = AnswerDelta()
+        if self._reasoning is not None:
+            delta.reasoning, text = self._reasoning.feed(text)
+            if finished:
+                thoughts, rest = self._reasoning.finish()
+                delta.reasoning, text = delta.reasoning + thoughts, text + rest
+            if not self._show_reasoning:
+                delta.reasoning = ""
+        if self._tools is None:
+            delta.content = text
+            return delta
+        pieces = self._tools.feed(text) if text else []
+        if finished:
+            stopped = isinstance(completion.stop_reason, str)  # by a stop string of the client
+            pieces += self._tools.finish(cut=completion.finish_reason == "length" or stopped)
+        for piece in pieces:
+            self._add(delta, piece)
+        return delta
+
+    def _add(self, delta: AnswerDelta, piece: Piece) -> None:
+        assert self._plan is not None
+        if isinstance(piece, str):
+            delta.content += piece
+        elif self._plan.max_calls is None or piece.index < self._plan.max_calls:
+            call_id = None if piece.name is None else self._plan.new_id()
+            delta.calls.append(CallDelta(piece.index, piece.arguments, call_id, piece.name))
+
+    def parse(self, completion: CompletionOutput) -> AnswerDelta:
+        """The whole answer at once: one delta a call."""
+        answer = self.feed(completion)
+        calls: list[CallDelta] = []
+        for call in answer.calls:
+            if call.id is not None:
+                calls.append(call)
+            else:
+                calls[-1].arguments += call.arguments
+        answer.calls = calls
+        return answer

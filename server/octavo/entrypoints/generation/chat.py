@@ -1,0 +1,148 @@
+"""From a conversation to a request for the engine: the chat template, tools, reasoning and constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation.answer import AnswerParser
+from octavo.entrypoints.generation.messages import Conversation, check_messages, for_template
+from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside
+from octavo.entrypoints.generation.run import PromptOptions, prepare_request
+from octavo.entrypoints.generation.structured import Constraint, after_thoughts, or_calls
+from octavo.entrypoints.generation.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
+from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt, knows_tools
+from octavo.entrypoints.state import ServerState
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.sampling_params import SamplingParams
+from octavo.text.chat_template import check_variables
+
+_TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
+_MANY_MESSAGES = 500  # from which checking them is worth a thread
+_LONG_CHAT = 20_000  # characters from which rendering and tokenising is worth a thread
+
+
+@dataclass
+class ChatRequest:
+    """A conversation that is ready for the engine, and how its answers are parsed."""
+
+    request: EngineCoreRequest
+    plan: ToolPlan | None
+    inside_thoughts: bool  # the prompt ends inside the model's reasoning
+
+    def new_parser(self, state: ServerState, show_reasoning: bool = True) -> AnswerParser:
+        """A parser of one answer."""
+        reasoning = ReasoningParser(self.inside_thoughts) if state.args.reasoning_parser else None
+        return AnswerParser(reasoning, self.plan, show_reasoning)
+
+
+async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`check_messages`, in a thread for many of them."""
+    if len(messages) < _MANY_MESSAGES:
+        return check_messages(messages)
+    checked: list[dict[str, Any]] = await state.engine.run_in_thread(check_messages, messages)
+    return checked
+
+
+async def prepare_chat(
+    state: ServerState,
+    conversation: Conversation,
+    params: SamplingParams,
+    options: PromptOptions,
+    asked: int | None,
+    asked_field: str,
+    find_constraint: Callable[[], Constraint | None],
+    keep_special_tokens: bool,
+) -> ChatRequest:
+    """The request, with a prompt from the chat template. Raises ValueError, APIError naming the field.
+
+    ``asked`` and ``asked_field`` are as for `prepare_request`. ``find_constraint`` gives the client's constraint.
+    ``keep_special_tokens``: the output may hold special tokens, if the tool format needs them.
+    """
+    size = sum(len(message["content"]) for message in conversation.messages)
+    ids, plan, constraint = (
+        await state.engine.run_in_thread(interpret, state, conversation, options, find_constraint)
+        if size > _LONG_CHAT or conversation.tools
+        else interpret(state, conversation, options, find_constraint)
+    )
+    if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
+        params.skip_special_tokens = False
+    request = await prepare_request(state, ids, params, options, asked, asked_field, constraint)
+    inside = _ends_inside_thoughts(state, ids)
+    if request.grammar is not None and state.engine.tokenizer is not None:
+        token_id = state.engine.tokenizer.backend.token_to_id
+        if plan is not None and plan.or_calls is not None:
+            request.grammar = or_calls(request.grammar, plan.or_calls, token_id)
+        if state.args.reasoning_parser is not None:
+            request.grammar = after_thoughts(request.grammar, inside, token_id)
+    return ChatRequest(request, plan, inside)
+
+
+def interpret(
+    state: ServerState,
+    conversation: Conversation,
+    options: PromptOptions,
+    find_constraint: Callable[[], Constraint | None],
+) -> tuple[list[int], ToolPlan | None, Constraint | None]:
+    """The prompt's token ids, how tools are called, and the constraint on the answer. Raises ValueError, APIError."""
+    constraint = find_constraint()
+    apply_allowed_tools(conversation)
+    plan = None
+    if conversation.tools or conversation.tool_choice:
+        plan = plan_tools(conversation, state.args, _template(state, conversation))
+    if plan is not None:
+        assert state.engine.tokenizer is not None
+        constraint = combine_constraints(constraint, plan, state.engine.tokenizer.backend.token_to_id)
+    return _render(state, conversation, options), plan, constraint
+
+
+def _ends_inside_thoughts(state: ServerState, ids: list[int]) -> bool:
+    name, tokenizer = state.args.reasoning_parser, state.engine.tokenizer
+    if name is None or tokenizer is None:
+        return False
+    return begins_inside(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
+
+
+def _render(state: ServerState, conversation: Conversation, options: PromptOptions) -> list[int]:
+    """The conversation as token ids. Raises ValueError."""
+    template, messages = _template(state, conversation), conversation.messages
+    given = conversation.chat_template_kwargs or {}
+    check_variables(given, "chat_template_kwargs")
+    variables = {**state.args.default_chat_template_kwargs, **given}
+    if conversation.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", conversation.reasoning_effort)
+    tokenizer = state.engine.tokenizer
+    assert tokenizer is not None
+    no_calls = conversation.tool_choice == "none"
+    tools = None if no_calls and state.args.exclude_tools_when_tool_choice_none else conversation.tools
+    if tools and not no_calls and not knows_tools(template):
+        messages = inject_tool_prompt(messages, tools)
+    text = tokenizer.apply_chat_template(
+        for_template(messages, template),
+        tools=tools,
+        documents=conversation.documents,
+        add_generation_prompt=conversation.opens_answer,
+        continue_final_message=bool(conversation.continue_final_message),
+        chat_template=template,
+        **variables,
+    )
+    return state.engine.input_processor.tokenize(
+        text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt
+    )
+
+
+def _template(state: ServerState, conversation: Conversation) -> str:
+    """The chat template of a request. Raises ValueError."""
+    tokenizer = state.engine.tokenizer
+    if tokenizer is None:
+        raise bad_request(
+            "messages need a tokenizer, but the engine runs without one (--skip-tokenizer-init)", "messages"
+        )
+    if conversation.chat_template is not None and not state.args.trust_request_chat_template:
+        raise bad_request(
+            "chat_template in requests needs the server's --trust-request-chat-template; drop it", "chat_template"
+        )
+    template = conversation.chat_template or state.chat_template
+    return tokenizer.get_chat_template(template, tools=bool(conversation.tools))

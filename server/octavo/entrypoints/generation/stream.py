@@ -1,0 +1,119 @@
+"""Streamed responses: the outputs of a generation, written as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.generation.run import Generation
+from octavo.entrypoints.transport.responses import disconnected, to_api_error
+from octavo.entrypoints.transport.stream_body import StreamBody, stream_body
+from octavo.interface.outputs import RequestOutput
+
+
+class Events(Protocol):
+    """How a dialect writes a stream."""
+
+    def write(self, item: tuple[int, RequestOutput]) -> bytes:
+        """The events of one output; empty if there is nothing to send yet."""
+
+    def end(self) -> bytes:
+        """The last events of a complete stream."""
+
+    def error(self, error: APIError) -> bytes:
+        """The last events of a stream that failed after its first event."""
+
+
+class EventStream(Response):
+    """Server-sent events: what ``events`` makes of the outputs of ``generation``.
+
+    The head is sent together with the first event. Until then nothing has been promised: an error is a response with a
+    status of its own, and a proxy may send the request to another replica. Later on an error is the last event.
+
+    Each step's outputs are written at once, in the step's own turn of the event loop. A client that does not keep up
+    gets them in larger pieces. If it disconnects, the generation is aborted.
+    """
+
+    def __init__(self, generation: Generation, events: Events) -> None:
+        self.generation, self.events = generation, events
+        self.status_code = 200
+        self.background = None
+        self.raw_headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # asks nginx to pass chunks on as they come
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        body = stream_body(scope, send)
+        first: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
+        last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            self._listen(partial(self._begin, body, first), body)
+            await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                return
+            news = first.result()
+            if isinstance(news, Exception):
+                await to_api_error(news).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if news:
+                body.write(news)
+            self._listen(partial(self._advance, body, last), body)
+            await asyncio.wait((last, gone), return_when=asyncio.FIRST_COMPLETED)
+            if last.done():
+                await body.drain()
+                await send({"type": "http.response.body", "body": last.result(), "more_body": False})
+        finally:
+            body.close()
+            self.generation.close()
+            gone.cancel()
+            scope["state"]["streamed_bytes"] = body.num_bytes
+
+    def _listen(self, on_news: Callable[[], None], body: StreamBody) -> None:
+        """Have ``on_news`` called when there is something to write, and when the client has caught up."""
+        self.generation.stream.on_news = on_news
+        body.when_writable(on_news)
+        on_news()  # what came before anybody listened
+
+    def _begin(self, body: StreamBody, first: asyncio.Future[bytes | Exception]) -> None:
+        """``first`` becomes the first events, or the error before any. Later outputs wait in the generation."""
+        if first.done() or not body.is_writable:
+            return
+        try:
+            item = self.generation.take()
+            while item is not None:
+                if news := self.events.write(item):
+                    first.set_result(news)
+                    return
+                item = self.generation.take() if self.generation.stream.news else None
+            if self.generation.finished:
+                first.set_result(b"")
+        except Exception as error:
+            first.set_result(error)
+
+    def _advance(self, body: StreamBody, last: asyncio.Future[bytes]) -> None:
+        """Write what there is, unless the client is behind. At the end ``last`` becomes the last events."""
+        if last.done() or not body.is_writable:
+            return
+        news = b""
+        try:
+            item = self.generation.take()
+            while item is not None:
+                news += self.events.write(item)
+                item = self.generation.take() if self.generation.stream.news else None
+            if news:
+                body.write(news)
+            if self.generation.finished:
+                last.set_result(self.events.end())
+        except Exception as error:
+            last.set_result(news + self.events.error(to_api_error(error)))
