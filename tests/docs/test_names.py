@@ -1,0 +1,59 @@
+"""Flags, fields and metrics that pages speak of exist, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from generate.__main__ import FOLDER  # noqa: E402
+
+WRITTEN = [*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference")]
+PAGES = sorted(path for path in WRITTEN if path.name not in ("CHANGELOG.md", "faq.md"))  # of the past, of other servers
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+# Of other programs, and one that is an example of a wrong one.
+FOREIGN_FLAGS = {
+    "--all", "--as", "--create-namespace", "--help", "--index-url", "--max-model", "--merge", "--no-deps", "--page",
+    "--previous", "--quick", "--readme", "--recursive", "--replicas", "--set", "--strict", "--target",
+}  # fmt: skip
+
+
+def names(page: str, pattern: str) -> set[str]:
+    """What stands at the beginning of the rows of a reference page."""
+    return set(re.findall(pattern, (FOLDER / page).read_text()))
+
+
+@pages
+def test_flags_exist(page: Path) -> None:
+    known = names("serve.md", r"`(--[a-z0-9-]+)") | names("commands.md", r"`(--[a-z0-9-]+)") | FOREIGN_FLAGS
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+)", text)) - known == set()
+
+
+@pages
+def test_fields_of_the_spec_exist(page: Path) -> None:
+    known = names("llmdeployment.md", r"\| `((?:spec|status)[\w.\[\]]*)` \|")
+    maps = names("llmdeployment.md", r"\| `(spec[\w.]*)` \| map of")
+    said = set(re.findall(r"`((?:spec|status)(?:\.[A-Za-z]+)+)", page.read_text()))
+    said = {one for one in said if one.rpartition(".")[0] not in maps}
+    assert said - {one.replace("[]", "") for one in known} == set()
+
+
+@pages
+def test_metrics_exist(page: Path) -> None:
+    known = names("metrics.md", r"\| `([\w:]+)` \|")
+    said = set(re.findall(r"((?:vllm|octavo):[a-z_]+|octavo_(?:operator|llmdeployment)_[a-z_]+)", page.read_text()))
+    said = {re.sub(r"_(total|bucket|sum|count)$", "", one) for one in said if not one.endswith("_")}
+    assert said - known - {re.sub(r"_total$", "", one) for one in known} - {"octavo_operator"} == set()
+
+
+@pages
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)[#)]", page.read_text()):
+        assert (page.parent / target).exists(), target
