@@ -104,7 +104,7 @@ test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTA
 	python tests/cluster/suite.py $(ARGS)
 
 crd: setup  ## generate the CRD, the chart's copy and the operator's list of the engine's flags
-	python tests/support/engine_flags.py > operator/octavo_operator/engine_flags.py
+	python tests/support/engine_flags.py > operator/octavo_operator/render/engine_flags.py
 	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml
 	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from octavo_operator import __version__, health
 from octavo_operator.autoscaling.autoscaler import Autoscaler
-from octavo_operator.cluster import Cluster
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.credentials import CredentialsError
-from octavo_operator.lease import LeaseHolder
-from octavo_operator.watching import Watching
+from octavo_operator.kube.client import Cluster
+from octavo_operator.kube.credentials import CredentialsError
+from octavo_operator.kube.lease import LeaseHolder
+from octavo_operator.kube.watches import Watching
 
 logger = logging.getLogger("octavo.operator")
 

@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment, Unreadable
-from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.contests import Contests
 from octavo_operator.diff import digest
+from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.rejected_writes import Place, Refusals
+from octavo_operator.kube.store import Key, Observed, Store
 from octavo_operator.plan import APPLIED, Apply, Delete, Plan, Repair, standing
-from octavo_operator.refusals import Place, Refusals
 from octavo_operator.rejections import NameTaken, is_passing
 from octavo_operator.render.names import FIELD_MANAGER
 from octavo_operator.status import Event
-from octavo_operator.store import Key, Observed, Store
 
 logger = logging.getLogger("octavo.operator.apply")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import GROUP
-from octavo_operator.cluster import ApiError, Cluster
 from octavo_operator.config import OperatorConfig
-from octavo_operator.store import Key
+from octavo_operator.kube.client import ApiError, Cluster
+from octavo_operator.kube.store import Key
 
 Json = dict[str, Any]
 

@@ -12,19 +12,19 @@ from octavo_operator.api import KIND, LLMDeployment, Unreadable
 from octavo_operator.apply import Applier, NotLeading
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.claims import Claims, claimant
-from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem
 from octavo_operator.image_rollout import ImageRollout
-from octavo_operator.lease import LeaseHolder
+from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.lease import LeaseHolder
+from octavo_operator.kube.store import Key, Observed, Store
+from octavo_operator.kube.workqueue import WorkQueue
 from octavo_operator.metrics import Metrics, Snapshot
 from octavo_operator.plan import CHILD_KINDS, Plan
 from octavo_operator.pod_events import PodEvents
 from octavo_operator.reconcile import Outcome, look, look_at_unreadable, parse
 from octavo_operator.rejections import is_passing, rejection
 from octavo_operator.status import Event, events
-from octavo_operator.store import Key, Observed, Store
-from octavo_operator.workqueue import WorkQueue
 
 logger = logging.getLogger("octavo.operator")
 

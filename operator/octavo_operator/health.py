@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.watching import Watching
+from octavo_operator.kube.watches import Watching
 
 
 async def serve(

@@ -15,10 +15,10 @@ from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.claims import claimant
 from octavo_operator.config import OperatorConfig
+from octavo_operator.kube.store import Store
 from octavo_operator.plan import recorded_image, replaced_image
 from octavo_operator.render import TEMPLATE_PROBLEMS
 from octavo_operator.rollout import is_complete
-from octavo_operator.store import Store
 
 Json = dict[str, Any]
 

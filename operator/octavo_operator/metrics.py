@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from octavo_operator import __version__
 from octavo_operator.api import LLMDeployment, Unreadable
 from octavo_operator.autoscaling.decision import Decision
-from octavo_operator.store import Key
+from octavo_operator.kube.store import Key
 from octavo_operator.times import parse_time
 
 if TYPE_CHECKING:

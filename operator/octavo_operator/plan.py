@@ -12,9 +12,9 @@ from typing import Any
 
 from octavo_operator.api import GROUP, KIND, LLMDeployment, stable_json
 from octavo_operator.diff import digest, first_difference, overlay, without
-from octavo_operator.ownership import left_alone
+from octavo_operator.kube.field_ownership import left_alone
+from octavo_operator.kube.store import Observed
 from octavo_operator.render.names import ENGINE, OWNER_LABEL
-from octavo_operator.store import Observed
 
 Manifest = dict[str, Any]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.diagnosis import Events
-from octavo_operator.store import Key
+from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.store import Key
 from octavo_operator.times import parse_time
 
 logger = logging.getLogger("octavo.operator")

@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, Unreadable
+from octavo_operator.api.schema import SpecError
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem, claim_pending
 from octavo_operator.image_rollout import ImageTurn
+from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Delete,
     Plan,
@@ -26,9 +28,7 @@ from octavo_operator.plan import (
 from octavo_operator.render import BadTemplate, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.rollout import MAKE_ROOM, make_room
-from octavo_operator.schema import SpecError
 from octavo_operator.status import Observation, expected_status, unreadable_status
-from octavo_operator.store import Observed
 
 Json = dict[str, Any]
 

@@ -8,9 +8,9 @@ import time
 
 from octavo_operator.api import KIND
 from octavo_operator.claims import claimant
-from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import ConfigError, OperatorConfig
-from octavo_operator.credentials import CredentialsError
+from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.credentials import CredentialsError
 from octavo_operator.times import parse_time
 
 

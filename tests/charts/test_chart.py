@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 from clusterrig import binaries
 from support.chart_values import MATRIX
 
-from octavo_operator import crd
 from octavo_operator.config import OperatorConfig
+from octavo_operator.crd import generate as crd
 from octavo_operator.render.names import MANAGEMENT_PORT
 
 CHART = Path(__file__).parents[2] / "charts/octavo"

@@ -11,14 +11,14 @@ import pytest
 from support.llmd import parsed
 
 from octavo_operator.apply import Applier, ChangedMeanwhile, NotLeading
-from octavo_operator.cluster import ApiError
 from octavo_operator.config import OperatorConfig
 from octavo_operator.contests import AT_ONCE
 from octavo_operator.diagnosis import CLAIM_PATIENCE, claim_pending
+from octavo_operator.kube.client import ApiError
+from octavo_operator.kube.store import Observed, Store
 from octavo_operator.plan import plan, with_digest
 from octavo_operator.reconcile import look, look_at_unreadable, parse
 from octavo_operator.render import render
-from octavo_operator.store import Observed, Store
 
 CONFIG = OperatorConfig()
 

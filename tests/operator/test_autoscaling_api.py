@@ -15,10 +15,10 @@ from support.llmd import store_of
 
 from octavo_operator.autoscaling import API_SERVICE, certificate
 from octavo_operator.autoscaling.front_proxy import BadFrontProxy, FrontProxy
+from octavo_operator.autoscaling.load_reader import Reader
 from octavo_operator.autoscaling.metrics_api import BadSelector, MetricsApi, parse_selector
-from octavo_operator.autoscaling.reader import Reader
 from octavo_operator.autoscaling.registration import judge
-from octavo_operator.store import Store
+from octavo_operator.kube.store import Store
 
 # TLS, as the aggregation layer does it.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.llmd import parsed
 
 from octavo_operator.autoscaling.decision import decide, estimate, learn, noted
-from octavo_operator.autoscaling.page import Load
+from octavo_operator.autoscaling.metrics_page import Load
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import render
 

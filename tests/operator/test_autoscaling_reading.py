@@ -15,9 +15,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.llmd import parsed, store_of
 
-from octavo_operator.autoscaling.page import BadPage, Load, parse
-from octavo_operator.autoscaling.reader import DEADLINE_SECONDS, NoReading, Reader, places
-from octavo_operator.store import Store
+from octavo_operator.autoscaling.load_reader import DEADLINE_SECONDS, NoReading, Reader, places
+from octavo_operator.autoscaling.metrics_page import BadPage, Load, parse
+from octavo_operator.kube.store import Store
 
 PAGE = b"""# HELP vllm:num_requests_running Sequences
 # TYPE vllm:num_requests_running gauge

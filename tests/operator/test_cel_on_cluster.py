@@ -13,7 +13,7 @@ import pytest
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import manifest
 
-from octavo_operator import crd
+from octavo_operator.crd import generate as crd
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support.llmd import manifest
 
 from octavo_operator.api import KIND
-from octavo_operator.autoscaling.reader import Reader
+from octavo_operator.autoscaling.load_reader import Reader
 from octavo_operator.claims import Claims, claimant, scope, selects, serves
-from octavo_operator.cluster import ApiError
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.store import Observed, Store
+from octavo_operator.kube.client import ApiError
+from octavo_operator.kube.store import Observed, Store
 
 Json = dict[str, Any]
 KEY = ("default", "toy")

@@ -12,9 +12,10 @@ import pytest
 from support import engine_flags
 from support.llmd import parsed
 
-from octavo_operator import api, crd
+from octavo_operator import api
+from octavo_operator.api.schema import SpecError, from_json, to_json
+from octavo_operator.crd import generate as crd
 from octavo_operator.render.engine import arguments
-from octavo_operator.schema import SpecError, from_json, to_json
 
 ROOT = Path(__file__).parents[2]
 COPIES = [ROOT / "crds/octavo.dev_llmdeployments.yaml", ROOT / "charts/octavo/files/octavo.dev_llmdeployments.yaml"]
@@ -39,7 +40,8 @@ def test_the_copies_are_current(path: Path) -> None:
 
 def test_the_operators_list_of_the_engines_flags_is_current() -> None:
     """The operator's image has no engine in it that could be asked."""
-    assert (ROOT / "operator/octavo_operator/engine_flags.py").read_text() == engine_flags.text(), "run `make crd`"
+    generated = ROOT / "operator/octavo_operator/render/engine_flags.py"
+    assert generated.read_text() == engine_flags.text(), "run `make crd`"
 
 
 def test_it_is_small_enough_for_client_side_apply() -> None:

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from octavo_operator import credentials
 from octavo_operator.autoscaling import certificate
-from octavo_operator.cluster import ApiError, Cluster
-from octavo_operator.credentials import CredentialsError
+from octavo_operator.kube import credentials
+from octavo_operator.kube.client import ApiError, Cluster
+from octavo_operator.kube.credentials import CredentialsError
 
 Json = dict[str, Any]
 

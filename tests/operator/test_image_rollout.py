@@ -14,9 +14,9 @@ from support.llmd import manifest, parsed
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.image_rollout import ImageRollout, Member, before
+from octavo_operator.kube.store import Observed, Store
 from octavo_operator.plan import Apply
 from octavo_operator.reconcile import Outcome, look
-from octavo_operator.store import Observed, Store
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from octavo_operator.api import KIND
 from octavo_operator.autoscaling.registration import Registration
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.lease import LeaseHolder
+from octavo_operator.kube.lease import LeaseHolder
 
 Json = dict[str, Any]
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from support.llmd import parsed
 
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
-from octavo_operator.cluster import ApiError
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.diff import quantity
-from octavo_operator.freshness import Freshness
-from octavo_operator.lease import may_take
-from octavo_operator.ownership import foreign_additions, left_alone
-from octavo_operator.refusals import Refusals
+from octavo_operator.kube.client import ApiError
+from octavo_operator.kube.field_ownership import foreign_additions, left_alone
+from octavo_operator.kube.lease import may_take
+from octavo_operator.kube.rejected_writes import Refusals
+from octavo_operator.kube.store import Observed, Store
+from octavo_operator.kube.watch_health import Freshness
+from octavo_operator.kube.workqueue import WorkQueue
 from octavo_operator.rejections import NameTaken, is_passing, rejection
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
-from octavo_operator.store import Observed, Store
-from octavo_operator.workqueue import WorkQueue
 
 # Work queue.
 

@@ -20,6 +20,7 @@ from octavo_operator import __version__
 from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import digest, first_difference, overlay, quantity
+from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Apply,
     Repair,
@@ -32,7 +33,6 @@ from octavo_operator.plan import (
 )
 from octavo_operator.reconcile import look
 from octavo_operator.render import BadPodPatch, BadTemplate, expected_template, render
-from octavo_operator.store import Observed
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
 APIS = frozenset({"PodMonitor", "ServiceMonitor"})

@@ -20,8 +20,8 @@ from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
 from support.openapi_schemas import file_name, write_schemas
 
-from octavo_operator import crd as kind
 from octavo_operator.config import OperatorConfig
+from octavo_operator.crd import generate as kind
 from octavo_operator.render import render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

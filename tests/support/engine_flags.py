@@ -1,6 +1,6 @@
 """The flags of `octavo serve`, read off its parser, for the operator, whose image has no engine in it.
 
-`python tests/support/engine_flags.py > operator/octavo_operator/engine_flags.py` (a part of `make crd`)
+`python tests/support/engine_flags.py > operator/octavo_operator/render/engine_flags.py` (a part of `make crd`)
 """
 
 from __future__ import annotations

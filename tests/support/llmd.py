@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 from octavo_operator import api
-from octavo_operator.store import Observed, Store
+from octavo_operator.kube.store import Observed, Store
 
 Json = dict[str, Any]
 # On every LLMDeployment that tests make: the operator under test serves these alone, whatever else the cluster holds.

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from octavo_operator import kubernetes_schemas as k8s
-from octavo_operator.schema import Rule, spec_field
+from octavo_operator.api import kubernetes_schemas as k8s
+from octavo_operator.api.schema import Rule, spec_field
 
 
 @dataclass(frozen=True, kw_only=True)

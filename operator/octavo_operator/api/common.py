@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.schema import spec_field
+from octavo_operator.api.schema import spec_field
 
 GROUP = "octavo.dev"
 VERSION = "v1alpha1"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api.common import API_VERSION, KIND
+from octavo_operator.api.schema import SpecError, from_json
 from octavo_operator.api.spec import LLMDeploymentSpec
-from octavo_operator.schema import SpecError, from_json
 
 
 @dataclass(frozen=True)

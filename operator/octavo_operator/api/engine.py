@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octavo_operator import kubernetes_schemas as k8s
+from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import BY_NAME, SECRET_NAME
-from octavo_operator.schema import Rule, spec_field
+from octavo_operator.api.schema import Rule, spec_field
 
 PINNED, FOLLOW = "Pinned", "Follow"  # image policies
 

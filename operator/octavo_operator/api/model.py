@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo_operator.api.common import SECRET_NAME, SET, Amount, ConfigMapKey, SecretKey
-from octavo_operator.schema import BYTES, Rule, spec_field
+from octavo_operator.api.schema import BYTES, Rule, spec_field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo_operator.api.common import MAP
-from octavo_operator.schema import Rule, spec_field
+from octavo_operator.api.schema import Rule, spec_field
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from octavo_operator.schema import Rule, spec_field
+from octavo_operator.api.schema import Rule, spec_field
 
 _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
 # Judged by the API server as a part of the Deployment: a copy of its schemas would be ten times the size of this CRD.

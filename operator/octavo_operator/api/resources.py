@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from octavo_operator import kubernetes_schemas as k8s
+from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import MAP, Amount
-from octavo_operator.schema import BYTES, QUANTITY, Rule, spec_field
+from octavo_operator.api.schema import BYTES, QUANTITY, Rule, spec_field
 
 _RESOURCES: dict[str, Any] = {
     "type": "object",

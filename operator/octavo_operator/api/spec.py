@@ -25,7 +25,7 @@ from octavo_operator.api.pod import (
 )
 from octavo_operator.api.resources import Accelerator, Resources, Scheduling, Shm
 from octavo_operator.api.rollout import PodDisruptionBudget, Rollout
-from octavo_operator.schema import Rule, spec_field
+from octavo_operator.api.schema import Rule, spec_field
 
 
 @dataclass(frozen=True, kw_only=True)

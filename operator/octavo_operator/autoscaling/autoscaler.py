@@ -9,13 +9,13 @@ from aiohttp import web
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.condition import Scaling
+from octavo_operator.autoscaling.load_reader import Reader
 from octavo_operator.autoscaling.metrics_api import MetricsApi, queue_depth_route
-from octavo_operator.autoscaling.reader import Reader
 from octavo_operator.autoscaling.registration import Registration
-from octavo_operator.cluster import Cluster
 from octavo_operator.config import OperatorConfig
-from octavo_operator.lease import LeaseHolder
-from octavo_operator.store import Key, Store
+from octavo_operator.kube.client import Cluster
+from octavo_operator.kube.lease import LeaseHolder
+from octavo_operator.kube.store import Key, Store
 
 
 class Autoscaler:

@@ -36,7 +36,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo_operator.autoscaling.page import Load
+from octavo_operator.autoscaling.metrics_page import Load
 
 
 @dataclass(frozen=True)

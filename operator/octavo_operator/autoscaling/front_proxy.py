@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.cluster import Cluster
+from octavo_operator.kube.client import Cluster
 
 Json = dict[str, Any]
 

@@ -20,10 +20,10 @@ from octavo_operator.autoscaling import GROUP, METRIC, VERSION
 from octavo_operator.autoscaling.certificate import ServingCertificate
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.autoscaling.front_proxy import FrontProxy, Reviews
-from octavo_operator.autoscaling.reader import NoReading, Reader
-from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.autoscaling.load_reader import NoReading, Reader
+from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.store import Key, Store
 from octavo_operator.render.names import OWNER_LABEL
-from octavo_operator.store import Key, Store
 
 logger = logging.getLogger("octavo.operator.autoscaling")
 

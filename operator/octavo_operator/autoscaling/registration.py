@@ -23,10 +23,10 @@ from typing import Any
 from octavo_operator.autoscaling import API_SERVICE, GROUP, VERSION, certificate
 from octavo_operator.autoscaling.front_proxy import BadFrontProxy, FrontProxy
 from octavo_operator.autoscaling.metrics_api import MetricsApi
-from octavo_operator.cluster import TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Problem
 from octavo_operator.diff import first_difference
+from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.render.names import FIELD_MANAGER
 
 logger = logging.getLogger("octavo.operator.autoscaling")

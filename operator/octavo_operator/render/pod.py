@@ -9,12 +9,12 @@ import jsonpatch
 import jsonpointer
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.api.schema import to_json
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 from octavo_operator.render.engine import expected_engine, expected_fetch
-from octavo_operator.render.impossible import unknown_arguments, unwritable_paths
 from octavo_operator.render.restricted import violations
-from octavo_operator.schema import to_json
+from octavo_operator.render.template_checks import unknown_arguments, unwritable_paths
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import KIND
-from octavo_operator.ownership import foreign_additions, other_managers
+from octavo_operator.kube.field_ownership import foreign_additions, other_managers
 from octavo_operator.render.names import FIELD_MANAGER, OWNER_LABEL
 
 Key = tuple[str, str]  # namespace and name of an LLMDeployment

@@ -12,10 +12,10 @@ from typing import Any
 import kopf
 
 from octavo_operator.api import KIND
-from octavo_operator.cluster import RESOURCES, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import WATCHED, Controller
-from octavo_operator.freshness import Freshness
+from octavo_operator.kube.client import RESOURCES, Cluster
+from octavo_operator.kube.watch_health import Freshness
 from octavo_operator.render.names import OWNER_LABEL
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from octavo_operator import __version__
 from octavo_operator.api import LLMDeployment
-from octavo_operator.engine_flags import FLAGS
 from octavo_operator.render import names
+from octavo_operator.render.engine_flags import FLAGS
 
 Json = dict[str, Any]
 

@@ -14,15 +14,15 @@ import time
 
 import kopf
 
-from octavo_operator import handlers
 from octavo_operator.api import KIND
-from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import OPTIONAL, WATCHED, Controller
-from octavo_operator.freshness import Freshness
-from octavo_operator.own_loop import in_own_loop
+from octavo_operator.kube import handlers
+from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.store import Key
+from octavo_operator.kube.thread_loop import in_own_loop
+from octavo_operator.kube.watch_health import Freshness
 from octavo_operator.render.names import OWNER_LABEL
-from octavo_operator.store import Key
 
 logger = logging.getLogger("octavo.operator.watching")
 

@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from octavo_operator import credentials
 from octavo_operator.api import API_VERSION, KIND, PLURAL
-from octavo_operator.credentials import Credentials
+from octavo_operator.kube import credentials
+from octavo_operator.kube.credentials import Credentials
 
 logger = logging.getLogger("octavo.operator.cluster")
 

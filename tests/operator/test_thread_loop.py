@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from octavo_operator.own_loop import in_own_loop
+from octavo_operator.kube.thread_loop import in_own_loop
 
 
 async def rampage() -> None:

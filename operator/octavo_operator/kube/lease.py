@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.claims import scope
-from octavo_operator.cluster import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 from octavo_operator.config import OperatorConfig
+from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
 
 logger = logging.getLogger("octavo.operator.lease")
 

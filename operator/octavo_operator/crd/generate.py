@@ -1,17 +1,13 @@
-"""The CustomResourceDefinition, made from api/.
-
-`python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml`
-"""
+"""The CustomResourceDefinition: schema of the spec from the dataclasses of api/, and of the status as written here."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import yaml
 
 from octavo_operator import api
-from octavo_operator.schema import Rule, object_schema
+from octavo_operator.api.schema import Rule, object_schema
 
 NAME_RULES = (
     Rule(
@@ -159,7 +155,3 @@ def text() -> str:
     return yaml.dump(
         manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
     )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(text())

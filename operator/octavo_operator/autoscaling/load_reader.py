@@ -17,11 +17,11 @@ import aiohttp
 
 from octavo_operator.api import KIND, LLMDeployment, SpecError
 from octavo_operator.autoscaling.decision import Decision, decide, estimate, learn, noted
-from octavo_operator.autoscaling.page import MAX_BYTES, BadPage, Load, parse
+from octavo_operator.autoscaling.metrics_page import MAX_BYTES, BadPage, Load, parse
 from octavo_operator.claims import claimant
 from octavo_operator.diagnosis import Problem, diagnose, is_over
+from octavo_operator.kube.store import Key, Store
 from octavo_operator.render import names
-from octavo_operator.store import Key, Store
 
 logger = logging.getLogger("octavo.operator.autoscaling")
 
