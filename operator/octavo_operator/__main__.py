@@ -1,4 +1,4 @@
-"""`python -m octavo_operator`: run the operator, configured by its environment (config.py), until told to stop."""
+"""`python -m octavo_operator`: runs the operator until SIGTERM, configured by environment variables (config.py)."""
 
 from __future__ import annotations
 
@@ -13,63 +13,64 @@ from octavo_operator import __version__, health
 from octavo_operator.autoscaling.autoscaler import Autoscaler
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.kube.client import Cluster
+from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.credentials import CredentialsError
-from octavo_operator.kube.lease import LeaseHolder
-from octavo_operator.kube.watches import Watching
+from octavo_operator.kube.lease import LeaderElector
+from octavo_operator.kube.watches import Watches
 
 logger = logging.getLogger("octavo.operator")
 
 
 async def run(config: OperatorConfig) -> int:
-    """0 after a signal, 1 when the Lease was lost or a part failed: Kubernetes starts us anew then."""
-    cluster = Cluster.connect()
-    lease = LeaseHolder(cluster, config)
-    controller = Controller(cluster, config, lease)
-    watching = Watching(cluster, config, controller)
-    autoscaler = Autoscaler(cluster, config, controller.store, lease, controller.queue.add)
+    """Exit status: 0 after a signal, 1 when the Lease was lost or a task failed; Kubernetes then restarts the pod."""
+    client = KubeClient.connect()
+    lease = LeaderElector(client, config)
+    controller = Controller(client, config, lease)
+    watches = Watches(client, config, controller)
+    autoscaler = Autoscaler(client, config, controller.store, lease, controller.queue.add)
     controller.scaling = autoscaler.scaling
-    controller.metrics.watch_decisions(autoscaler.reader.decisions)
+    controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
+    controller.metrics.set_decisions(autoscaler.reader.decisions)
     stop = asyncio.Event()
 
     async def lead() -> None:
-        await controller.knows_all.wait()
+        await controller.synced.wait()
         await lease.run()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    web = await health.serve(controller, watching, config, *autoscaler.routes())
+    web = await health.serve(controller, watches, config, *autoscaler.routes())
     try:
-        workers = [asyncio.create_task(controller.work()) for _ in range(config.workers)]
+        workers = [asyncio.create_task(controller.run_worker()) for _ in range(config.workers)]
         others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(part)
-            for part in (
-                watching.run(), watching.keep_discovering(), watching.keep_listing(), lead(),
+            asyncio.create_task(task)
+            for task in (
+                watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(),
                 autoscaler.run(), stop.wait(),
             )
         ]  # fmt: skip
         logger.info(
-            "octavo operator %s watches %s", __version__, ", ".join(config.watch_namespaces) or "all namespaces"
+            "octavo operator %s: watching %s", __version__, ", ".join(config.watch_namespaces) or "all namespaces"
         )
         done, _ = await asyncio.wait([*workers, *others], return_when=asyncio.FIRST_COMPLETED)
-        await _end(workers)  # first: nothing is written after the Lease is given back
-        await autoscaler.withdraw()
+        await _cancel(workers)  # first: nothing is written after the Lease is released
+        await autoscaler.unregister()
         await lease.release()
-        await _end(others)
-        for part in done:
-            if not part.cancelled() and (error := part.exception()):
-                logger.error("a part of the operator failed", exc_info=error)
+        await _cancel(others)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()):
+                logger.error("a task of the operator failed", exc_info=error)
         return 0 if stop.is_set() else 1
     finally:
         await autoscaler.close()
         await web.cleanup()
-        await cluster.close()
+        await client.close()
 
 
-async def _end(parts: list[asyncio.Task[Any]]) -> None:
-    for part in parts:
-        part.cancel()
-    await asyncio.gather(*parts, return_exceptions=True)
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _JsonLines(logging.Formatter):
@@ -81,14 +82,15 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def _shorten(record: logging.LogRecord) -> bool:
-    """kopf shows where in it a watch broke; that one did, and why, is enough: watching.py starts it anew."""
+def _without_kopf_traceback(record: logging.LogRecord) -> bool:
+    """The message says why a watch failed, and kube/watches.py starts it again: kopf's traceback adds nothing."""
     if record.name.startswith("kopf") and record.exc_info:
         record.exc_info = None
     return True
 
 
 def main() -> int:
+    """Configures logging and runs the operator. Returns the exit status."""
     try:
         config = OperatorConfig.from_environment()
     except ConfigError as error:
@@ -97,7 +99,7 @@ def main() -> int:
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(_JsonLines() if config.log_format == "json" else text)
-    handler.addFilter(_shorten)
+    handler.addFilter(_without_kopf_traceback)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
     try:

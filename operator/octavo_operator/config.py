@@ -1,4 +1,4 @@
-"""What the operator itself is told, by the environment that the chart sets."""
+"""Configuration of the operator, from environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -13,46 +13,48 @@ DEFAULT_IMAGE = f"ghcr.io/octavo-dev/octavo-server:{__version__}"
 
 
 class ConfigError(ValueError):
-    """A variable that makes no sense; the message names it."""
+    """An invalid environment variable; the message names it."""
 
 
 @dataclass(frozen=True)
 class OperatorConfig:
-    engine_image: str = DEFAULT_IMAGE  # for specs that name none
-    image_pull_secrets: tuple[str, ...] = ()  # for every engine pod
-    image_policy: str = PINNED  # of specs that name neither an image nor a policy
-    image_rollouts: int = 1  # LLMDeployments of policy Follow that may take a new engine image at the same time
+    """Settings of one operator."""
+
+    engine_image: str = DEFAULT_IMAGE  # of specs without engine.image
+    image_pull_secrets: tuple[str, ...] = ()  # of all engine pods
+    image_policy: str = PINNED  # of specs without engine.image and engine.imagePolicy
+    image_rollouts: int = 1  # LLMDeployments of policy Follow that are updated at the same time
     allow_privileged_pods: bool = False  # podPatches and volumes may leave the restricted Pod Security Standard
-    cluster_assigned_ids: bool = False  # leave uid, gid, fsGroup to the cluster (OpenShift) where a spec is silent
-    management_namespaces: tuple[str, ...] = ()  # whose pods may reach metrics
+    cluster_assigned_ids: bool = False  # the cluster sets uid, gid, fsGroup (OpenShift); a spec may override it
+    management_namespaces: tuple[str, ...] = ()  # whose pods may reach the management port
     cluster_domain: str = "cluster.local"
-    namespace: str = "default"  # where the operator itself lives, its Lease with it
+    namespace: str = "default"  # of the operator and its Lease
     watch_namespaces: tuple[str, ...] = ()  # empty: all
-    selector: str = ""  # labels of the LLMDeployments to serve; empty: all. Lets several operators share a cluster
+    selector: str = ""  # label selector of the LLMDeployments to serve; empty: all
     identity: str = "octavo-operator"  # holder of the Lease
     lease_name: str = "octavo-operator"
-    workers: int = 8  # LLMDeployments that are worked on at the same time
-    resync_seconds: float = 300.0  # how often everything is listed anew, against lost events
-    watch_seconds: float = 70.0  # a watch that is silent for so long is dead: the API server speaks every 60
+    workers: int = 8  # LLMDeployments that are reconciled at the same time
+    resync_seconds: float = 300.0  # between complete listings, for events that watches missed
+    watch_seconds: float = 70.0  # of silence until a watch is opened again: the API server sends a bookmark every 60
     lease_seconds: float = 15.0
     health_port: int = 8080
-    metrics_api: bool = False  # serve external.metrics.k8s.io where an LLMDeployment needs it
+    metrics_api: bool = False  # serve external.metrics.k8s.io while an LLMDeployment needs it
     metrics_port: int = 8443
-    metrics_service: str = "octavo-operator-metrics"  # the Service without selector that leads to us
-    metrics_owner: str = ""  # the ClusterRole with which the APIService goes
+    metrics_service: str = "octavo-operator-metrics"  # the Service in front of the leader; it has no selector
+    metrics_owner: str = ""  # the ClusterRole that owns the APIService
     metrics_certificate_seconds: float = 86400.0
-    address: str = "127.0.0.1"  # at which the API server reaches us
+    address: str = "127.0.0.1"  # of this pod
     log_level: str = "info"
     log_format: str = "text"
 
     @property
     def operator_id(self) -> str:
-        """What tells this operator, all replicas of its release, from another one: its Lease."""
+        """Identifies the replicas of this release among other operators: namespace/name of their Lease."""
         return f"{self.namespace}/{self.lease_name}"
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
-        """Raises ConfigError."""
+        """From the variables OCTAVO_*, POD_NAME, POD_NAMESPACE and POD_IP. Raises ConfigError."""
 
         def words(name: str) -> tuple[str, ...]:
             return tuple(word.strip() for word in env.get(name, "").split(",") if word.strip())
@@ -80,8 +82,8 @@ class OperatorConfig:
             image_pull_secrets=words("OCTAVO_IMAGE_PULL_SECRETS"),
             image_policy=image_policy,
             image_rollouts=int(number("OCTAVO_IMAGE_ROLLOUTS", 1, 1)),
-            allow_privileged_pods=_truth(env, "OCTAVO_ALLOW_PRIVILEGED_PODS"),
-            cluster_assigned_ids=_truth(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
+            allow_privileged_pods=_boolean(env, "OCTAVO_ALLOW_PRIVILEGED_PODS"),
+            cluster_assigned_ids=_boolean(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
             management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),
             cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",
             namespace=env.get("POD_NAMESPACE") or "default",
@@ -94,7 +96,7 @@ class OperatorConfig:
             watch_seconds=number("OCTAVO_WATCH_SECONDS", 70, 1),
             lease_seconds=number("OCTAVO_LEASE_SECONDS", 15, 3),
             health_port=int(number("OCTAVO_HEALTH_PORT", 8080, 1)),
-            metrics_api=_truth(env, "OCTAVO_METRICS_API"),
+            metrics_api=_boolean(env, "OCTAVO_METRICS_API"),
             metrics_port=int(number("OCTAVO_METRICS_PORT", 8443, 1)),
             metrics_service=env.get("OCTAVO_METRICS_SERVICE") or "octavo-operator-metrics",
             metrics_owner=env.get("OCTAVO_METRICS_OWNER", ""),
@@ -105,7 +107,7 @@ class OperatorConfig:
         )
 
 
-def _truth(env: Mapping[str, str], name: str) -> bool:
+def _boolean(env: Mapping[str, str], name: str) -> bool:
     value = (env.get(name) or "false").lower()
     if value not in ("true", "false"):
         raise ConfigError(f"{name} must be true or false, got {env[name]!r}")

@@ -1,4 +1,4 @@
-"""What is wrong with pods, in one word for scripts and one sentence with the way out for people. Pure."""
+"""What keeps pods from serving: a reason for scripts, and a message with the way out for people. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from octavo_operator.render.names import ENGINE, FETCH
 from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
-Events = Mapping[str, list[Json]]  # of pods, by their uid
+Events = Mapping[str, list[Json]]  # of pods, by uid
 
 
 @dataclass(frozen=True)
 class Problem:
+    """Reason and message of a condition."""
+
     reason: str
     message: str
 
 
-# The most telling first, when pods differ.
-_WEIGHT = (
+# The most specific first, for when pods differ.
+_BY_SEVERITY = (
     "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed",
     "SecretNotFound", "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound",
     "PVCPending", "VolumeInUse", "VolumeNotMounted", "SandboxNotCreated", "PodNotStarted", "InsufficientGPU",
@@ -29,39 +31,39 @@ _WEIGHT = (
 )  # fmt: skip
 
 
-def worst(problems: list[Problem]) -> Problem | None:
-    """The one to show; pods that share it are counted by whoever writes the status."""
-    return min(problems, key=lambda problem: _WEIGHT.index(problem.reason), default=None)
+def most_severe(problems: list[Problem]) -> Problem | None:
+    """The one to report when pods differ."""
+    return min(problems, key=lambda problem: _BY_SEVERITY.index(problem.reason), default=None)
 
 
 def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] = ()) -> Problem | None:
-    """What keeps `pod` from serving, or None: it serves, is starting, or is on its way out. `events`: of this pod, read
-    because it hangs."""
+    """What keeps `pod` from serving; None: it serves, is starting or terminating. `events`: of this pod, if it hangs;
+    `gpu_resource`: the extended resource that it requests."""
     status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"] or is_over(pod):
+    if "deletionTimestamp" in pod["metadata"] or is_finished(pod):
         return None
     for container in status.get("initContainerStatuses") or []:
-        if found := _of_container(container, pod):
+        if found := _diagnose_container(container, pod):
             return found
     for container in status.get("containerStatuses") or []:
-        if found := _of_container(container, pod):
+        if found := _diagnose_container(container, pod):
             return found
     if (last := _last_event(events)) and last.get("type") == "Warning":
-        return _of_event(last)
+        return _diagnose_event(last)
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unschedulable(condition, gpu_resource)
     return None
 
 
-def is_over(pod: Json) -> bool:
-    """It has ended for good (evicted, its node shut down) and another was made in its place; it is kept as a record."""
+def is_finished(pod: Json) -> bool:
+    """Whether the pod has ended (evicted, its node shut down): it is kept as a record and was replaced by another."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def evicted(pods: list[Json]) -> Problem | None:
-    """Why a node threw out a replica last, unless one that was made since then is ready."""
-    found = [pod for pod in pods if is_over(pod) and pod["status"].get("reason") == "Evicted"]
+def eviction_problem(pods: list[Json]) -> Problem | None:
+    """The last eviction of a replica, unless a pod created since then is ready."""
+    found = [pod for pod in pods if is_finished(pod) and pod["status"].get("reason") == "Evicted"]
     if not found:
         return None
     last = max(found, key=_ended_at)
@@ -71,7 +73,7 @@ def evicted(pods: list[Json]) -> Problem | None:
         if conditions.get("Ready") == "True" and parse_time(pod["metadata"]["creationTimestamp"]) >= since:
             return None
     message = last["status"].get("message", "")
-    return Problem("Evicted", f"the node evicted a replica; {_way_to_stay(message)}. It says: {_short(message)}")
+    return Problem("Evicted", f"the node evicted a replica; {_eviction_advice(message)}. Message: {_short(message)}")
 
 
 def _ended_at(pod: Json) -> float:
@@ -79,24 +81,24 @@ def _ended_at(pod: Json) -> float:
     return max(parse_time(stamp) for stamp in [*stamps, pod["metadata"]["creationTimestamp"]])
 
 
-def _way_to_stay(message: str) -> str:
+def _eviction_advice(message: str) -> str:
     if volume := re.search(r'EmptyDir volume "([^"]+)"', message):
         field = {"cache": "model.cache.sizeLimit", "shm": "shm.size"}.get(volume[1], "the limit of that volume")
         return f"raise {field}"
     if "ephemeral" in message:
         return "keep models in a claim (model.cache.mode pvc), or request ephemeral-storage in resources.requests"
     if "memory" in message:
-        return "raise resources.requests.memory to what it uses"
-    return "see what the node lacks by `kubectl describe node`"
+        return "raise resources.requests.memory to the actual usage"
+    return "`kubectl describe node` shows which resource ran out"
 
 
-CLAIM_PATIENCE = 15.0  # seconds that a volume may take before its absence is called a problem
+CLAIM_GRACE_SECONDS = 15.0  # for provisioning a volume
 
 
 def claim_pending(claim: Json | None, pods: list[Json], now: float) -> tuple[Problem | None, float | None]:
-    """What is wrong when a pod waits for the cache's volume alone, or else after how many seconds to look again.
+    """The problem when a pod waits only for the cache's volume, or seconds until it would be one.
 
-    The scheduler is silent then: it has chosen a node, and waits for whoever makes volumes.
+    The scheduler reports nothing then: it has chosen a node, and waits for the provisioner.
     """
     if claim is None or (claim.get("status") or {}).get("phase", "Pending") != "Pending":
         return None, None
@@ -109,12 +111,12 @@ def claim_pending(claim: Json | None, pods: list[Json], now: float) -> tuple[Pro
     ]
     if not ages:
         return None, None
-    if max(ages) < CLAIM_PATIENCE:
-        return None, CLAIM_PATIENCE - max(ages)
+    if max(ages) < CLAIM_GRACE_SECONDS:
+        return None, CLAIM_GRACE_SECONDS - max(ages)
     name = claim["metadata"]["name"]
     text = (
-        f"the PersistentVolumeClaim {name} has got no volume for {CLAIM_PATIENCE:.0f} s: `kubectl describe pvc {name}` "
-        "says what its provisioner has against it; check cache.pvc.storageClassName and size"
+        f"the PersistentVolumeClaim {name} has had no volume for {CLAIM_GRACE_SECONDS:.0f} s: `kubectl describe pvc "
+        f"{name}` shows what its provisioner reports; check cache.pvc.storageClassName and size"
     )
     return Problem("PVCPending", text), None
 
@@ -144,10 +146,12 @@ def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:
     if "Insufficient" in message or "Too many pods" in message:
         return Problem(
             "InsufficientResources",
-            f"no node has enough left for a replica; lower resources.requests or add a node. Scheduler: "
+            f"no node has enough free resources for a replica; lower resources.requests or add a node. Scheduler: "
             f"{_short(message)}",
         )
-    return Problem("Unschedulable", f"no node may take a replica; see spec.scheduling. Scheduler: {_short(message)}")
+    return Problem(
+        "Unschedulable", f"no node is eligible for the pod; see spec.scheduling. Scheduler: {_short(message)}"
+    )
 
 
 _IMAGE = (
@@ -160,8 +164,8 @@ _IMAGE = (
 )
 
 
-def pulling(events: Sequence[Json]) -> str | None:
-    """What is to be said while an image of a pod that hangs is being pulled; None: that is not what it waits for."""
+def image_pull_progress(events: Sequence[Json]) -> str | None:
+    """The image pull that a hanging pod waits for; None: it waits for something else."""
     last = _last_event(events)
     if last is None or last.get("reason") != "Pulling":
         return None
@@ -170,9 +174,9 @@ def pulling(events: Sequence[Json]) -> str | None:
 
 
 def _last_event(events: Sequence[Json]) -> Json | None:
-    """The one that tells what a pod waits for now. Of several in one second a warning counts."""
-    told = [one for one in events if one.get("reason") != "Scheduled"]
-    return max(told, key=lambda one: (_event_time(one), one.get("type") == "Warning"), default=None)
+    """The event about what a pod waits for now. Of several within a second, a warning."""
+    found = [one for one in events if one.get("reason") != "Scheduled"]
+    return max(found, key=lambda one: (_event_time(one), one.get("type") == "Warning"), default=None)
 
 
 def _event_time(event: Json) -> float:
@@ -181,7 +185,7 @@ def _event_time(event: Json) -> float:
     return max((int(parse_time(stamp)) for stamp in stamps if stamp), default=0)
 
 
-def _of_event(event: Json) -> Problem:
+def _diagnose_event(event: Json) -> Problem:
     reason, message = event.get("reason", ""), event.get("message", "")
     for kind, label in (("secret", "Secret"), ("configmap", "ConfigMap")):
         if match := re.search(rf'{kind} "([^"]+)" not found', message, re.IGNORECASE):
@@ -191,8 +195,8 @@ def _of_event(event: Json) -> Problem:
     if "Multi-Attach error" in message:
         return Problem(
             "VolumeInUse",
-            "a volume is attached to another node, and its access mode allows one at a time; wait until the pod there "
-            f"is gone, or use a claim that is ReadWriteMany. {_short(message)}",
+            "a volume is attached to another node, and its access mode allows only one; wait until the pod there is "
+            f"gone, or use a ReadWriteMany claim. {_short(message)}",
         )
     if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
         return Problem(
@@ -202,16 +206,16 @@ def _of_event(event: Json) -> Problem:
     if reason == "FailedCreatePodSandBox":
         return Problem(
             "SandboxNotCreated",
-            f"the node cannot make the pod's network or sandbox; see the node and its CNI plugin. {_short(message)}",
+            f"the node cannot create the pod's sandbox or network; see the node and its CNI plugin. {_short(message)}",
         )
     return Problem("PodNotStarted", f"the pod hangs before its containers start. {reason}: {_short(message)}")
 
 
 def _not_found(label: str, what: str) -> Problem:
-    return Problem(f"{label}NotFound", f"{what} in this namespace; create it, and the pods start by themselves")
+    return Problem(f"{label}NotFound", f"{what} in this namespace; create it, and the pods will start")
 
 
-def _of_container(status: Json, pod: Json) -> Problem | None:
+def _diagnose_container(status: Json, pod: Json) -> Problem | None:
     name = status["name"]
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
@@ -237,19 +241,19 @@ def _of_container(status: Json, pod: Json) -> Problem | None:
     if terminated.get("reason") == "OOMKilled":
         return _out_of_memory(name, pod)
     if name == FETCH:
-        return _of_download(terminated)
+        return _diagnose_download(terminated)
     if (
         name == ENGINE
         and reason != "CrashLoopBackOff"
         and status.get("restartCount", 0) < 2
         and terminated.get("exitCode") in (0, 143)
     ):
-        return None  # ended on request, once
+        return None  # one requested termination
     restarts = _restarts(status.get("restartCount", 0))
     return Problem(
         "CrashLoop",
         f"container {name} ended with exit code {terminated.get('exitCode')}{restarts}; `kubectl logs --previous` "
-        f"tells more. Its last words: {_short(_last_words(terminated))}",
+        f"shows its log. Last line: {_short(_last_line(terminated))}",
     )
 
 
@@ -258,7 +262,7 @@ def _restarts(count: int) -> str:
 
 
 def _out_of_memory(name: str, pod: Json) -> Problem:
-    """Whose limit it was: the spec's, one that the namespace's LimitRange set, or none but the node's memory."""
+    """Names the limit that was exceeded: the spec's, a LimitRange's default, or the node's memory."""
     what = "the download" if name == FETCH else "the engine"
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
@@ -269,54 +273,53 @@ def _out_of_memory(name: str, pod: Json) -> Problem:
     clause = rf"(.*, )?memory(, .*)? limit for (init )?container {re.escape(name)}"
     if any(re.fullmatch(clause, one) for one in defaulted.split("; ")):
         text = (
-            f"{what} used more than {limit} of memory, the default that the namespace's LimitRange sets where "
-            "resources.limits.memory is left out; set that"
+            f"{what} exceeded {limit} of memory, the default of the namespace's LimitRange; set resources.limits.memory"
         )
     elif found is not None and limit is None:
         text = (
-            f"{what} was killed because its node had no memory left (it has no limit of its own); set "
-            "resources.requests.memory to what it uses"
+            f"{what} was killed because its node ran out of memory (it has no limit of its own); set "
+            "resources.requests.memory to the actual usage"
         )
     else:
-        text = (
-            f"{what} used more memory than resources.limits.memory ({limit}) allows; raise it, or lower "
-            "engine.maxModelLen or maxNumSeqs"
-        )
+        text = f"{what} exceeded resources.limits.memory ({limit}); raise it, or lower engine.maxModelLen or maxNumSeqs"
     return Problem("OOMKilled", text)
 
 
-# As `octavo fetch` says it, of models that no patience brings: there is none, or none of a form that is served.
+# Messages of `octavo fetch` about models that no retry would find: there is none, or none in a supported format.
 _WRONG_NAME = (
     r"there is no model|no such model|\bis no model\b|\bnot a model\b|has no (revision|file|safetensors)|"
     r"(several files match|no file matches)|holds (several|its weights)|\bis not understood\b"
 )
 
 
-def _of_download(terminated: Json) -> Problem:
-    said = _last_words(terminated)
-    text = said.lower()
+def _diagnose_download(terminated: Json) -> Problem:
+    message = _last_line(terminated)
+    text = message.lower()
     if re.search(r"\bgated\b", text):
         reason, way_out = (
             "GatedModel",
-            "ask for access on the model's page, and give a token of that account by model.credentialsSecretRef",
+            "request access on the model's page, and set model.credentialsSecretRef to a token of that account",
         )
-    elif re.search(_WRONG_NAME, text):  # first: to a name that it does not know a hub answers 401
+    elif re.search(_WRONG_NAME, text):  # before 401: a hub answers that to unknown names
         reason, way_out = (
             "ModelNotFound",
             "check model.uri and model.revision; a private model needs model.credentialsSecretRef",
         )
     elif re.search(r"\b401\b|unauthori[sz]ed|invalid token|\b403\b|forbidden", text):
-        reason, way_out = "Unauthorized", "the hub refuses the token: check the Secret of model.credentialsSecretRef"
+        reason, way_out = "Unauthorized", "the hub rejects the token: check the Secret of model.credentialsSecretRef"
     elif re.search(r"\b404\b|does not exist|not found", text):
         reason, way_out = "ModelNotFound", "check model.uri and model.revision"
     elif re.search(r"no space left|\bneeds .* more in ", text):
         reason, way_out = "CacheFull", "raise model.cache.pvc.size or model.cache.sizeLimit"
     else:
-        reason, way_out = "DownloadFailed", "it is tried again; check the way to the source (proxy, DNS, NetworkPolicy)"
-    return Problem(reason, f"the model cannot be fetched; {way_out}. {_short(said)}")
+        reason, way_out = (
+            "DownloadFailed",
+            "it is retried; check the network (proxy, DNS, NetworkPolicy)",
+        )
+    return Problem(reason, f"the model cannot be fetched; {way_out}. {_short(message)}")
 
 
-def _last_words(terminated: Json) -> str:
+def _last_line(terminated: Json) -> str:
     lines = [line.strip() for line in (terminated.get("message") or "").splitlines() if line.strip()]
     return lines[-1] if lines else f"exit code {terminated.get('exitCode')}"
 

@@ -1,5 +1,5 @@
-"""Does what lives in the cluster say what we want it to say? Pure comparison of JSON, with the API server's habits in
-mind: it adds defaults, drops empty values and spells quantities its own way."""
+"""Compares desired with live objects. Pure; tolerates what the API server does: it adds defaults, drops empty values
+and normalises quantities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 Json = Any
 
-# By what the items of a list are told apart, first that fits.
+# Merge keys of lists; the first that all items have is used.
 _KEYS = ("name", "containerPort", "mountPath", "uid", "topologyKey", "port", "ip")
 _QUANTITY_PARENTS = frozenset({"limits", "requests"})
 _QUANTITY_FIELDS = frozenset({"sizeLimit", "storage", "averageValue", "tolerance"})
@@ -37,13 +37,13 @@ _SUFFIXES = {
 
 
 def digest(value: Json, length: int = 16) -> str:
-    """Short hash of any JSON, the same in every process."""
+    """First `length` hex digits of a hash of any JSON, stable across processes."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def quantity(value: Json) -> Decimal:
-    """The number that a Kubernetes quantity such as 20Gi means. Raises ValueError."""
+    """Value of a Kubernetes quantity such as 20Gi. Raises ValueError."""
     text = str(value)
     number = text.rstrip("".join({letter for suffix in _SUFFIXES for letter in suffix}))
     if text.endswith("E") and number:
@@ -62,7 +62,7 @@ def quantity(value: Json) -> Decimal:
 
 
 def first_difference(desired: Json, live: Json, path: str = "") -> str | None:
-    """Where `live` does not say what `desired` says, or None. What only `live` has is no difference."""
+    """JSON pointer to the first value of `desired` that `live` lacks; None: it has all. Other values are ignored."""
     if isinstance(desired, dict):
         if not isinstance(live, dict):
             return None if not desired and live is None else path
@@ -84,7 +84,7 @@ def first_difference(desired: Json, live: Json, path: str = "") -> str | None:
 
 
 def overlay(desired: Json, live: Json) -> Json:
-    """`live`, changed as little as makes it say what `desired` says: `first_difference` finds nothing then."""
+    """`live` with the values of `desired`: `first_difference` finds nothing then."""
     if isinstance(desired, dict) and isinstance(live, dict):
         return {**live, **{key: overlay(value, live.get(key)) for key, value in desired.items()}}
     if isinstance(desired, list) and isinstance(live, list):
@@ -105,7 +105,7 @@ def _list_overlay(desired: list[Json], live: list[Json]) -> list[Json]:
 
 
 def without(value: Json, pointers: Iterable[str]) -> Json:
-    """A copy that lacks what the JSON pointers name, which come as `foreign_additions` gives them: deepest first."""
+    """A copy without what the JSON pointers name, deepest first, as `foreign_additions` returns them."""
     out = copy.deepcopy(value)
     for pointer in pointers:
         here = out
@@ -134,7 +134,7 @@ def _list_difference(desired: list[Json], live: list[Json], path: str) -> str | 
 
 
 def _item_key(desired: list[Json]) -> str | None:
-    """By what the items are told apart, as text (patches make names of any type); None: by their places."""
+    """The merge key of the items, whose values are unique as text (patches may set any type); None: by index."""
     key = next((k for k in _KEYS if desired and all(isinstance(item, dict) and k in item for item in desired)), None)
     return None if key is None or len({str(item[key]) for item in desired}) < len(desired) else key
 

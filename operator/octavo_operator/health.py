@@ -1,5 +1,5 @@
-"""What the kubelet asks the operator: alive while what it knows of the cluster is fresh, ready once it knows it all.
-And what Prometheus asks."""
+"""The operator's HTTP endpoints: /healthz (what it knows of the cluster is current), /readyz (everything has been
+listed once) and /metrics."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.kube.watches import Watching
+from octavo_operator.kube.watches import Watches
 
 
-async def serve(
-    controller: Controller, watching: Watching, config: OperatorConfig, *more: web.RouteDef
-) -> web.AppRunner:
+async def serve(controller: Controller, watches: Watches, config: OperatorConfig, *more: web.RouteDef) -> web.AppRunner:
+    """Starts the server on `config.health_port`, with the routes `more` besides."""
+
     async def healthz(_: web.Request) -> web.Response:
-        reason = watching.why_unwell()
+        reason = watches.unhealthy_reason()
         return web.Response(text=reason or "ok", status=503 if reason else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        known = controller.listed_at is not None
-        return web.Response(text="ok" if known else "the first listing is not finished", status=200 if known else 503)
+        synced = controller.listed_at is not None
+        return web.Response(text="ok" if synced else "the first listing is not finished", status=200 if synced else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        text = await asyncio.to_thread(controller.metrics.expose)  # thousands of lines where there are many pods
+        text = await asyncio.to_thread(controller.metrics.expose)  # thousands of lines with many pods
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

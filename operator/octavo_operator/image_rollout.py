@@ -1,8 +1,8 @@
-"""Rolls a new engine image out over LLMDeployments of imagePolicy Follow: by priority, then age, so many at a time, the
-next one when an earlier one is ready.
+"""Rolls a new engine image out over LLMDeployments with imagePolicy Follow: by priority, then age, a limited number at
+a time, the next one when an earlier one is complete.
 
-An upgrade of the operator alone never replaces pods (plan.py); this is how to ask for it. Who goes next follows from
-the state of the objects alone, so it survives restarts, and a broken image stops at the first ones that took it.
+An upgrade of the operator alone never replaces pods (plan.py); imagePolicy Follow asks for it. The order follows from
+the state of the objects alone, so it survives restarts, and a broken image stops at the first ones that got it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from octavo_operator.rollout import is_complete
 
 Json = dict[str, Any]
 
-_LOOK_AGAIN_SECONDS = 5.0  # a rollout takes longer; of those that wait, the later ones look less often
-_FLEET_SECONDS = 2.0  # how long the state of all is remembered: thousands may ask for it
+_REQUEUE_SECONDS = 5.0  # times the number of those before; a rollout takes longer
+_FLEET_CACHE_SECONDS = 2.0  # of the state of all members: thousands may need it
 
 
 @dataclass(frozen=True)
 class Member:
-    """An LLMDeployment that follows the operator's engine image, and how far it is."""
+    """The rollout state of an LLMDeployment that follows the operator's engine image."""
 
     namespace: str
     name: str
     priority: int
     created: str  # RFC 3339, which sorts as text
-    is_behind: bool  # its pods are of another image of the operator
+    is_behind: bool  # its pods have another image of the operator
     is_complete: bool  # all replicas are of the latest template and available
-    is_stuck: bool = False  # its spec makes no pod template, so nobody waits for it
-    took_it: bool = True  # its pods were replaced for the image, not for a change of its own
-    is_down: bool = False  # no replica answers
+    is_stuck: bool = False  # its spec yields no pod template, so nobody waits for it
+    updated_for_image: bool = True  # its pods were replaced because of the image, not of its spec
+    is_down: bool = False  # no replica is available
 
     @property
     def order(self) -> tuple[bool, int, str, str, str]:
-        """What is down before it has the image comes last: it may never be complete, and would stop all others."""
+        """Sort key. One that is down before the update comes last: it might never complete, and block the others."""
         return (self.is_behind and self.is_down, -self.priority, self.created, self.namespace, self.name)
 
     def __str__(self) -> str:
@@ -51,42 +51,44 @@ class Member:
 
 @dataclass(frozen=True)
 class ImageTurn:
-    """Of one that follows: whether its pods are of another image, and whose turn comes before."""
+    """Whether the pods have another image than the operator's, and which members are updated first."""
 
     image: str  # the operator's
     is_behind: bool
     waits_for: tuple[str, ...] = ()
 
     @property
-    def may_go(self) -> bool:
+    def may_update(self) -> bool:
+        """Whether the pods may get the new image now."""
         return self.is_behind and not self.waits_for
 
     @property
-    def again_after(self) -> float | None:
-        return min(300.0, _LOOK_AGAIN_SECONDS * len(self.waits_for)) if self.waits_for else None
+    def requeue_after(self) -> float | None:
+        """Seconds until the next check; None: there is nothing to wait for."""
+        return min(300.0, _REQUEUE_SECONDS * len(self.waits_for)) if self.waits_for else None
 
 
 class ImageRollout:
-    """`clock` counts seconds."""
+    """Decides which members may be updated. `clock` counts seconds."""
 
     def __init__(self, store: Store, config: OperatorConfig, clock: Callable[[], float]) -> None:
         self._store, self._config, self._clock = store, config, clock
         self._fleet: list[Member] = []
-        self._known_until = 0.0
+        self._cached_until = 0.0
 
     def turn(self, deployment: LLMDeployment) -> ImageTurn | None:
-        """None: it does not follow, or has no pods yet."""
+        """The turn of an LLMDeployment; None: it does not follow, or has no Deployment yet."""
         one = self._member(deployment.namespace, deployment.name)
         if one is None:
             return None
         image = self._config.engine_image
         if not one.is_behind:
             return ImageTurn(image, False)
-        if self._clock() >= self._known_until:
+        if self._clock() >= self._cached_until:
             found = (self._member(*key) for key in self._store.deployments())
             self._fleet = [other for other in found if other]
-            self._known_until = self._clock() + _FLEET_SECONDS
-        return ImageTurn(image, True, tuple(map(str, before(one, self._fleet, self._config.image_rollouts))))
+            self._cached_until = self._clock() + _FLEET_CACHE_SECONDS
+        return ImageTurn(image, True, tuple(map(str, members_before(one, self._fleet, self._config.image_rollouts))))
 
     def _member(self, namespace: str, name: str) -> Member | None:
         seen, live = self._store.get(KIND, namespace, name), self._store.get("Deployment", namespace, name)
@@ -96,7 +98,7 @@ class ImageRollout:
 
 
 def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
-    """`body`: an LLMDeployment, `live`: its Deployment."""
+    """The state of an LLMDeployment (`body`) with its Deployment (`live`); None: it does not follow."""
     meta, engine = body["metadata"], (body.get("spec") or {}).get("engine") or {}
     if "deletionTimestamp" in meta or engine.get("image") or claimant(body) not in (None, config.operator_id):
         return None
@@ -116,13 +118,13 @@ def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
     )
 
 
-def before(one: Member, fleet: Iterable[Member], limit: int) -> list[Member]:
-    """Those for whom `one` waits; empty: it may take the new image now. `limit`: how many may be under way."""
+def members_before(one: Member, fleet: Iterable[Member], limit: int) -> list[Member]:
+    """Members that `one` waits for; empty: it may be updated. `limit`: number of updates at the same time."""
     ahead = [
         other
         for other in fleet
         if not other.is_stuck
         and str(other) != str(one)
-        and (other.order < one.order if other.is_behind else other.took_it and not other.is_complete)
+        and (other.order < one.order if other.is_behind else other.updated_for_image and not other.is_complete)
     ]
     return sorted(ahead, key=lambda other: other.order) if len(ahead) >= limit else []

@@ -1,8 +1,8 @@
-"""What the operator says of itself and of its LLMDeployments to Prometheus, at /metrics.
+"""Prometheus metrics of the operator and of its LLMDeployments, at /metrics.
 
-Labels are bounded: an LLMDeployment's name, its pods, and words of our own. Only the operator that leads speaks of
-LLMDeployments, so nothing is counted twice where several run. Scrape it with honorLabels: `namespace` is the
-LLMDeployment's.
+Labels are bounded: names of LLMDeployments and of their pods, and a few fixed words. Only the leader exports metrics of
+LLMDeployments, so nothing is counted twice with several replicas. Scrape it with honorLabels: `namespace` is that of
+the LLMDeployment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,15 +24,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from octavo_operator import __version__
-from octavo_operator.api import LLMDeployment, Unreadable
+from octavo_operator.api import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.kube.store import Key
 from octavo_operator.times import parse_time
 
-if TYPE_CHECKING:
-    from octavo_operator.controller import Controller
-
-RESULTS = ("done", "retried", "failed")  # carried out; to be tried again; a defect of the operator
+RESULTS = ("done", "retried", "failed")  # failed: an internal error of the operator
 COUNTS = {
     "current": "replicas",
     "ready": "readyReplicas",
@@ -45,18 +42,30 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class OperatorState:
+    """What the metrics say of the controller."""
+
+    is_leading: bool
+    queue_depth: int
+    num_retrying: int
+    num_of_others: int  # LLMDeployments that other operators serve
+    listing_age: float | None  # seconds since everything was listed; None: not yet
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """One LLMDeployment as it was when it was last looked at."""
+    """One LLMDeployment at its last reconciliation."""
 
     desired: int
     status: Json
-    limits: tuple[int, int] | None  # of its autoscaling, least and most replicas
+    limits: tuple[int, int] | None  # of its autoscaling: minimum and maximum
     restarts: tuple[tuple[str, int], ...]  # of its pods, by name
 
     @classmethod
-    def of(cls, deployment: LLMDeployment | Unreadable, status: Json, pods: list[Json]) -> Snapshot:
+    def of(cls, deployment: LLMDeployment | InvalidLLMDeployment, status: Json, pods: list[Json]) -> Snapshot:
+        """From its new status and its pods."""
         restarts = tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
-        if isinstance(deployment, Unreadable):  # whatever it may want, what runs goes on running
+        if isinstance(deployment, InvalidLLMDeployment):  # running pods stay
             return cls(status["replicas"], status, None, restarts)
         autoscaling = deployment.spec.autoscaling
         limits = (autoscaling.min_replicas, autoscaling.max_replicas) if autoscaling else None
@@ -70,114 +79,128 @@ def _restarts(pod: Json) -> int:
 
 
 class Metrics:
-    """The instruments. `expose` may be called by any thread, all else belongs to the event loop."""
+    """All metrics. `expose` is thread-safe; everything else is for the event loop."""
 
-    def __init__(self, controller: Controller, resync_seconds: float) -> None:
-        disable_created_metrics()
+    def __init__(self, read_state: Callable[[], OperatorState], resync_seconds: float) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.deployments: dict[Key, Snapshot] = {}
         ProcessCollector(registry=self.registry)
         count = self._counter
-        self._reconciles = count("octavo_operator_reconciles", "Looks at an LLMDeployment, by how they ended", "result")
+        self._reconciles = count("octavo_operator_reconciles", "Reconciliations, by result", "result")
         for result in RESULTS:
             self._reconciles.labels(result)
         self._seconds = Histogram(
-            "octavo_operator_reconcile_seconds", "Duration of a look", buckets=_SECONDS, registry=self.registry
+            "octavo_operator_reconcile_seconds",
+            "Duration of a reconciliation",
+            buckets=_SECONDS,
+            registry=self.registry,
         )
-        self._calls = count("octavo_operator_api_requests", "Requests to the API server", "method", "code")
-        self._events = count("octavo_operator_watch_events", "What watches told of", "kind")
+        self._calls = count(
+            "octavo_operator_api_requests",
+            "Requests to the API server, by method and status code (none: no response)",
+            "method",
+            "code",
+        )
+        self._events = count("octavo_operator_watch_events", "Watch events received, by kind", "kind")
         self._missed = count(
-            "octavo_operator_missed_changes", "Changes that a listing found and no watch had told of", "kind"
+            "octavo_operator_missed_changes", "Changes that a listing found and no watch had reported, by kind", "kind"
         )
-        self._listings = count("octavo_operator_listings", "Complete listings, by how they ended", "result")
+        self._listings = count("octavo_operator_listings", "Listings of all watched kinds, by result", "result")
         for result in ("done", "failed"):
             self._listings.labels(result)
-        self._state = _OperatorState(controller, resync_seconds)
-        self.registry.register(self._state)
-        self._fleet = _Deployments(self.deployments)
+        self._operator = _OperatorCollector(read_state, resync_seconds)
+        self.registry.register(self._operator)
+        self._fleet = _FleetCollector(self.deployments)
         self.registry.register(self._fleet)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 
-    def watch_silence(self, read: Callable[[], float], limit: float) -> None:
-        """``read()``: seconds for which the most silent watch has been silent; more than `limit` is too long."""
-        self._state.silence, self._state.silence_limit = read, limit
+    def set_watch_silence(self, read: Callable[[], float], limit: float) -> None:
+        """``read()``: seconds for which the most silent watch has been silent; above `limit` it counts as dead."""
+        self._operator.silence, self._operator.silence_limit = read, limit
 
-    def watch_decisions(self, read: Callable[[], dict[Key, Decision]]) -> None:
-        """``read()``: what autoscaling has found out last."""
+    def set_decisions(self, read: Callable[[], dict[Key, Decision]]) -> None:
+        """``read()``: the last decisions of autoscaling."""
         self._fleet.decisions = read
 
-    # What happened.
-
-    def reconciled(self, result: str, seconds: float) -> None:
+    def on_reconciled(self, result: str, seconds: float) -> None:
+        """A reconciliation ended with one of RESULTS."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
-    def looked(self, key: Key, snapshot: Snapshot | None) -> None:
-        """None: the LLMDeployment is gone."""
+    def record(self, key: Key, snapshot: Snapshot | None) -> None:
+        """State of an LLMDeployment; None: it is gone, or another operator's."""
         if snapshot is None:
             self.deployments.pop(key, None)
         else:
             self.deployments[key] = snapshot
 
-    def answered(self, method: str, code: int) -> None:
-        """The API server did; 0: it did not."""
+    def on_response(self, method: str, code: int) -> None:
+        """The API server responded; code 0: it did not."""
         self._calls.labels(method, str(code) if code else "none").inc()
 
-    def watched(self, kind: str) -> None:
+    def on_watch_event(self, kind: str) -> None:
+        """A watch reported an object of this kind."""
         self._events.labels(kind).inc()
-        self._missed.labels(kind)  # none so far
+        self._missed.labels(kind)  # exported as 0
 
-    def missed(self, kind: str, count: int) -> None:
+    def on_missed_changes(self, kind: str, count: int) -> None:
+        """A listing found changes that no watch had reported."""
         self._missed.labels(kind).inc(count)
 
-    def listed(self, succeeded: bool) -> None:
+    def on_listing(self, succeeded: bool) -> None:
+        """A listing of all kinds ended."""
         self._listings.labels("done" if succeeded else "failed").inc()
 
     def expose(self) -> bytes:
-        """Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _Asked(Collector):
-    """Says nothing of itself beforehand, so that registering asks nobody."""
+class _LazyCollector(Collector):
+    """Collects nothing when it is registered."""
 
     def describe(self) -> Iterable[Metric]:
         return []
 
 
-class _OperatorState(_Asked):
-    def __init__(self, controller: Controller, resync_seconds: float) -> None:
-        self._controller, self._resync_seconds = controller, resync_seconds
+class _OperatorCollector(_LazyCollector):
+    def __init__(self, read_state: Callable[[], OperatorState], resync_seconds: float) -> None:
+        self._read_state, self._resync_seconds = read_state, resync_seconds
         self._started = time.monotonic()
         self.silence: Callable[[], float] = lambda: 0.0
         self.silence_limit = 0.0
 
     def collect(self) -> Iterator[Metric]:
-        of = self._controller
-        age = of.listed_seconds_ago
+        state = self._read_state()
+        age = state.listing_age
         for name, text, value in (
-            ("leading", "1 for the operator that works, 0 for those that wait", of.is_leading),
-            ("queue_depth", "LLMDeployments that wait to be looked at, or are being", len(of.queue)),
-            ("queue_retrying", "LLMDeployments whose last look failed", of.queue.num_failing),
-            ("llmdeployments_of_others", "LLMDeployments in reach that another operator serves", len(of.claims.others)),
+            ("leading", "1 on the leader, 0 on other replicas", state.is_leading),
+            ("queue_depth", "LLMDeployments queued for reconciliation or being reconciled", state.queue_depth),
+            ("queue_retrying", "LLMDeployments whose last reconciliation is to be retried", state.num_retrying),
+            ("llmdeployments_of_others", "LLMDeployments that another operator serves", state.num_of_others),
             (
                 "listing_age_seconds",
-                "Time since everything was last listed, or since the start",
+                "Seconds since the last complete listing, or since the start",
                 time.monotonic() - self._started if age is None else age,
             ),
-            ("resync_seconds", "Time between two listings", self._resync_seconds),
-            ("watch_silence_seconds", "For how long the most silent watch has been silent", self.silence()),
-            ("watch_silence_limit_seconds", "From when on that is taken for dead", self.silence_limit),
+            ("resync_seconds", "Seconds between complete listings", self._resync_seconds),
+            ("watch_silence_seconds", "Seconds since the most silent watch received anything", self.silence()),
+            (
+                "watch_silence_limit_seconds",
+                "Silence in seconds above which a watch counts as dead",
+                self.silence_limit,
+            ),
         ):
             yield GaugeMetricFamily(f"octavo_operator_{name}", text, value=value)
-        info = GaugeMetricFamily("octavo_operator_info", "The operator's version", labels=["version"])
+        info = GaugeMetricFamily("octavo_operator_info", "Version of the operator", labels=["version"])
         info.add_metric([__version__], 1)
         yield info
 
 
-class _Deployments(_Asked):
+class _FleetCollector(_LazyCollector):
     def __init__(self, deployments: dict[Key, Snapshot], clock: Callable[[], float] = time.time) -> None:
         self._deployments, self._clock = deployments, clock
         self.decisions: Callable[[], dict[Key, Decision]] = dict
@@ -186,22 +209,26 @@ class _Deployments(_Asked):
         own = ["namespace", "llmdeployment"]
         prefix = "octavo_llmdeployment_"
         condition = GaugeMetricFamily(
-            f"{prefix}condition", "1 while the condition is True, 0 False, -1 Unknown", labels=[*own, "type"]
+            f"{prefix}condition", "Status of a condition: 1 True, 0 False, -1 Unknown", labels=[*own, "type"]
         )
         reason = GaugeMetricFamily(
-            f"{prefix}condition_reason", "1 for each condition's present reason", labels=[*own, "type", "reason"]
+            f"{prefix}condition_reason", "Current reason of a condition: always 1", labels=[*own, "type", "reason"]
         )
-        replicas = GaugeMetricFamily(f"{prefix}replicas", "Replicas, by what they are", labels=[*own, "state"])
-        limits = GaugeMetricFamily(f"{prefix}replicas_limit", "Of its autoscaling", labels=[*own, "limit"])
+        replicas = GaugeMetricFamily(f"{prefix}replicas", "Number of replicas, by state", labels=[*own, "state"])
+        limits = GaugeMetricFamily(f"{prefix}replicas_limit", "Limits of spec.autoscaling", labels=[*own, "limit"])
         rollout = GaugeMetricFamily(
-            f"{prefix}rollout_seconds", "How long pods have not all been of the latest spec; 0: they are", labels=own
+            f"{prefix}rollout_seconds",
+            "Seconds since the current rollout began; 0: all pods are of the latest spec",
+            labels=own,
         )
-        restarts = CounterMetricFamily(f"{prefix}pod_restarts", "Restarts of a pod's containers", labels=[*own, "pod"])
+        restarts = CounterMetricFamily(f"{prefix}pod_restarts", "Container restarts of a pod", labels=[*own, "pod"])
         requests = GaugeMetricFamily(
-            f"{prefix}requests", "What autoscaling counted in the pods, by state", labels=[*own, "state"]
+            f"{prefix}requests", "Requests in the pods, by state, as counted by autoscaling", labels=[*own, "state"]
         )
         capacity = GaugeMetricFamily(
-            f"{prefix}replica_capacity", "Requests that a replica holds at once, as autoscaling sees it", labels=own
+            f"{prefix}replica_capacity",
+            "Requests that one replica handles at once, as observed by autoscaling",
+            labels=own,
         )
         for key, decision in self.decisions().items():
             replicas.add_metric([*key, "needed"], decision.needed)
@@ -220,8 +247,8 @@ class _Deployments(_Asked):
                 reason.add_metric([*key, entry["type"], entry["reason"]], 1)
                 if entry["type"] == "Progressing":
                     under_way = entry["reason"] != "Complete"
-                    # One that cannot begin (a bad patch) is as False as the one before that was complete; it is no
-                    # longer Ready, though, and that has its time.
+                    # Progressing is False both for a rollout that cannot begin (a bad patch) and for the complete one
+                    # before it; then the transition time of Ready tells them apart.
                     seconds = max(0.0, now - max(since["Progressing"], since["Ready"])) if under_way else 0.0
                     rollout.add_metric([*key], seconds)
             replicas.add_metric([*key, "desired"], one.desired)

@@ -1,6 +1,6 @@
-"""From what should exist and what does to what is to be done. Pure.
+"""Compares desired with live objects, and plans the writes. Pure.
 
-Nothing is written that is there already, nothing is touched that is not ours, and what is no longer wanted goes.
+Nothing is written that is up to date, nothing is changed that is not ours, and objects no longer desired are deleted.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.api import GROUP, KIND, LLMDeployment, stable_json
+from octavo_operator.api import GROUP, KIND, OWNER_LABEL, LLMDeployment, stable_json
 from octavo_operator.diff import digest, first_difference, overlay, without
-from octavo_operator.kube.field_ownership import left_alone
+from octavo_operator.kube.field_ownership import is_allowed
+from octavo_operator.kube.resources import CHILD_KINDS
 from octavo_operator.kube.store import Observed
-from octavo_operator.render.names import ENGINE, OWNER_LABEL
+from octavo_operator.render.names import ENGINE
 
 Manifest = dict[str, Any]
 
-CREATED, CHANGED = "created", "changed"  # why something is applied, besides what others altered
-APPLIED = f"{GROUP}/applied"  # annotation: hash of what was applied last
-TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: the pod template, and the spec that it was made for
-CHILD_KINDS = (
-    "ServiceAccount", "PersistentVolumeClaim", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget",
-    "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
-)  # fmt: skip
+CREATED, CHANGED = "created", "changed"  # reasons of an Apply; otherwise it reverts a change by others
+APPLIED = f"{GROUP}/applied"  # annotation: hash of the manifest that was applied last
+TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: its pod template, with a hash of the spec
 _POD_FIELDS = (
     "model",
     "engine",
@@ -43,128 +40,136 @@ _POD_FIELDS = (
     "envFrom",
     "clusterAssignedIds",
 )
-_NOT_OF_PODS = ("imagePolicy", "imagePriority")  # of engine: they say when, not what
+_ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods
 
 
 @dataclass(frozen=True)
 class Apply:
-    """Server-side apply of a whole object. `why`: created, changed, or what others had altered."""
+    """Server-side apply of a whole object. `why`: created, changed, or which field others have changed."""
 
     manifest: Manifest
     why: str
     exists: bool
 
     @property
-    def puts_right(self) -> bool:
-        """Whether it only says once more what was said before."""
+    def is_revert(self) -> bool:
+        """Whether it only reverts a change by others."""
         return self.why not in (CREATED, CHANGED)
 
 
 @dataclass(frozen=True)
-class Repair:
-    """Replacement of a spec to which others added something: at once without that, and as it should be. Server-side
-    apply does not remove what others added, and a removal before it would leave a Service without a selector."""
+class RemoveForeignFields:
+    """Replaces the spec by one without fields that other managers added, and with the desired values, in one write.
+    Server-side apply does not remove such fields, and removing them first would leave a Service without a selector."""
 
     target: Observed
     spec: Manifest
     why: str
-    applied: str  # hash of what it should be
+    applied: str  # hash of the desired manifest
 
 
 @dataclass(frozen=True)
 class Delete:
+    """Deletes an object that is no longer desired."""
+
     target: Observed
 
 
 @dataclass(frozen=True)
 class Plan:
-    actions: list[Apply | Repair | Delete] = field(default_factory=list)
-    conflicts: list[str] = field(default_factory=list)  # objects of our names that belong to somebody else
-    waits: bool = False  # for the children of a predecessor of the same name to be gone
+    """Writes to carry out, in order."""
+
+    actions: list[Apply | RemoveForeignFields | Delete] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)  # objects of our names that are not ours
+    waits: bool = False  # for children of a deleted LLMDeployment of the same name to be gone
 
     @property
     def changes_pods(self) -> bool:
-        """Whether the Deployment has yet to be told of the spec of today. What others alter in it does not count: a
-        webhook may do so at every write, and what we said was taken all the same."""
+        """Whether the Deployment is yet to be updated to the current spec. Reverts do not count: a webhook may change
+        it at each write, and the update is complete all the same."""
         return any(
-            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and not action.puts_right
+            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and not action.is_revert
             for action in self.actions
         )
 
 
-def plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
+def compute_plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
+    """The writes that turn the `observed` children into the `desired` manifests."""
     out = Plan()
     live = {(one.kind, one.name): one for one in observed if one.kind in CHILD_KINDS}
     wanted = set()
     waits = False
     for manifest in desired:
-        place = (manifest["kind"], manifest["metadata"]["name"])
-        wanted.add(place)
-        one = live.get(place)
+        ref = (manifest["kind"], manifest["metadata"]["name"])
+        wanted.add(ref)
+        one = live.get(ref)
         marked = with_digest(manifest)
         if one is None:
             out.actions.append(Apply(marked, CREATED, exists=False))
             continue
         body = one.body
-        owner = standing(body, deployment)
-        if owner == "leaving":
+        owner = ownership_of(body, deployment)
+        if owner == "terminating":
             waits = True
         elif owner == "foreign":
             out.conflicts.append(f"{one.kind} {one.name}")
         else:
             allowed = [rule.path for rule in deployment.spec.foreign_fields if rule.kind == one.kind]
-            if foreign := tuple(pointer for pointer in one.foreign if not left_alone(pointer, body, allowed)):
+            if foreign := tuple(pointer for pointer in one.foreign if not is_allowed(pointer, body, allowed)):
                 spec = overlay(manifest.get("spec", {}), without(body, foreign)["spec"])
-                said = f"{', '.join(foreign)} was added or altered"
-                out.actions.append(Repair(one, spec, said, marked["metadata"]["annotations"][APPLIED]))
-            if why := _why_apply(marked, body):
-                out.actions.append(Apply(marked, why, exists=True))
-    for place, one in live.items():
-        if place not in wanted and _controller(one.body) == deployment.uid and not _leaving(one.body):
+                why = f"{', '.join(foreign)} was added or changed"
+                out.actions.append(RemoveForeignFields(one, spec, why, marked["metadata"]["annotations"][APPLIED]))
+            if reason := _why_apply(marked, body):
+                out.actions.append(Apply(marked, reason, exists=True))
+    for ref, one in live.items():
+        if ref not in wanted and _controller(one.body) == deployment.uid and not _is_terminating(one.body):
             out.actions.append(Delete(one))
     return Plan(out.actions, out.conflicts, waits)
 
 
-def standing(body: Manifest, deployment: LLMDeployment) -> str:
-    """Whose a live object of one of our names is: ours, foreign, or leaving (it goes with its former owner)."""
-    if _leaving(body):
-        return "leaving"
+def ownership_of(body: Manifest, deployment: LLMDeployment) -> str:
+    """Whose a live object of one of our names is: ours, foreign, or terminating (being deleted with its owner)."""
+    if _is_terminating(body):
+        return "terminating"
     references = body["metadata"].get("ownerReferences") or []
     controller = next((reference for reference in references if reference.get("controller")), None)
     if controller is None:
-        # Left over from a predecessor: a retained cache claim, or `kubectl delete --cascade=orphan`.
+        # Left from an earlier LLMDeployment: a retained cache claim, or `kubectl delete --cascade=orphan`.
         labelled = (body["metadata"].get("labels") or {}).get(OWNER_LABEL) == deployment.name
         return "ours" if labelled else "foreign"
     if controller["uid"] == deployment.uid:
         return "ours"
     same_name = controller["kind"] == KIND and controller["name"] == deployment.name
-    return "leaving" if same_name else "foreign"
+    return "terminating" if same_name else "foreign"
 
 
 def with_digest(manifest: Manifest) -> Manifest:
+    """`manifest` with its own hash as an annotation."""
     metadata = dict(manifest["metadata"])
     metadata["annotations"] = {**metadata.get("annotations", {}), APPLIED: digest(manifest)}
     return {**manifest, "metadata": metadata}
 
 
 def pod_spec_digest(deployment: LLMDeployment, *, or_default: bool = False) -> str:
-    """Hash of all that a user said about the pods. Defaults do not count, and neither do later changes of them.
-    `or_default`: what equals a default of today does not count, either."""
-    said = stable_json(deployment.spec, or_default=or_default)
-    said["engine"] = {name: value for name, value in said.get("engine", {}).items() if name not in _NOT_OF_PODS}
-    return digest({name: said[name] for name in _POD_FIELDS if name in said and (name, said[name]) != ("engine", {})})
+    """Hash of the fields that change the pods. Fields at their first default do not count, so that defaults may change.
+    `or_default`: those at the current default do not count, either."""
+    fields = stable_json(deployment.spec, or_default=or_default)
+    fields["engine"] = {name: value for name, value in fields.get("engine", {}).items() if name not in _ROLLOUT_FIELDS}
+    return digest(
+        {name: fields[name] for name in _POD_FIELDS if name in fields and (name, fields[name]) != ("engine", {})}
+    )
 
 
 def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifest | None:
-    """The pod template that is running, if it was made for the very spec of today: another version of the operator, or
-    other settings of it, must not replace pods."""
+    """The running pod template, if it was made for the current spec: another version of the operator, or other settings
+    of it, must not replace pods."""
     record, template = _record(live), recorded_template(live)
     if record is None or template is None:
         return None
     if record["spec"] == pod_spec_digest(deployment):
         return template
-    # Where an object was stored before a field was known, the API server fills in the default of today, and that may
-    # have changed since. What is of the same generation was not written by anybody.
+    # In objects stored before a field existed the API server fills in the current default, which may change later.
+    # An object of the same generation has not been written by anybody.
     same = (deployment.uid, deployment.generation, pod_spec_digest(deployment, or_default=True))
     if (record.get("uid"), record.get("generation"), record.get("explicit")) == same:
         return template
@@ -172,7 +177,7 @@ def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifes
 
 
 def recorded_template(live: Manifest | None) -> Manifest | None:
-    """The pod template that is running, whatever spec it was made for."""
+    """The running pod template, whatever spec it was made for."""
     record = _record(live)
     if record is None or record["digest"] != digest(record["template"]):
         return None
@@ -182,8 +187,8 @@ def recorded_template(live: Manifest | None) -> Manifest | None:
 def template_annotation(
     deployment: LLMDeployment, template: Manifest, image: str | None = None, replaced: str | None = None
 ) -> dict[str, str]:
-    """`image`: the operator's engine image of the time when the template was made. `replaced`: the one before it, where
-    the template was made for the image's sake."""
+    """The annotation that records a pod template. `image`: the operator's engine image when the template was made;
+    `replaced`: the image before it, where the template was made because of the image."""
     record = {
         "spec": pod_spec_digest(deployment), "explicit": pod_spec_digest(deployment, or_default=True),
         "uid": deployment.uid, "generation": deployment.generation,
@@ -195,12 +200,12 @@ def template_annotation(
 
 
 def kept_annotation(live: Manifest) -> dict[str, str]:
-    """What is recorded, as it is: a new generation alone is no reason to write the Deployment."""
+    """The annotation of `live`, unchanged: a new generation alone is no reason to write the Deployment."""
     return {TEMPLATE: live["metadata"]["annotations"][TEMPLATE]}
 
 
 def recorded_image(live: Manifest) -> str | None:
-    """The operator's engine image of the time when the pod template of `live` was made."""
+    """The operator's engine image when the pod template of `live` was made."""
     record = _record(live)
     if record and record.get("image"):
         return str(record["image"])
@@ -210,7 +215,7 @@ def recorded_image(live: Manifest) -> str | None:
 
 
 def replaced_image(live: Manifest) -> str | None:
-    """The engine image that the pod template of `live` replaced; None: it was made for other reasons."""
+    """The engine image that the pod template of `live` replaced; None: it was made because of the spec."""
     return (_record(live) or {}).get("replaced")
 
 
@@ -227,7 +232,7 @@ def _why_apply(marked: Manifest, live: Manifest) -> str | None:
     if annotations.get(APPLIED) != marked["metadata"]["annotations"][APPLIED]:
         return CHANGED
     if where := first_difference(marked, live):
-        return f"{where} was altered"
+        return f"{where} was changed"
     return None
 
 
@@ -236,5 +241,5 @@ def _controller(body: Manifest) -> str | None:
     return next((reference["uid"] for reference in references if reference.get("controller")), None)
 
 
-def _leaving(body: Manifest) -> bool:
+def _is_terminating(body: Manifest) -> bool:
     return "deletionTimestamp" in body["metadata"]

@@ -1,4 +1,4 @@
-"""One look at one LLMDeployment, without any I/O: from what is known to what is to be done and to be said."""
+"""Reconciliation of one LLMDeployment, without I/O: from observed objects to a plan and a status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from octavo_operator.api import KIND, LLMDeployment, Unreadable
+from octavo_operator.api import KIND, InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.config import OperatorConfig
@@ -17,46 +17,46 @@ from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Delete,
     Plan,
+    compute_plan,
     kept_annotation,
     pinned_template,
-    plan,
     recorded_image,
     recorded_template,
     replaced_image,
     template_annotation,
 )
-from octavo_operator.render import BadTemplate, expected_template, names, render
+from octavo_operator.render import InvalidTemplateError, expected_template, render
 from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.rollout import MAKE_ROOM, make_room
-from octavo_operator.status import Observation, expected_status, unreadable_status
+from octavo_operator.status import Observation, expected_status, invalid_status
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to do now, what to say, and after how many seconds to look again at the latest."""
+    """Writes, the status, and seconds until the next reconciliation at the latest."""
 
     plan: Plan = field(default_factory=Plan)
     status: Json | None = None
-    again_after: float | None = None
+    requeue_after: float | None = None
 
 
-def parse(body: Json) -> LLMDeployment | Unreadable:
-    """The LLMDeployment, or why it cannot be read."""
+def parse(body: Json) -> LLMDeployment | InvalidLLMDeployment:
+    """The LLMDeployment of an object of the API; an InvalidLLMDeployment where its spec does not parse."""
     try:
         return LLMDeployment.from_json(body)
     except SpecError as error:
-        return Unreadable.of(body, error)
+        return InvalidLLMDeployment.of(body, error)
 
 
-def look_at_unreadable(deployment: Unreadable, children: list[Observed], now: float) -> Outcome:
-    """What runs goes on running, and nothing is changed until the spec can be read."""
+def reconcile_invalid(deployment: InvalidLLMDeployment, children: list[Observed], now: float) -> Outcome:
+    """Changes nothing until the spec is valid; running pods stay."""
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
-    return Outcome(status=unreadable_status(deployment, live, now))
+    return Outcome(status=invalid_status(deployment, live, now))
 
 
-def look(
+def reconcile(
     deployment: LLMDeployment,
     children: list[Observed],
     config: OperatorConfig,
@@ -68,32 +68,18 @@ def look(
     contested: Problem | None = None,
     pod_events: Events = MappingProxyType({}),
 ) -> Outcome:
-    """`problem`: what went wrong when this was tried last, to be said along with the rest. `image_turn`: of one that
-    follows the operator's engine image. `contested`: what somebody else alters again and again. `pod_events`: of pods
-    that hang."""
+    """`children`: observed objects of the LLMDeployment; `apis`: optional kinds that the cluster has; `problem`: of the
+    last execution of the plan, for the status; `image_turn`: of one that follows the operator's engine image;
+    `contested`: an object that others keep changing; `pod_events`: of hanging pods."""
     if deployment.deleting:
         return Outcome()
     live = next((one.body for one in children if one.kind == "Deployment" and one.name == deployment.name), None)
     pods = [one.body for one in children if one.kind == "Pod"]
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
-    room, again = make_room(deployment, live, pods, now)
-    todo, pending = Plan(), True
-    made: Json | None = None  # the template of the spec of today
-    try:
-        template = pinned_template(deployment, live)
-        if template is None or live is None or (image_turn and image_turn.may_go):
-            template = expected_template(deployment, config)
-            replaced = recorded_image(live) if live and image_turn and image_turn.may_go else None
-            record = template_annotation(deployment, template, config.engine_image, replaced)
-        elif live["spec"].get("replicas") == deployment.replicas:
-            record = kept_annotation(live)
-        else:  # the Deployment is written anyway
-            record = template_annotation(deployment, template, recorded_image(live), replaced_image(live))
-        made = template
-    except BadTemplate as error:
-        problem = Problem(error.reason, f"{error}; the pods stay as they were")
-        template = recorded_template(live)
-        record = kept_annotation(live) if live and template else {}
+    room, requeue_after = make_room(deployment, live, pods, now)
+    plan, pending = Plan(), True
+    template, current, record, invalid = _choose_template(deployment, live, config, image_turn)
+    problem = invalid or problem
     if template is not None:
         unavailable = room.unavailable if room else None
         desired = render(deployment, config, template=template, unavailable=unavailable, apis=apis)
@@ -101,31 +87,51 @@ def look(
             if manifest["kind"] == "Deployment":
                 made_room = {MAKE_ROOM: str(room)} if room else {}
                 manifest["metadata"]["annotations"] = {**record, **made_room}
-        todo = plan(deployment, desired, children)
-        if made is None:  # the pods that stay may need what the spec of today does not
-            todo = dataclasses.replace(todo, actions=[one for one in todo.actions if not isinstance(one, Delete)])
-        pending = todo.changes_pods or made is None
-        if todo.conflicts and problem is None:
+        plan = compute_plan(deployment, desired, children)
+        if current is None:  # running pods may need objects that the current spec does not
+            plan = dataclasses.replace(plan, actions=[one for one in plan.actions if not isinstance(one, Delete)])
+        pending = plan.changes_pods or current is None
+        if plan.conflicts and problem is None:
             problem = Problem(
                 "NameConflict",
-                f"{', '.join(todo.conflicts)} belongs to somebody else; delete it or choose another name for the "
-                f"{KIND}",
+                f"{', '.join(plan.conflicts)} exists and is not managed by this {KIND}; delete it or choose another "
+                "name",
             )
-    if todo.waits:
-        again = 2.0
+    if plan.waits:
+        requeue_after = 2.0
     autoscaler = next(
         (one.body for one in children if (one.kind, one.name) == (autoscaler_kind(deployment), deployment.name)), None
     )
     if problem is None:
-        problem, claim_again = claim_pending(claim, pods, now)
-        again = min((one for one in (again, claim_again) if one is not None), default=None)
-    if image_turn and (turn_again := image_turn.again_after):
-        again = min(turn_again, again or turn_again)
+        problem, claim_due = claim_pending(claim, pods, now)
+        requeue_after = min((one for one in (requeue_after, claim_due) if one is not None), default=None)
+    if image_turn and (turn_due := image_turn.requeue_after):
+        requeue_after = min(turn_due, requeue_after or turn_due)
     seen = Observation(
-        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, made, image_turn,
+        live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, current, image_turn,
         contested, pod_events,
     )  # fmt: skip
-    return Outcome(todo, expected_status(deployment, seen, config.cluster_domain, now), again)
+    return Outcome(plan, expected_status(deployment, seen, config.cluster_domain, now), requeue_after)
 
 
-__all__ = ["Outcome", "Plan", "look", "names", "parse"]
+def _choose_template(
+    deployment: LLMDeployment, live: Json | None, config: OperatorConfig, image_turn: ImageTurn | None
+) -> tuple[Json | None, Json | None, dict[str, str], Problem | None]:
+    """The pod template to render (None: there is none), that of the current spec (None: the spec yields none), the
+    annotation that records the template, and what is wrong with the spec."""
+    may_update = image_turn is not None and image_turn.may_update
+    try:
+        template = pinned_template(deployment, live)
+        if template is None or live is None or may_update:
+            template = expected_template(deployment, config)
+            replaced = recorded_image(live) if live and may_update else None
+            return template, template, template_annotation(deployment, template, config.engine_image, replaced), None
+        if live["spec"].get("replicas") == deployment.replicas:
+            return template, template, kept_annotation(live), None
+        # The Deployment is written in any case.
+        record = template_annotation(deployment, template, recorded_image(live), replaced_image(live))
+        return template, template, record, None
+    except InvalidTemplateError as error:
+        problem = Problem(error.reason, f"{error}; running pods are unchanged")
+        template = recorded_template(live)
+        return template, None, kept_annotation(live) if live and template else {}, problem

@@ -1,4 +1,4 @@
-"""What users are told when an object cannot be written: cause and way out. Pure."""
+"""From errors of writes to the cause and way out that the status shows. Pure."""
 
 from __future__ import annotations
 
@@ -9,75 +9,77 @@ from octavo_operator.diagnosis import Problem
 from octavo_operator.kube.client import ApiError
 
 
-class NameTaken(Exception):
-    """An object of one of our names belongs to somebody else."""
+class NameConflictError(Exception):
+    """An object of one of our names is not ours."""
 
 
-def is_passing(error: Exception) -> bool:
-    """Whether it may go away by itself: a webhook that is down, an API server that is overloaded or out of reach, an
+def is_transient(error: Exception) -> bool:
+    """Whether it may go away by itself: a webhook that is down, an API server that is overloaded or unreachable, an
     object that was changed at the same time."""
     if isinstance(error, ApiError):
         return error.is_transient
-    return not isinstance(error, NameTaken)
+    return not isinstance(error, NameConflictError)
 
 
 def rejection(error: Exception) -> Problem:
-    """`error`: ApiError, NameTaken, or one of TRANSPORT_ERRORS."""
-    if isinstance(error, NameTaken):
+    """The cause to report for an ApiError, a NameConflictError or one of TRANSPORT_ERRORS."""
+    if isinstance(error, NameConflictError):
         return Problem(
-            "NameConflict", f"{error} belongs to somebody else; delete it or choose another name for the {KIND}"
+            "NameConflict", f"{error} exists and is not managed by this {KIND}; delete it or choose another name"
         )
     if not isinstance(error, ApiError):
         return Problem(
             "APIServerUnreachable",
-            f"the API server does not answer; it is tried again. {str(error) or type(error).__name__}",
+            f"no response from the API server; the operator retries. {str(error) or type(error).__name__}",
         )
     if error.is_transient:
-        return _passing(error)
-    if found := _of_claim(error):
+        return _transient_problem(error)
+    if found := _claim_problem(error):
         return found
     if "exceeded quota" in error.message:
-        return Problem("QuotaExceeded", f"the namespace's quota leaves no room: {error.message}")
+        return Problem("QuotaExceeded", f"the namespace's quota is exhausted: {error.message}")
     if re.search(r"denied (the )?request", error.message):
         return Problem(
             "Forbidden",
-            f"an admission policy of the cluster forbids an object made of this spec; change either: {error.message}",
+            f"an admission policy of the cluster denies an object of this spec; change the policy or the "
+            f"spec: {error.message}",
         )
     if error.status == 403:
         return Problem(
-            "Forbidden", f"the operator lacks a right (see the chart's RBAC), or a policy forbids it: {error.message}"
+            "Forbidden",
+            f"the operator lacks a permission (see the chart's RBAC), or a policy denies it: {error.message}",
         )
-    return Problem("Refused", f"the API server refuses an object made of this spec; correct the spec: {error.message}")
+    return Problem("Refused", f"the API server rejects an object of this spec; correct the spec: {error.message}")
 
 
-def _passing(error: ApiError) -> Problem:
+def _transient_problem(error: ApiError) -> Problem:
     if match := re.search(r'failed calling webhook "([^"]+)"', error.message):
         return Problem(
             "WebhookUnavailable",
-            f"the admission webhook {match[1]} does not answer, so nothing can be written; mend it. It is tried again. "
-            f"{error.message}",
+            f"the admission webhook {match[1]} does not respond, which blocks all writes; repair it. The operator "
+            f"retries. {error.message}",
         )
     if error.status == 429:
-        return Problem("TooManyRequests", f"the API server is overloaded; it is tried again. {error.message}")
+        return Problem("TooManyRequests", f"the API server is overloaded; the operator retries. {error.message}")
     if error.status == 409:
-        return Problem("Conflict", f"the API server reports a conflict; it is tried again. {error.message}")
-    return Problem("APIServerError", f"the API server fails; it is tried again. {error.message}")
+        return Problem("Conflict", f"the API server reports a conflict; the operator retries. {error.message}")
+    return Problem("APIServerError", f"internal error of the API server; the operator retries. {error.message}")
 
 
-def _of_claim(error: ApiError) -> Problem | None:
+def _claim_problem(error: ApiError) -> Problem | None:
     if error.details.get("kind") != "persistentvolumeclaims" and "persistentvolumeclaims" not in error.message:
         return None
     if "can be resized" in error.message or "must support resize" in error.message:
         return Problem(
             "PVCCannotGrow",
             "the cache's PersistentVolumeClaim cannot grow: its StorageClass lacks allowVolumeExpansion, or its volume "
-            "is not made by a provisioner; put model.cache.pvc.size back, or delete the claim to have it made anew. "
+            "was not provisioned dynamically; restore model.cache.pvc.size, or delete the claim to get a new one. "
             f"{error.message}",
         )
     if "can not be less than" in error.message:
         return Problem(
             "PVCCannotShrink",
-            "a PersistentVolumeClaim never becomes smaller than its volume is; put model.cache.pvc.size back, or "
-            f"delete the claim to have it made anew. {error.message}",
+            "a PersistentVolumeClaim cannot shrink; restore model.cache.pvc.size, or delete the claim to get a new "
+            f"one. {error.message}",
         )
     return None

@@ -1,4 +1,4 @@
-"""What `helm test` runs in the cluster: the operator's rights suffice, and one operator leads."""
+"""`python -m octavo_operator.selftest`, run by `helm test`: the operator's RBAC suffices, and a replica leads."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import time
 from octavo_operator.api import KIND
 from octavo_operator.claims import claimant
 from octavo_operator.config import ConfigError, OperatorConfig
-from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.credentials import CredentialsError
 from octavo_operator.times import parse_time
 
 
 async def check(config: OperatorConfig) -> str:
-    """One line about what was found. Raises ApiError, TRANSPORT_ERRORS or RuntimeError."""
-    cluster = Cluster.connect()
+    """One line with the result. Raises ApiError, TRANSPORT_ERRORS or RuntimeError."""
+    client = KubeClient.connect()
     try:
         count = 0
         for namespace in config.watch_namespaces or (None,):
-            await cluster.call(
+            await client.call(
                 "GET",
                 f"/apis/octavo.dev/v1alpha1{f'/namespaces/{namespace}' if namespace else ''}/llmdeployments?limit=1",
             )
-            found = await cluster.list(KIND, namespace, config.selector)
+            found = await client.list(KIND, namespace, config.selector)
             count += sum(claimant(one) in (None, config.operator_id) for one in found)
-        lease = await cluster.get("Lease", config.namespace, config.lease_name)
+        lease = await client.get("Lease", config.namespace, config.lease_name)
         spec = (lease or {}).get("spec") or {}
         if not spec.get("holderIdentity"):
             raise RuntimeError(
@@ -34,13 +34,14 @@ async def check(config: OperatorConfig) -> str:
             )
         age = time.time() - parse_time(spec["renewTime"])
         if age > 2 * spec["leaseDurationSeconds"]:
-            raise RuntimeError(f"{spec['holderIdentity']} renewed its Lease {age:.0f} s ago: look at its logs")
-        return f"{spec['holderIdentity']} leads and serves {count} LLMDeployments"
+            raise RuntimeError(f"{spec['holderIdentity']} renewed its Lease {age:.0f} s ago; see its logs")
+        return f"{spec['holderIdentity']} is the leader and serves {count} LLMDeployments"
     finally:
-        await cluster.close()
+        await client.close()
 
 
 def main() -> int:
+    """Prints the result; exit status 1 on failure."""
     try:
         print(asyncio.run(check(OperatorConfig.from_environment())))
     except (ApiError, CredentialsError, ConfigError, RuntimeError, *TRANSPORT_ERRORS) as error:

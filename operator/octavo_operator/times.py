@@ -1,4 +1,4 @@
-"""Times as the API server writes them."""
+"""Timestamps of the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import datetime
 
 
 def parse_time(text: str) -> float:
-    """Seconds since 1970."""
+    """Seconds since 1970, from RFC 3339."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

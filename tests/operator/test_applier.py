@@ -10,14 +10,14 @@ import jsonpatch
 import pytest
 from support.llmd import parsed
 
-from octavo_operator.apply import Applier, ChangedMeanwhile, NotLeading
+from octavo_operator.apply import Applier, NotLeaderError, StaleObjectError
 from octavo_operator.config import OperatorConfig
-from octavo_operator.contests import AT_ONCE
-from octavo_operator.diagnosis import CLAIM_PATIENCE, claim_pending
+from octavo_operator.contests import IMMEDIATE_REVERTS
+from octavo_operator.diagnosis import CLAIM_GRACE_SECONDS, claim_pending
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import plan, with_digest
-from octavo_operator.reconcile import look, look_at_unreadable, parse
+from octavo_operator.plan import compute_plan, with_digest
+from octavo_operator.reconcile import parse, reconcile, reconcile_invalid
 from octavo_operator.render import render
 
 CONFIG = OperatorConfig()
@@ -48,7 +48,7 @@ def carry_out(cluster: Refusing, times: int = 1, may_write: bool = True) -> list
         deployment = parsed()
         refused: list[Any] = []
         for _ in range(times):
-            refused = await applier.execute(deployment, look(deployment, [], CONFIG, frozenset(), 0.0).plan)
+            refused = await applier.execute(deployment, reconcile(deployment, [], CONFIG, frozenset(), 0.0).plan)
         return refused
 
     return asyncio.run(run())
@@ -134,11 +134,13 @@ def test_a_selector_that_was_edited_is_never_empty_while_it_is_put_back(conflict
     cluster.conflict = conflict
     assert live.foreign == ("/spec/selector",) and live.managers == ("kubectl-edit",)
     deployment = parsed()
-    todo = plan(deployment, [wanted], [live])
+    todo = compute_plan(deployment, [wanted], [live])
     applier = Applier(cluster, Store(), lambda: True)  # type: ignore[arg-type]
     refused = asyncio.run(applier.execute(deployment, todo))
-    assert [type(one) for one in refused] == [ChangedMeanwhile] * conflict
-    assert applier.refusals.to_tell(("default", "toy")) is None, "one that has changed meanwhile is no refusal"
+    assert [type(one) for one in refused] == [StaleObjectError] * conflict
+    assert applier.rejected_writes.error_to_report(("default", "toy")) is None, (
+        "one that has changed meanwhile is no refusal"
+    )
     assert all(wanted["spec"]["selector"].items() <= spec["selector"].items() for spec in cluster.seen)
     assert (cluster.seen[-1]["selector"] == wanted["spec"]["selector"]) is not conflict
     assert cluster.seen[-1]["clusterIP"] == "10.0.0.1", "what the API server chose stays"
@@ -171,12 +173,12 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
     def step() -> None:
         before = cluster.applied.count("NetworkPolicy")
         contested = applier.contests.problem(key)
-        outcome = look(deployment, store.children(key), CONFIG, frozenset(), 0.0, contested=contested)
+        outcome = reconcile(deployment, store.children(key), CONFIG, frozenset(), 0.0, contested=contested)
         asyncio.run(applier.execute(deployment, outcome.plan))
         written.extend([now[0]] * (cluster.applied.count("NetworkPolicy") - before))
         if contested:
             said.append(now[0])
-            assert "NetworkPolicy toy: /spec/policyTypes/0 was altered" in contested.message
+            assert "NetworkPolicy toy: /spec/policyTypes/0 was changed" in contested.message
             found = {one["type"]: one["reason"] for one in (outcome.status or {})["conditions"]}
             assert found["Degraded"] == "Contested" != found["Ready"], "it may serve all the same"
 
@@ -184,7 +186,7 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
         now[0] = tenth / 10
         if tenth < 100 or tenth % 50 == 0:
             step()
-    assert len([at for at in written if at < 4]) == AT_ONCE + 1
+    assert len([at for at in written if at < 4]) == IMMEDIATE_REVERTS + 1
     assert said[0] < 5
     assert len(written) < 25
     assert cluster.applied.count("Service") == 1, "the others have nothing to do with it"
@@ -208,7 +210,7 @@ def test_a_server_that_is_overloaded_is_left_alone() -> None:
 
 def test_who_does_not_lead_writes_nothing() -> None:
     cluster = Refusing()
-    with pytest.raises(NotLeading):
+    with pytest.raises(NotLeaderError):
         carry_out(cluster, may_write=False)
     assert cluster.asked == 0
 
@@ -219,7 +221,7 @@ def test_a_spec_that_cannot_be_read_keeps_what_is_known() -> None:
         "spec": {"model": {"uri": "x"}, "replicas": "two"},
         "status": {"url": "http://x", "selector": "a=b"},
     }
-    status = look_at_unreadable(parse(body), [], 0.0).status  # type: ignore[arg-type]
+    status = reconcile_invalid(parse(body), [], 0.0).status  # type: ignore[arg-type]
     assert status is not None
     found = {c["type"]: (c["status"], c["reason"], c["observedGeneration"]) for c in status["conditions"]}
     assert found["Ready"] == ("False", "InvalidSpec", 3)
@@ -231,8 +233,8 @@ def test_a_spec_that_cannot_be_read_keeps_what_is_known() -> None:
 def test_a_volume_may_take_its_time_and_then_it_is_a_problem() -> None:
     claim = {"metadata": {"name": "c"}, "status": {"phase": "Pending"}}
     pod = {"metadata": {"creationTimestamp": "1970-01-01T00:00:00Z"}, "spec": {}, "status": {}}
-    assert claim_pending(claim, [pod], 5.0) == (None, CLAIM_PATIENCE - 5)
-    problem, again = claim_pending(claim, [pod], CLAIM_PATIENCE)
+    assert claim_pending(claim, [pod], 5.0) == (None, CLAIM_GRACE_SECONDS - 5)
+    problem, again = claim_pending(claim, [pod], CLAIM_GRACE_SECONDS)
     assert problem is not None and problem.reason == "PVCPending" and again is None
     assert claim_pending({**claim, "status": {"phase": "Bound"}}, [pod], 60.0) == (None, None)
     placed = {**pod, "spec": {"nodeName": "n"}}

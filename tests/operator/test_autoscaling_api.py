@@ -14,10 +14,10 @@ import pytest
 from support.llmd import store_of
 
 from octavo_operator.autoscaling import API_SERVICE, certificate
-from octavo_operator.autoscaling.front_proxy import BadFrontProxy, FrontProxy
-from octavo_operator.autoscaling.load_reader import Reader
-from octavo_operator.autoscaling.metrics_api import BadSelector, MetricsApi, parse_selector
-from octavo_operator.autoscaling.registration import judge
+from octavo_operator.autoscaling.front_proxy import FrontProxy, FrontProxyConfigError
+from octavo_operator.autoscaling.load_reader import LoadReader
+from octavo_operator.autoscaling.metrics_api import InvalidSelectorError, MetricsApi, parse_selector
+from octavo_operator.autoscaling.registration import plan_registration
 from octavo_operator.kube.store import Store
 
 # TLS, as the aggregation layer does it.
@@ -111,8 +111,8 @@ VALUES = f"{ROOT}/namespaces/default/octavo_queue_depth"
 async def serving(store: Store, reviews: FakeReviews, *presented: Any) -> tuple[MetricsApi, int]:
     leading = asyncio.Event()
     leading.set()
-    api = MetricsApi(reviews, store, Reader(store, lambda _: None), leading)  # type: ignore[arg-type]
-    api.present(*presented)
+    api = MetricsApi(reviews, store, LoadReader(store, lambda _: None), leading)  # type: ignore[arg-type]
+    api.use_certificate(*presented)
     return api, await api.listen(0, "127.0.0.1")
 
 
@@ -135,9 +135,9 @@ def test_only_the_front_proxy_is_believed(proxy_client: certificate.ServingCerti
         stranger = client_context(server, client_certificate("proxy"))
         with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
             await ask(port, stranger, VALUES, X_Remote_User="hpa")
-        api.present(server, front_proxy(proxy_client, ("another",)))
+        api.use_certificate(server, front_proxy(proxy_client, ("another",)))
         assert (await ask(port, good, VALUES, X_Remote_User="hpa"))[0] == 401, "signed, but not by that name"
-        api.present(server, front_proxy(proxy_client, ()))
+        api.use_certificate(server, front_proxy(proxy_client, ()))
         assert (await ask(port, good, VALUES, X_Remote_User="hpa"))[0] == 200, "any name"
         await api.close()
 
@@ -152,7 +152,7 @@ def test_certificates_and_trust_are_exchanged_under_way(proxy_client: certificat
         )
         api, port = await serving(store_of(), FakeReviews(), server, front_proxy(proxy_client))
         assert (await ask(port, client_context(server, proxy_client), ROOT, X_Remote_User="a"))[0] == 200
-        api.present(later, front_proxy(other))
+        api.use_certificate(later, front_proxy(other))
         with pytest.raises(ssl.SSLCertVerificationError):
             await ask(port, client_context(server, other), ROOT, X_Remote_User="a")
         assert (await ask(port, client_context(later, other), ROOT, X_Remote_User="a"))[0] == 200
@@ -173,7 +173,7 @@ def test_a_connection_of_before_the_trust_changed_is_not_believed(proxy_client: 
         writer.write(request)
         assert b" 200 " in await reader.readline()
         await reader.readuntil(b"]}")
-        api.present(server, front_proxy(client_certificate("proxy")))
+        api.use_certificate(server, front_proxy(client_certificate("proxy")))
         writer.write(request)
         assert b" 401 " in await reader.readline()
         writer.close()
@@ -184,9 +184,9 @@ def test_a_connection_of_before_the_trust_changed_is_not_believed(proxy_client: 
 
 def test_a_cluster_without_front_proxy_is_named() -> None:
     for nothing in (None, {}, {"data": {"requestheader-allowed-names": "[]"}}):
-        with pytest.raises(BadFrontProxy, match="requestheader-client-ca-file"):
+        with pytest.raises(FrontProxyConfigError, match="requestheader-client-ca-file"):
             FrontProxy.of(nothing)
-    with pytest.raises(BadFrontProxy, match="allowed-names"):
+    with pytest.raises(FrontProxyConfigError, match="allowed-names"):
         FrontProxy.of(
             {"data": {"requestheader-client-ca-file": "BEGIN CERTIFICATE", "requestheader-allowed-names": "{"}}
         )
@@ -210,7 +210,7 @@ def test_selectors(selector: str, names: set[str]) -> None:
 
 @pytest.mark.parametrize("selector", ["other=a", "octavo.dev/llmdeployment!=a", "octavo.dev/llmdeployment", "!x"])
 def test_selectors_of_other_labels_are_refused(selector: str) -> None:
-    with pytest.raises(BadSelector):
+    with pytest.raises(InvalidSelectorError):
         parse_selector(selector)
 
 
@@ -220,27 +220,27 @@ SERVICE = {"namespace": "system", "name": "ours", "port": 443}
 
 
 def api_service(name: str = "ours", bundle: str = "b") -> Any:
-    standing = judge(None, True, {**SERVICE, "name": name}, bundle, None)
-    assert standing.write
-    return {**standing.write, "metadata": {**standing.write["metadata"], "uid": "u", "resourceVersion": "7"}}
+    ownership_of = plan_registration(None, True, {**SERVICE, "name": name}, bundle, None)
+    assert ownership_of.write
+    return {**ownership_of.write, "metadata": {**ownership_of.write["metadata"], "uid": "u", "resourceVersion": "7"}}
 
 
 def test_the_apiservice_is_made_kept_in_step_and_taken_back() -> None:
     live = api_service()
     assert live["metadata"]["name"] == API_SERVICE
-    assert judge(live, True, SERVICE, "b", None).write is None
-    renewed = judge(live, True, SERVICE, "c", None).write
+    assert plan_registration(live, True, SERVICE, "b", None).write is None
+    renewed = plan_registration(live, True, SERVICE, "c", None).write
     assert renewed
     assert (renewed["spec"]["caBundle"], renewed["metadata"]["resourceVersion"]) == ("c", "7")
-    assert judge(live, False, SERVICE, "", None).delete
-    assert not judge(None, False, SERVICE, "", None).delete
+    assert plan_registration(live, False, SERVICE, "", None).delete
+    assert not plan_registration(None, False, SERVICE, "", None).delete
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_an_apiservice_of_others_is_never_touched(wanted: bool) -> None:
-    standing = judge(api_service("keda-operator-metrics-apiserver"), wanted, SERVICE, "b", None)
-    assert (standing.write, standing.delete) == (None, False)
+    ownership_of = plan_registration(api_service("keda-operator-metrics-apiserver"), wanted, SERVICE, "b", None)
+    assert (ownership_of.write, ownership_of.delete) == (None, False)
     if wanted:
-        assert standing.problem
-        assert standing.problem.reason == "APIServiceTaken"
-        assert "system/keda-operator-metrics-apiserver" in standing.problem.message
+        assert ownership_of.problem
+        assert ownership_of.problem.reason == "APIServiceTaken"
+        assert "system/keda-operator-metrics-apiserver" in ownership_of.problem.message

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.autoscaling.decision import decide, estimate, learn, noted
+from octavo_operator.autoscaling.decision import decide, estimate_capacity, rounded_capacity, update_capacity
 from octavo_operator.autoscaling.metrics_page import Load
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import render
@@ -34,9 +34,9 @@ def settled(replicas: int, demand: int, capacity: int, target: int) -> list[int]
     out = [replicas]
     for _ in range(6):
         loads = fleet(replicas, demand, capacity)
-        one = learn(known, loads) or estimate(loads)
+        one = update_capacity(known, loads) or estimate_capacity(loads)
         replicas = horizontal(replicas, decide(replicas, target, loads, one).metric, target)
-        known = learn(known, loads)
+        known = update_capacity(known, loads)
         out.append(replicas)
     return out
 
@@ -95,23 +95,25 @@ def test_what_is_not_known_takes_no_replica_away(
 
 
 def test_what_a_replica_holds_is_learnt() -> None:
-    assert learn(None, [Load(3, 0, max_running=64)]) is None
-    assert learn(None, [Load(7, 2), Load(9, 1), Load(1, 0)]) == 8, "those that are full tell"
-    assert learn(8, [Load(5, 0)]) == 8, "remembered when the queue is gone, or the fleet would shrink and grow again"
-    assert learn(8, [Load(12, 0)]) == 12, "requests have become smaller"
-    assert estimate([Load(5, 0, kv_usage=0.5, max_running=64)]) == 10, "KV memory is the narrower limit"
-    assert estimate([Load(5, 0, kv_usage=0.01, max_running=64)]) == 64
-    assert estimate([Load(0, 0)], 16) == 16
-    assert estimate([Load(5, 0)]) is None
+    assert update_capacity(None, [Load(3, 0, max_running=64)]) is None
+    assert update_capacity(None, [Load(7, 2), Load(9, 1), Load(1, 0)]) == 8, "those that are full tell"
+    assert update_capacity(8, [Load(5, 0)]) == 8, (
+        "remembered when the queue is gone, or the fleet would shrink and grow again"
+    )
+    assert update_capacity(8, [Load(12, 0)]) == 12, "requests have become smaller"
+    assert estimate_capacity([Load(5, 0, kv_usage=0.5, max_running=64)]) == 10, "KV memory is the narrower limit"
+    assert estimate_capacity([Load(5, 0, kv_usage=0.01, max_running=64)]) == 64
+    assert estimate_capacity([Load(0, 0)], 16) == 16
+    assert estimate_capacity([Load(5, 0)]) is None
 
 
 @given(st.one_of(st.none(), st.integers(1, 500)), st.floats(1, 500))
 def test_a_status_tells_of_what_is_learnt_and_does_not_chatter(before: int | None, capacity: float) -> None:
-    said = noted(before, capacity)
+    said = rounded_capacity(before, capacity)
     assert said is not None
     assert abs(said - capacity) <= max(0.75, said / 10, (before or 0) / 10)
-    assert noted(said, capacity) == said
-    assert noted(before, None) == before, "an operator that has just begun has nothing to add"
+    assert rounded_capacity(said, capacity) == said
+    assert rounded_capacity(before, None) == before, "an operator that has just begun has nothing to add"
 
 
 # What is rendered.

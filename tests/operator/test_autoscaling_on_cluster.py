@@ -193,7 +193,7 @@ def test_pods_that_cannot_be_read_take_no_replica_away(
     assert replicas(api, nodes) == before >= 3
     for replica in list(fleet.replicas.values()):
         replica.answers = "500"
-    eventually(lambda: "answers 500" in condition(api, nodes)["message"], 30)
+    eventually(lambda: "HTTP status 500" in condition(api, nodes)["message"], 30)
     assert condition(api, nodes)["status"] == "False"
     time.sleep(4 + 3 * SYNC_SECONDS)
     assert replicas(api, nodes) == before

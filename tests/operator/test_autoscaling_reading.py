@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.llmd import parsed, store_of
 
-from octavo_operator.autoscaling.load_reader import DEADLINE_SECONDS, NoReading, Reader, places
-from octavo_operator.autoscaling.metrics_page import BadPage, Load, parse
+from octavo_operator.autoscaling.load_reader import TIMEOUT_SECONDS, LoadReader, MetricUnavailableError, scrape_targets
+from octavo_operator.autoscaling.metrics_page import Load, MetricsPageError, parse
 from octavo_operator.kube.store import Store
 
 PAGE = b"""# HELP vllm:num_requests_running Sequences
@@ -62,7 +62,7 @@ def test_a_real_page_is_understood() -> None:
     ],
 )
 def test_nonsense_is_named(page: bytes, said: str) -> None:
-    with pytest.raises(BadPage, match=said.replace("+", r"\+")):
+    with pytest.raises(MetricsPageError, match=said.replace("+", r"\+")):
         parse(page)
 
 
@@ -72,14 +72,14 @@ def test_nonsense_is_named(page: bytes, said: str) -> None:
 def test_any_bytes_are_a_load_or_refused(junk: bytes) -> None:
     try:
         parse(junk)
-    except BadPage:
+    except MetricsPageError:
         pass
 
 
 def test_no_page_takes_long() -> None:
     for part in (b"vllm:num_requests_running{", b'vllm:num_requests_running{a="', b"vllm:num_requests_running "):
         start = time.process_time()
-        with pytest.raises(BadPage):
+        with pytest.raises(MetricsPageError):
             parse(part * (2**21 // len(part)))
         assert time.process_time() - start < 1
 
@@ -110,17 +110,17 @@ def test_pods_that_go_or_cannot_run_hold_nothing() -> None:
     unscheduled["status"]["conditions"] = [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient x"}
     ]
-    asked, sure = places(deployment, [pod("a"), leaving, broken, unscheduled], None)
+    asked, sure = scrape_targets(deployment, [pod("a"), leaving, broken, unscheduled], None)
     assert ([place.name for place in asked], sure) == (["a"], True)
 
 
 def test_pods_that_load_or_are_missing_leave_doubt() -> None:
     deployment = parsed(replicas=2, autoscaling={"maxReplicas": 4})
-    assert places(deployment, [pod("a"), pod("b")], None)[1]
-    assert not places(deployment, [pod("a"), pod("b", ready=False)], None)[1]
-    assert not places(deployment, [pod("a")], None)[1], "one is missing"
+    assert scrape_targets(deployment, [pod("a"), pod("b")], None)[1]
+    assert not scrape_targets(deployment, [pod("a"), pod("b", ready=False)], None)[1]
+    assert not scrape_targets(deployment, [pod("a")], None)[1], "one is missing"
     refused = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True"}]}}
-    assert places(deployment, [pod("a")], refused)[1], "a quota forbids it: it will stay missing"
+    assert scrape_targets(deployment, [pod("a")], refused)[1], "a quota forbids it: it will stay missing"
 
 
 # Real pods' worth of HTTP servers.
@@ -195,12 +195,12 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
-        ("silence", b"", "no answer within"),
-        ("drip", b"", "no answer within"),
+        ("silence", b"", "no response within"),
+        ("drip", b"", "no response within"),
         ("flood", b"", "larger than"),
         ("nonsense", b"", ""),
-        ("status", b"", "answers 500"),
-        ("redirect", b"", "answers 302"),
+        ("status", b"", "HTTP status 500"),
+        ("redirect", b"", "HTTP status 302"),
         ("page", b"<html></html>", "no vllm:num_requests_running"),
         ("page", b"vllm:num_requests_running NaN\nvllm:num_requests_waiting 0\n", "NaN"),
         (None, b"", ""),
@@ -216,10 +216,10 @@ def test_a_bad_pod_costs_its_deadline_and_no_replica(
 
     async def run() -> None:
         now = [0.0]
-        reader = Reader(store, told.append, clock=lambda: now[0])
+        reader = LoadReader(store, told.append, clock=lambda: now[0])
         start = time.monotonic()
         decision = await reader.read(KEY)
-        assert time.monotonic() - start < DEADLINE_SECONDS + 1
+        assert time.monotonic() - start < TIMEOUT_SECONDS + 1
         assert (decision.needed, decision.held) == (2, True), "the last good decision is kept"
         assert reader.problem(KEY) is None, "a moment's failure is not worth a condition"
         now[0] += 60
@@ -240,8 +240,8 @@ def test_when_no_pod_can_be_read_there_is_no_number(engine: Callable[..., int]) 
     store = store_of(pod("a", port=engine("status")), pod("b", port=free_port()), replicas=2)
 
     async def run() -> None:
-        reader = Reader(store, lambda _: None)
-        with pytest.raises(NoReading, match="2 of 2 pods"):
+        reader = LoadReader(store, lambda _: None)
+        with pytest.raises(MetricUnavailableError, match="2 of 2 pods"):
             await reader.read(KEY)
         await reader.close()
 
@@ -254,7 +254,7 @@ def test_a_good_page_of_ten_thousand_lines_is_read(engine: Callable[..., int]) -
     store = store_of(pod("a", port=engine("page", page)))
 
     async def run() -> None:
-        reader = Reader(store, lambda _: None)
+        reader = LoadReader(store, lambda _: None)
         start = time.monotonic()
         decision = await reader.read(KEY)
         assert time.monotonic() - start < 2
@@ -272,10 +272,10 @@ def test_fifty_silent_pods_cost_no_more_than_one(engine: Callable[..., int]) -> 
     )
 
     async def run() -> None:
-        reader = Reader(store, lambda _: None)
+        reader = LoadReader(store, lambda _: None)
         start = time.monotonic()
         decisions = await asyncio.gather(*(reader.read(KEY) for _ in range(20)))
-        assert time.monotonic() - start < 2 * DEADLINE_SECONDS + 1
+        assert time.monotonic() - start < 2 * TIMEOUT_SECONDS + 1
         assert len({id(decision) for decision in decisions}) == 1, "one reading for all who ask"
         assert decisions[0].needed > 1, "what can be read still adds replicas"
         await reader.close()
@@ -289,7 +289,7 @@ def test_an_operator_that_starts_knows_what_a_replica_holds(engine: Callable[...
     queue = b"vllm:num_requests_running 8\nvllm:num_requests_waiting 30\noctavo:max_num_seqs 64\n"
 
     async def needed(store: Store, told: list[Any]) -> int:
-        reader = Reader(store, told.append)
+        reader = LoadReader(store, told.append)
         decision = await reader.read(KEY)
         await reader.close()
         return decision.needed
@@ -328,7 +328,7 @@ def test_a_queue_of_a_moment_is_none() -> None:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-        reader = Reader(store_of(pod("a", port=port)), lambda _: None)
+        reader = LoadReader(store_of(pod("a", port=port)), lambda _: None)
         assert (await reader.read(KEY)).needed == 1
         assert len(asked) == 2
         await reader.close()

@@ -18,10 +18,9 @@ from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
 
 from octavo_operator.config import OperatorConfig
-from octavo_operator.controller import OPTIONAL
 from octavo_operator.diff import first_difference
-from octavo_operator.plan import CHILD_KINDS
-from octavo_operator.reconcile import look, parse
+from octavo_operator.kube.resources import CHILD_KINDS, OPTIONAL_KINDS
+from octavo_operator.reconcile import parse, reconcile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -76,7 +75,7 @@ def differences(cluster: Cluster, namespace: str) -> list[str]:
     expected = set()
     for item in cluster.get("llmd", namespace=namespace)["items"]:
         deployment = parse(item)
-        desired = look(deployment, [], OperatorConfig(), frozenset(), time.time()).plan.actions  # type: ignore[arg-type]
+        desired = reconcile(deployment, [], OperatorConfig(), frozenset(), time.time()).plan.actions  # type: ignore[arg-type]
         if (item.get("status") or {}).get("observedGeneration") != item["metadata"]["generation"]:
             out.append(f"status of {item['metadata']['name']}")
         for action in desired:
@@ -92,7 +91,7 @@ def differences(cluster: Cluster, namespace: str) -> list[str]:
             wanted = [v["name"] for v in deep(manifest, "spec", "template", "spec", "containers", 0, "env") or []]
             if env != wanted:
                 out.append(f"{kind} {name}: {env}")
-    kinds = ",".join(kind for kind in CHILD_KINDS if kind not in OPTIONAL)
+    kinds = ",".join(kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS)
     found = cluster.get(kinds, namespace=namespace)["items"]
     ours = {(o["kind"], o["metadata"]["name"]) for o in found if o["metadata"].get("ownerReferences")}
     return out + [f"{kind} {name} is left over" for kind, name in ours - expected]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from support.llmd import manifest
 
 from octavo_operator.api import KIND
-from octavo_operator.autoscaling.load_reader import Reader
-from octavo_operator.claims import Claims, claimant, scope, selects, serves
+from octavo_operator.autoscaling.load_reader import LoadReader
+from octavo_operator.claims import Claims, claimant, selects, serves
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
 from octavo_operator.kube.client import ApiError
+from octavo_operator.kube.lease import scope_annotations
 from octavo_operator.kube.store import Observed, Store
 
 Json = dict[str, Any]
@@ -46,13 +47,13 @@ class ApiServer:
         body["metadata"].setdefault("generation", 1)
         self.objects[kind, body["metadata"]["name"]] = body
         for controller in self.watchers:
-            controller.saw(kind, copy.deepcopy(body))
+            controller.on_change(kind, copy.deepcopy(body))
         return copy.deepcopy(body)
 
     def renew(self, config: OperatorConfig) -> None:
         self.version += 1
         self.leases[config.operator_id] = {
-            "metadata": {"resourceVersion": str(self.version), "annotations": scope(config)},
+            "metadata": {"resourceVersion": str(self.version), "annotations": scope_annotations(config)},
             "spec": {"holderIdentity": config.identity, "leaseDurationSeconds": 15},
         }
 
@@ -62,7 +63,7 @@ class Way:
 
     def __init__(self, server: ApiServer, who: str) -> None:
         self.server, self.who = server, who
-        self.on_answer: Any = None
+        self.on_response: Any = None
 
     async def get(self, kind: str, namespace: str, name: str, timeout: float = 15) -> Json | None:
         await asyncio.sleep(0)
@@ -104,7 +105,7 @@ class Lease:
 
 def operator(server: ApiServer, config: OperatorConfig) -> Controller:
     one = Controller(Way(server, config.namespace), config, Lease())  # type: ignore[arg-type]
-    one.listed_all()
+    one.on_all_listed()
     server.watchers.append(one)
     server.renew(config)
     return one
@@ -112,7 +113,7 @@ def operator(server: ApiServer, config: OperatorConfig) -> Controller:
 
 async def settle(*controllers: Controller) -> None:
     """Everybody works until nobody has anything to do, or for ever."""
-    tasks = [asyncio.create_task(one.work()) for one in controllers]
+    tasks = [asyncio.create_task(one.run_worker()) for one in controllers]
     quiet = 0
     async with asyncio.timeout(10):
         while quiet < 50:
@@ -158,8 +159,8 @@ def test_the_other_one_says_so_in_its_metrics_and_does_not_scale() -> None:
     other = asyncio.run(run())
     assert b"octavo_operator_llmdeployments_of_others 1.0" in other.metrics.expose()
     assert b"octavo_llmdeployment_condition{" not in other.metrics.expose(), "nothing is counted twice"
-    assert Reader(other.store, lambda _: None, operator=B.operator_id).scaled() == []
-    assert len(Reader(other.store, lambda _: None, operator=A.operator_id).scaled()) == 1
+    assert LoadReader(other.store, lambda _: None, operator=B.operator_id).scaled() == []
+    assert len(LoadReader(other.store, lambda _: None, operator=A.operator_id).scaled()) == 1
 
 
 @pytest.mark.parametrize("how", ["lease deleted", "lease unchanged for long", "other selector", "other namespaces"])
@@ -204,13 +205,13 @@ def test_a_lease_that_may_not_be_read_counts_until_a_change_is_not_noticed() -> 
         server, now = ApiServer(), [0.0]
         server.unreadable = {"a"}
         claims = Claims(Way(server, "b"), B, lambda: now[0])  # type: ignore[arg-type]
-        found = [await claims.holds(A.operator_id, body)]
+        found = [await claims.is_valid(A.operator_id, body)]
         now[0] += 1000
-        found.append(await claims.holds(A.operator_id, body))
+        found.append(await claims.is_valid(A.operator_id, body))
         body["metadata"]["generation"] = 3
-        found.append(await claims.holds(A.operator_id, body))
+        found.append(await claims.is_valid(A.operator_id, body))
         now[0] += 61
-        found.append(await claims.holds(A.operator_id, body))
+        found.append(await claims.is_valid(A.operator_id, body))
         return found
 
     assert asyncio.run(run()) == [True, True, True, False]
@@ -276,7 +277,7 @@ def test_label_selectors(selector: str, found: bool) -> None:
 def test_the_scope_that_a_lease_tells_is_the_operators(namespaces: list[str], selector: str) -> None:
     config = OperatorConfig(watch_namespaces=tuple(namespaces), selector=selector)
     body = {"metadata": {"name": "toy", "namespace": "default", "labels": {"team": "a"}}}
-    lease = {"metadata": {"annotations": scope(config)}}
+    lease = {"metadata": {"annotations": scope_annotations(config)}}
     assert serves(lease, body) is ((not namespaces or "default" in namespaces) and selector != "team=b")
 
 
@@ -285,4 +286,4 @@ def test_a_store_without_claims_is_scaled_as_before() -> None:
     body = copy.deepcopy(AUTOSCALED)
     body["metadata"] |= {"uid": "u", "resourceVersion": "1"}
     store.put(Observed.of(KIND, body["apiVersion"], body))
-    assert len(Reader(store, lambda _: None, operator=B.operator_id).scaled()) == 1
+    assert len(LoadReader(store, lambda _: None, operator=B.operator_id).scaled()) == 1

@@ -16,7 +16,7 @@ from octavo_operator.controller import Controller
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import Apply, Delete
-from octavo_operator.reconcile import Outcome, look
+from octavo_operator.reconcile import Outcome, reconcile
 
 Json = dict[str, Any]
 
@@ -79,7 +79,7 @@ def changed(serving: bool, **spec: Any) -> tuple[Controller, Answers]:
     cluster = Answers(body)
     controller = Controller(cluster, CONFIG, Lease())  # type: ignore[arg-type]
     if serving:
-        for action in look(parsed(), [], CONFIG, frozenset(), 0.0).plan.actions:
+        for action in reconcile(parsed(), [], CONFIG, frozenset(), 0.0).plan.actions:
             assert isinstance(action, Apply)
             one = as_live(action.manifest)
             controller.store.put(Observed.of(one["kind"], one["apiVersion"], one))
@@ -89,7 +89,7 @@ def changed(serving: bool, **spec: Any) -> tuple[Controller, Answers]:
 
 def look_at(controller: Controller, times: int = 1) -> bool:
     async def run() -> bool:
-        return [await controller._look_at(KEY) for _ in range(times)][-1]
+        return [await controller._reconcile(KEY) for _ in range(times)][-1]
 
     return asyncio.run(run())
 
@@ -142,7 +142,7 @@ def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Excep
     assert found["Ready"] == ("False", "Applying")
     assert found["Progressing"] == ("True", "Applying")
     cluster.error = None
-    time.sleep(controller._applier.refusals.due_after(KEY) or 0)
+    time.sleep(controller._applier.rejected_writes.retry_after(KEY) or 0)
     look_at(controller)
     assert conditions(cluster.said[-1])["Progressing"] == ("False", "Complete")
 
@@ -159,7 +159,7 @@ def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Excep
 def test_what_lasts_is_a_condition_and_an_event_and_ends_with_its_cause(error: Exception, reason: str) -> None:
     controller, cluster = changed(serving=True, engine={"maxNumSeqs": 7})
     now = [0.0]
-    controller._applier.refusals._clock = lambda: now[0]
+    controller._applier.rejected_writes._clock = lambda: now[0]
     cluster.error = error
     for now[0] in (0.0, 0.5, 1.5, 3.5):
         assert not look_at(controller)
@@ -222,11 +222,13 @@ def test_what_is_not_about_pods_is_done_though_the_spec_makes_none() -> None:
 
 def test_pods_that_stay_keep_their_claim_though_the_spec_makes_none() -> None:
     claim = {"model": {"uri": "hf://a/b", "cache": {"mode": "pvc", "pvc": {"size": "1Gi"}}}}
-    first = look(parsed(**claim), [], CONFIG, frozenset(), 0.0)
+    first = reconcile(parsed(**claim), [], CONFIG, frozenset(), 0.0)
     children = [Observed.of(one["kind"], one["apiVersion"], one) for one in map(as_live, applied(first))]
     bad = parsed(podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
-    assert not [one for one in look(bad, children, CONFIG, frozenset(), 1.0).plan.actions if isinstance(one, Delete)]
-    good = look(parsed(), children, CONFIG, frozenset(), 1.0).plan.actions
+    assert not [
+        one for one in reconcile(bad, children, CONFIG, frozenset(), 1.0).plan.actions if isinstance(one, Delete)
+    ]
+    good = reconcile(parsed(), children, CONFIG, frozenset(), 1.0).plan.actions
     assert [one.target.kind for one in good if isinstance(one, Delete)] == ["PersistentVolumeClaim"]
 
 

@@ -26,7 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from octavo_operator.autoscaling import certificate
 from octavo_operator.kube import credentials
-from octavo_operator.kube.client import ApiError, Cluster
+from octavo_operator.kube.client import ApiError, KubeClient
 from octavo_operator.kube.credentials import CredentialsError
 
 Json = dict[str, Any]
@@ -139,7 +139,7 @@ def runs(folder: Path) -> int:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(credentials, "_MIN_INTERVAL_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("quick")
@@ -151,7 +151,7 @@ def test_a_token_of_a_program_is_used_until_it_is_refused(
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(log_in_program(tmp_path))
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             assert cluster.namespace == "mine"
             server.taken = "token-1"
             for _ in range(3):
@@ -179,14 +179,14 @@ def test_a_token_that_expires_is_replaced_before_it_does(
 ) -> None:
     """Also for the sessions that kopf was given, in its own thread and event loop."""
 
-    async def ask(cluster: Cluster) -> int:
+    async def ask(cluster: KubeClient) -> int:
         async with cluster.new_session() as session, session.get(f"{cluster.server}/watch") as response:
             return response.status
 
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(log_in_program(tmp_path, "3"))
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             statuses = []
             for _ in range(12):
                 server.taken = f"token-{runs(tmp_path)}" if not cluster._credentials.is_due() else None
@@ -232,7 +232,7 @@ def test_a_program_may_give_a_certificate(tmp_path: Path, server: Server, kubeco
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(log_in_program(tmp_path))
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             assert await cluster.call("GET", "/api") == {"ok": True}
             await cluster.close()
 
@@ -251,7 +251,7 @@ def test_what_stands_in_the_file_itself(tmp_path: Path, server: Server, kubeconf
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(user)
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             await cluster.call("GET", "/api")
             (tmp_path / "token").write_text("second\n")
             cluster._credentials._due = 0.0  # type: ignore[attr-defined]
@@ -271,12 +271,12 @@ def test_another_name_of_the_server_may_be_given(tmp_path: Path, server: Server,
         async with server.running(tmp_path):
             address = f"https://127.0.0.1:{server.port}"
             kubeconfig({"token": "x"}, server=address)
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             with pytest.raises(OSError, match="certificate"):
                 await cluster.call("GET", "/api")
             await cluster.close()
             kubeconfig({"token": "x"}, server=address, **{"tls-server-name": "localhost"})
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             assert await cluster.call("GET", "/api") == {"ok": True}
             await cluster.close()
 
@@ -293,7 +293,7 @@ def test_several_files_are_one_kubeconfig(tmp_path: Path, server: Server, kubeco
             monkeypatch.setenv(
                 "KUBECONFIG", os.pathsep.join([str(path), str(tmp_path / "none"), str(tmp_path / "users")])
             )
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             await cluster.call("GET", "/api")
             await cluster.close()
 
@@ -326,7 +326,7 @@ def test_a_file_that_makes_no_sense_is_one_line(tmp_path: Path, monkeypatch: Any
 def test_a_program_that_fails_is_named(tmp_path: Path, kubeconfig: Any) -> None:
     (tmp_path / "broken").touch()
     kubeconfig(log_in_program(tmp_path), server="https://localhost:1")
-    with pytest.raises(CredentialsError, match=r"log-in program \./log-in gave no credentials"):
+    with pytest.raises(CredentialsError, match=r"exec plugin \./log-in returned no credentials"):
         credentials.find()
 
 
@@ -337,7 +337,7 @@ def test_one_that_fails_later_keeps_what_there_was(
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(log_in_program(tmp_path, "2"))
-            cluster = Cluster.connect()
+            cluster = KubeClient.connect()
             (tmp_path / "broken").touch()
             for _ in range(4):
                 await cluster.call("GET", "/api")

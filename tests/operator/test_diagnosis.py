@@ -337,12 +337,12 @@ def test_events_are_read_of_pods_that_hang_alone_and_seldom() -> None:
 @pytest.mark.parametrize(
     ("limit", "said", "words"),
     [
-        ("1Gi", None, "more memory than resources.limits.memory (1Gi) allows"),
+        ("1Gi", None, "exceeded resources.limits.memory (1Gi)"),
         ("1Gi", "cpu, memory request for container engine; cpu, memory limit for container engine", "LimitRange"),
         ("1Gi", "memory limit for container engine", "LimitRange"),
         ("1Gi", "memory request for container engine; cpu limit for container engine", "resources.limits.memory (1Gi)"),
         ("1Gi", "memory limit for init container fetch", "resources.limits.memory (1Gi)"),
-        (None, None, "its node had no memory left"),
+        (None, None, "its node ran out of memory"),
     ],
 )
 def test_who_set_the_limit_of_memory_is_told_truly(limit: str | None, said: str | None, words: str) -> None:

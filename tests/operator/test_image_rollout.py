@@ -13,10 +13,10 @@ from support.llmd import manifest, parsed
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment
 from octavo_operator.config import OperatorConfig
-from octavo_operator.image_rollout import ImageRollout, Member, before
+from octavo_operator.image_rollout import ImageRollout, Member, members_before
 from octavo_operator.kube.store import Observed, Store
 from octavo_operator.plan import Apply
-from octavo_operator.reconcile import Outcome, look
+from octavo_operator.reconcile import Outcome, reconcile
 
 Json = dict[str, Any]
 
@@ -38,7 +38,9 @@ def test_all_take_it_in_order_and_never_more_than_so_many_at_a_time(
     went: list[str] = []
     while any(one.is_behind or not one.is_complete for one in fleet.values()):
         moves = [one.name for one in fleet.values() if not one.is_complete]
-        moves += [one.name for one in fleet.values() if one.is_behind and not before(one, fleet.values(), limit)]
+        moves += [
+            one.name for one in fleet.values() if one.is_behind and not members_before(one, fleet.values(), limit)
+        ]
         assert moves, "nobody may go, though not all have it"
         name = data.draw(st.sampled_from(sorted(moves)))
         if fleet[name].is_behind:
@@ -58,8 +60,8 @@ def test_a_broken_image_stops_at_the_first_and_one_that_cannot_take_it_stops_nob
     broken = Member("n", "a", 0, "1", is_behind=False, is_complete=False)
     stuck = Member("n", "b", 0, "2", is_behind=True, is_complete=True, is_stuck=True)
     waits = Member("n", "c", 0, "3", is_behind=True, is_complete=True)
-    assert before(waits, [broken, stuck, waits], 1) == [broken]
-    assert before(waits, [stuck, waits], 1) == []
+    assert members_before(waits, [broken, stuck, waits], 1) == [broken]
+    assert members_before(waits, [stuck, waits], 1) == []
 
 
 class Fleet:
@@ -81,7 +83,7 @@ class Fleet:
         self.version += 1
         return str(self.version)
 
-    def look(self, name: str, config: OperatorConfig) -> Outcome:
+    def reconcile(self, name: str, config: OperatorConfig) -> Outcome:
         """Looks, and does what is to be done with the Deployment."""
         self.now += 10
         seen = self.store.get(KIND, "default", name)
@@ -89,7 +91,7 @@ class Fleet:
         deployment = LLMDeployment.from_json(seen.body)
         turn = ImageRollout(self.store, config, lambda: self.now).turn(deployment)
         children = self.store.children(("default", name))
-        outcome = look(deployment, children, config, frozenset(), self.now, image_turn=turn)
+        outcome = reconcile(deployment, children, config, frozenset(), self.now, image_turn=turn)
         for action in outcome.plan.actions:
             if isinstance(action, Apply) and action.manifest["kind"] == "Deployment":
                 self.put_deployment(action.manifest, ready=False)
@@ -125,22 +127,22 @@ def test_a_new_image_of_the_operator_reaches_followers_one_after_the_other() -> 
     fleet = Fleet(first=follow, second=follow, canary=canary, pinned={}, own={"engine": {"image": "mine:1"}})
     names = ("first", "second", "canary", "pinned", "own")
     for name in names:
-        fleet.look(name, OLD)
+        fleet.reconcile(name, OLD)
         fleet.become_ready(name)
     for _ in range(2):
-        outcomes = {name: fleet.look(name, NEW) for name in names}
+        outcomes = {name: fleet.reconcile(name, NEW) for name in names}
     assert [fleet.image(name) for name in names] == ["engine:1", "engine:1", "engine:2", "engine:1", "mine:1"]
     assert up_to_date(outcomes["second"])[:2] == ("False", "WaitingForOthers")
     assert "default/canary, default/first" in up_to_date(outcomes["second"])[2]
-    assert outcomes["first"].again_after, "nothing tells it that the canary is ready"
+    assert outcomes["first"].requeue_after, "nothing tells it that the canary is ready"
     fleet.become_ready("canary")
     for name in names:
-        fleet.look(name, NEW)
+        fleet.reconcile(name, NEW)
     assert [fleet.image(name) for name in names[:2]] == ["engine:2", "engine:1"]
     fleet.become_ready("first")
-    fleet.look("second", NEW)
+    fleet.reconcile("second", NEW)
     fleet.become_ready("second")
-    outcomes = {name: fleet.look(name, NEW) for name in names}
+    outcomes = {name: fleet.reconcile(name, NEW) for name in names}
     assert [fleet.image(name) for name in names] == ["engine:2", "engine:2", "engine:2", "engine:1", "mine:1"]
     assert up_to_date(outcomes["second"])[:2] == ("True", "UpToDate")
     assert not [action for outcome in outcomes.values() for action in outcome.plan.actions
@@ -153,22 +155,22 @@ def test_models_that_are_down_anyway_keep_nobody_from_a_new_image() -> None:
     canary = {"engine": {"imagePolicy": "Follow", "imagePriority": 5}}
     fleet = Fleet(broken=canary, first=follow, second=follow)
     for name in ("broken", "first", "second"):
-        fleet.look(name, OLD)
+        fleet.reconcile(name, OLD)
     fleet.become_ready("first")
     fleet.become_ready("second")
     fleet.write("new", follow, "2026-02-01T00:00:00Z")
     for name in ("new", "broken", "first", "second"):
-        fleet.look(name, NEW)
+        fleet.reconcile(name, NEW)
     assert [fleet.image(name) for name in ("new", "broken", "first", "second")] == [
         "engine:2", "engine:1", "engine:2", "engine:1",
     ]  # fmt: skip
-    assert up_to_date(fleet.look("second", NEW))[2].endswith("before this one: default/first")
+    assert up_to_date(fleet.reconcile("second", NEW))[2].endswith("before this one: default/first")
     fleet.become_ready("first")
-    fleet.look("second", NEW)
-    fleet.look("broken", NEW)
+    fleet.reconcile("second", NEW)
+    fleet.reconcile("broken", NEW)
     assert [fleet.image(name) for name in ("broken", "second")] == ["engine:1", "engine:2"]
     fleet.become_ready("second")
-    fleet.look("broken", NEW)
+    fleet.reconcile("broken", NEW)
     assert fleet.image("broken") == "engine:2"
 
 
@@ -176,28 +178,28 @@ def test_models_that_are_down_anyway_keep_nobody_from_a_new_image() -> None:
 def test_the_operators_policy_is_of_those_that_name_none(limit: int) -> None:
     fleet = Fleet(a={}, b={}, c={}, pinned={"engine": {"imagePolicy": "Pinned"}})
     for name in ("a", "b", "c", "pinned"):
-        fleet.look(name, OLD)
+        fleet.reconcile(name, OLD)
         fleet.become_ready(name)
     new = dataclasses.replace(NEW, image_policy="Follow", image_rollouts=limit)
     for name in ("c", "b", "a", "pinned"):
-        fleet.look(name, new)
+        fleet.reconcile(name, new)
     images = [fleet.image(name) for name in ("a", "b", "c", "pinned")]
     assert images == ["engine:2", *(["engine:2"] if limit == 2 else ["engine:1"]), "engine:1", "engine:1"]
 
 
 def test_choosing_to_follow_replaces_no_pod_by_itself() -> None:
     fleet = Fleet(a={})
-    fleet.look("a", OLD)
+    fleet.reconcile("a", OLD)
     fleet.become_ready("a")
     fleet.write("a", {"engine": {"imagePolicy": "Follow", "imagePriority": 3}}, "2026-01-01T00:00:00Z", generation=2)
-    outcome = fleet.look("a", OLD)
+    outcome = fleet.reconcile("a", OLD)
     assert not [one for one in outcome.plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "Deployment"]
 
 
 def test_an_operator_of_another_version_writes_no_deployment() -> None:
     """Of those that were made by a version which recorded less, too."""
     fleet = Fleet(a={})
-    fleet.look("a", OLD)
+    fleet.reconcile("a", OLD)
     live = fleet.store.get("Deployment", "default", "a")
     assert live is not None
     body = live.body
@@ -205,6 +207,6 @@ def test_an_operator_of_another_version_writes_no_deployment() -> None:
     record = json.loads(annotations["octavo.dev/pod-template"])
     assert {"uid", "generation", "image"} <= record.keys()
     assert record["image"] == "engine:1"
-    outcome = fleet.look("a", NEW)
+    outcome = fleet.reconcile("a", NEW)
     assert not [one for one in outcome.plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "Deployment"]
     assert parsed().spec.engine.image_policy is None

@@ -11,7 +11,7 @@ from octavo_operator.api import KIND
 from octavo_operator.autoscaling.registration import Registration
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.kube.lease import LeaseHolder
+from octavo_operator.kube.lease import LeaderElector
 
 Json = dict[str, Any]
 
@@ -24,7 +24,7 @@ class ApiServer:
         self.version = 10
         self.body = wanted(1, 1)
         self.replicas: list[int] = []
-        self.on_answer: Any = None
+        self.on_response: Any = None
 
     async def get(self, kind: str, namespace: str, name: str, timeout: float = 15) -> Json | None:
         if kind != "Lease" or self.lease is None:
@@ -59,12 +59,12 @@ def test_a_change_heard_of_while_the_lease_is_stale_is_made_once_it_is_renewed()
     async def run() -> list[int]:
         server = ApiServer()
         config = OperatorConfig(lease_seconds=3)
-        lease = LeaseHolder(server, config)  # type: ignore[arg-type]
+        lease = LeaderElector(server, config)  # type: ignore[arg-type]
         controller = Controller(server, config, lease)  # type: ignore[arg-type]
-        controller.listed_all()
-        tasks = [asyncio.create_task(lease.run()), asyncio.create_task(controller.work())]
+        controller.on_all_listed()
+        tasks = [asyncio.create_task(lease.run()), asyncio.create_task(controller.run_worker())]
         try:
-            controller.saw(KIND, server.body)
+            controller.on_change(KIND, server.body)
             async with asyncio.timeout(5):
                 while server.replicas != [1]:
                     await asyncio.sleep(0.01)
@@ -72,7 +72,7 @@ def test_a_change_heard_of_while_the_lease_is_stale_is_made_once_it_is_renewed()
             assert not lease.is_held
             server.body |= {key: wanted(3, 5000)[key] for key in ("metadata", "spec")}
             server.version = 5000
-            controller.saw(KIND, server.body)
+            controller.on_change(KIND, server.body)
             async with asyncio.timeout(10):
                 while 3 not in server.replicas:
                     await asyncio.sleep(0.05)
@@ -114,7 +114,7 @@ def test_who_lost_the_lease_leaves_the_registration_of_the_next_one() -> None:
         server = Registry(bundle)
         one = registration(server)
         one._registered = "ours"
-        asyncio.run(one.withdraw())
+        asyncio.run(one.unregister())
         assert server.writes == writes
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_registered_while_the_lease_is_stale() -> None:
         server = Registry("somebody's")
         leading = asyncio.Event()
         leading.set()
-        task = asyncio.create_task(registration(server, held).keep(leading))
+        task = asyncio.create_task(registration(server, held).run(leading))
         await asyncio.sleep(0.2)
         task.cancel()
         return server.writes

@@ -15,13 +15,13 @@ from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.diff import quantity
 from octavo_operator.kube.client import ApiError
-from octavo_operator.kube.field_ownership import foreign_additions, left_alone
-from octavo_operator.kube.lease import may_take
-from octavo_operator.kube.rejected_writes import Refusals
+from octavo_operator.kube.field_ownership import foreign_additions, is_allowed
+from octavo_operator.kube.lease import may_acquire
+from octavo_operator.kube.rejected_writes import RejectedWrites
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.kube.watch_health import Freshness
+from octavo_operator.kube.watch_health import WatchHealth
 from octavo_operator.kube.workqueue import WorkQueue
-from octavo_operator.rejections import NameTaken, is_passing, rejection
+from octavo_operator.rejections import NameConflictError, is_transient, rejection
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.status import Observation, events, expected_status
 
@@ -64,7 +64,7 @@ def test_a_key_is_never_worked_on_twice_at_a_time_and_no_change_is_lost(steps: l
 
 def test_failures_wait_longer_and_longer_and_success_forgets_them() -> None:
     async def run() -> None:
-        queue: WorkQueue[str] = WorkQueue(first_delay=1, longest_delay=10)
+        queue: WorkQueue[str] = WorkQueue(base_delay=1, max_delay=10)
         assert [queue.retry("a") for _ in range(6)] == [1, 2, 4, 8, 10, 10]
         queue.succeeded("a")
         assert queue.retry("a") == 1
@@ -86,16 +86,16 @@ def test_the_earliest_of_several_appointments_counts() -> None:
 
 def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -> None:
     now = 0.0
-    refusals = Refusals(lambda: now, first_delay=1, longest_delay=4)
+    rejected = RejectedWrites(lambda: now, base_delay=1, max_delay=4)
     key, place = ("n", "toy"), ("Service", "toy")
 
     def ask(what: str = "a") -> bool:
         """True: the API server was asked, and refused."""
         try:
-            refusals.check(key, place, what)
+            rejected.check(key, place, what)
         except PermissionError:
             return False
-        refusals.note(key, place, what, PermissionError())
+        rejected.record(key, place, what, PermissionError())
         return True
 
     asked = []
@@ -103,51 +103,51 @@ def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -
         if ask():
             asked.append(now)
     assert asked == [0, 1, 3, 7, 11, 15, 19]
-    assert refusals.due_after(key) == 4
+    assert rejected.retry_after(key) == 4
     assert ask("b"), "a changed object is another question"
-    assert refusals.due_after(key) == 1
-    refusals.forget(key, place)
-    assert refusals.due_after(key) is None
+    assert rejected.retry_after(key) == 1
+    rejected.forget(key, place)
+    assert rejected.retry_after(key) is None
 
 
 def test_what_may_pass_is_told_after_a_moment_and_asked_for_every_half_minute() -> None:
     now = 0.0
-    refusals = Refusals(lambda: now)
+    rejected = RejectedWrites(lambda: now)
     key, place = ("n", "toy"), ("Deployment", "toy")
     told, asked = [], []
     for step in range(1800):
         now = step / 10
         try:
-            refusals.check(key, place, f"spec {step // 50}")  # the user changes it meanwhile
+            rejected.check(key, place, f"spec {step // 50}")  # the user changes it meanwhile
         except TimeoutError:
             continue
         asked.append(now)
-        refusals.note(key, place, f"spec {step // 50}", TimeoutError(), final=False)
-        if refusals.to_tell(key):
+        rejected.record(key, place, f"spec {step // 50}", TimeoutError(), final=False)
+        if rejected.error_to_report(key):
             told.append(now)
     assert 3 <= told[0] < 10, "a condition within ten seconds, and none for a hiccup"
     assert max(after - before for before, after in itertools.pairwise(asked)) <= 30
     now += 100
-    refusals.note(key, ("Service", "toy"), "x", PermissionError())
-    assert isinstance(refusals.to_tell(key), PermissionError), "what users can mend comes first"
-    refusals.keep(key, {place})
-    assert isinstance(refusals.to_tell(key), TimeoutError), "what is wanted no more is not told"
-    refusals.keep(key, set())
-    assert refusals.to_tell(key) is None
-    assert refusals.due_after(key) is None
+    rejected.record(key, ("Service", "toy"), "x", PermissionError())
+    assert isinstance(rejected.error_to_report(key), PermissionError), "what users can mend comes first"
+    rejected.retain(key, {place})
+    assert isinstance(rejected.error_to_report(key), TimeoutError), "what is wanted no more is not told"
+    rejected.retain(key, set())
+    assert rejected.error_to_report(key) is None
+    assert rejected.retry_after(key) is None
 
 
 def test_a_passing_refusal_is_asked_for_at_most_half_a_minute_later() -> None:
     now, asked = 0.0, []
-    refusals = Refusals(lambda: now)
+    rejected = RejectedWrites(lambda: now)
     for step in range(3000):
         now = step / 10
         try:
-            refusals.check(("n", "toy"), ("Service", "toy"), "same")
+            rejected.check(("n", "toy"), ("Service", "toy"), "same")
         except TimeoutError:
             continue
         asked.append(now)
-        refusals.note(("n", "toy"), ("Service", "toy"), "same", TimeoutError(), final=False)
+        rejected.record(("n", "toy"), ("Service", "toy"), "same", TimeoutError(), final=False)
     assert 25 < max(after - before for before, after in itertools.pairwise(asked)) <= 30.2
     assert len(asked) < 20
 
@@ -161,7 +161,7 @@ def test_a_passing_refusal_is_asked_for_at_most_half_a_minute_later() -> None:
 )
 def test_a_lease_is_taken_only_when_nobody_renews_it(holder: str | None, unchanged: float, free: bool) -> None:
     lease = {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}}
-    assert may_take(lease, "me", unchanged) is free
+    assert may_acquire(lease, "me", unchanged) is free
 
 
 # Ownership.
@@ -215,7 +215,7 @@ def test_what_others_add_on_purpose_is_found_by_its_path(pointer: str, path: str
     env = [{"name": "HOME"}, {"name": "STAKATER_KEYS"}]
     pod = {"containers": [{"name": "engine", "env": env}], "nodeSelector": {"a.b/c": "x"}}
     live = {"spec": {"loadBalancerIP": "10.0.0.9", "template": {"spec": pod}}}
-    assert left_alone(pointer, live, ["/spec/other", path]) is alone
+    assert is_allowed(pointer, live, ["/spec/other", path]) is alone
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["Ki", "Mi", "Gi"]))
@@ -239,14 +239,14 @@ def test_old_news_changes_nothing() -> None:
     assert store.put(observed("a", 4)) is None
     assert store.put(observed("a", 5)) is None
     assert store.put(observed("a", 9, uid="another")) == ("n", "toy"), "a new object of the same name"
-    assert store.drop("Pod", "n", "a", "u", "8") is None, "the old one's end"
+    assert store.delete("Pod", "n", "a", "u", "8") is None, "the old one's end"
     assert len(store.children(("n", "toy"))) == 1
 
 
 def test_an_answer_that_arrives_after_the_objects_end_does_not_bring_it_back() -> None:
     store = Store()
     store.put(observed("a", 5))
-    assert store.drop("Pod", "n", "a", "u", "8") == ("n", "toy")
+    assert store.delete("Pod", "n", "a", "u", "8") == ("n", "toy")
     assert store.put(observed("a", 7)) is None, "the answer to a write of ours, overtaken by the watch"
     assert store.put(observed("a", 9, uid="another")) == ("n", "toy")
 
@@ -265,7 +265,7 @@ def test_a_listing_finds_what_a_watch_has_missed_but_does_not_undo_what_it_told_
     store.put(observed("replaced", 9, "new"))
     listing.add("v1", raw("kept", 2))
     listing.add("v1", raw("replaced", 3, "old") | {"spec": {}})
-    store.drop("Pod", "n", "late", "late", "5")
+    store.delete("Pod", "n", "late", "late", "5")
     listing.add("v1", raw("late", 4, "late"))
     assert listing.finish() == {("n", "toy")}
     found = [(one.name, one.uid) for one in store.children(("n", "toy"))]
@@ -288,7 +288,7 @@ def test_after_etcd_was_restored_from_a_backup_a_listing_is_what_there_is(
         version += 1
         if what == "ended":
             if name in there:
-                store.drop("Pod", "n", str(name), there.pop(name)[1], str(version))
+                store.delete("Pod", "n", str(name), there.pop(name)[1], str(version))
         else:
             uid += name not in there
             there[name] = (version, there[name][1] if name in there else f"u{uid}")
@@ -306,7 +306,7 @@ def test_after_etcd_was_restored_from_a_backup_a_listing_is_what_there_is(
         version += 1
         if what == "ended":
             if name in there:
-                assert store.drop("Pod", "n", str(name), there.pop(name)[1], str(version))
+                assert store.delete("Pod", "n", str(name), there.pop(name)[1], str(version))
         else:
             uid += name not in there
             there[name] = (version, there[name][1] if name in there else f"u{uid}")
@@ -528,22 +528,22 @@ def test_settings_that_make_no_sense_are_named(variable: str, value: str) -> Non
 
 def test_a_watch_that_is_silent_is_noticed() -> None:
     now = 0.0
-    fresh = Freshness(lambda: now)
+    health = WatchHealth(lambda: now)
     begun: list[str] = []
-    fresh.on_begin = begun.append
-    fresh.expect(["/a", "/b"])
-    assert fresh.missing() == ["/a", "/b"]
+    health.on_restart = begun.append
+    health.expect(["/a", "/b"])
+    assert health.not_started() == ["/a", "/b"]
     now = 100.0
-    fresh.began("/a")
-    assert (fresh.missing(), fresh.silent(150)) == (["/b"], None)
+    health.on_start("/a")
+    assert (health.not_started(), health.silent_for(150)) == (["/b"], None)
     now = 160.0
-    assert fresh.silent(150) == "/b", "it has never begun"
-    fresh.expect(["/a"])
-    assert fresh.silent(150) is None, "its kind is gone"
+    assert health.silent_for(150) == "/b", "it has never begun"
+    health.expect(["/a"])
+    assert health.silent_for(150) is None, "its kind is gone"
     now = 260.0
-    assert fresh.silent(150) == "/a"
-    fresh.heard("/a")
-    assert fresh.silent(150) is None
+    assert health.silent_for(150) == "/a"
+    health.record("/a")
+    assert health.silent_for(150) is None
     assert begun == [], "what goes on where it was interrupted has missed nothing"
 
 
@@ -554,25 +554,25 @@ CLAIM = {"kind": "persistentvolumeclaims"}
     ("error", "reason", "words", "passes"),
     [
         (ApiError(500, {"message": 'Internal error: failed calling webhook "a.b.c": no endpoints'}),
-         "WebhookUnavailable", "webhook a.b.c does not answer", True),
+         "WebhookUnavailable", "webhook a.b.c does not respond", True),
         (ApiError(429, {"message": "slow down"}), "TooManyRequests", "overloaded", True),
-        (ApiError(409, {"message": "modified"}), "Conflict", "tried again", True),
+        (ApiError(409, {"message": "modified"}), "Conflict", "retries", True),
         (ApiError(500, {"message": "etcd"}), "APIServerError", "etcd", True),
         (ApiError(401, {"message": "Unauthorized"}), "APIServerError", "Unauthorized", True),
         (TimeoutError(), "APIServerUnreachable", "TimeoutError", True),
         (ApiError(403, {"details": CLAIM, "message": "only dynamically provisioned pvc can be resized and ..."}),
          "PVCCannotGrow", "allowVolumeExpansion", False),
         (ApiError(422, {"details": CLAIM, "message": "field can not be less than status.capacity"}),
-         "PVCCannotShrink", "never becomes smaller", False),
+         "PVCCannotShrink", "cannot shrink", False),
         (ApiError(400, {"message": 'admission webhook "x" denied the request: no'}), "Forbidden", "policy", False),
         (ApiError(422, {"message": "ValidatingAdmissionPolicy 'x' denied request: no"}), "Forbidden", "policy", False),
-        (NameTaken("Service toy"), "NameConflict", "Service toy", False),
+        (NameConflictError("Service toy"), "NameConflict", "Service toy", False),
     ],
 )  # fmt: skip
 def test_what_cannot_be_written_is_told_with_its_cause_and_way_out(
     error: Exception, reason: str, words: str, passes: bool
 ) -> None:
-    assert is_passing(error) is passes
+    assert is_transient(error) is passes
     assert rejection(error).reason == reason
     assert words in rejection(error).message
 

@@ -23,16 +23,17 @@ from octavo_operator.diff import digest, first_difference, overlay, quantity
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Apply,
-    Repair,
+    RemoveForeignFields,
+    compute_plan,
     pinned_template,
-    plan,
     pod_spec_digest,
     recorded_image,
     template_annotation,
     with_digest,
 )
-from octavo_operator.reconcile import look
-from octavo_operator.render import BadPodPatch, BadTemplate, expected_template, render
+from octavo_operator.reconcile import reconcile
+from octavo_operator.render import InvalidTemplateError, expected_template, render
+from octavo_operator.render.pod import InvalidPodPatchError
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
 APIS = frozenset({"PodMonitor", "ServiceMonitor"})
@@ -145,10 +146,10 @@ def as_live(manifest: dict[str, Any]) -> Observed:
 @given(specs)
 def test_what_was_applied_is_not_applied_again(spec: dict[str, Any]) -> None:
     deployment = parsed(**spec)
-    first = look(deployment, [], CONFIG, APIS, now=0.0)
+    first = reconcile(deployment, [], CONFIG, APIS, now=0.0)
     applied = [action.manifest for action in first.plan.actions if isinstance(action, Apply)]
     assert len(applied) == len(first.plan.actions)
-    second = look(deployment, [as_live(manifest) for manifest in applied], CONFIG, APIS, now=1.0)
+    second = reconcile(deployment, [as_live(manifest) for manifest in applied], CONFIG, APIS, now=1.0)
     assert second.plan.actions == []
     assert second.plan.conflicts == []
 
@@ -160,7 +161,7 @@ def test_pods_change_by_the_spec_alone_never_by_the_operator(one: dict[str, Any]
     live = {"metadata": {"annotations": template_annotation(before, template)}}
     newer = dataclasses.replace(CONFIG, engine_image="example.com/engine:2", image_pull_secrets=("new",))
     assert pinned_template(before, live) == template
-    after = look(before, [], newer, APIS, now=0.0)
+    after = reconcile(before, [], newer, APIS, now=0.0)
     assert deployment_of([a.manifest for a in after.plan.actions])["spec"]["template"] == expected_template(
         before, newer
     )
@@ -200,7 +201,7 @@ def test_what_is_not_about_pods_does_not_replace_them(field: str) -> None:
     ],
 )  # fmt: skip
 def test_patches_that_do_not_fit_are_named(patch: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadPodPatch, match=message.replace("[", r"\[").replace("]", r"\]")):
+    with pytest.raises(InvalidPodPatchError, match=message.replace("[", r"\[").replace("]", r"\]")):
         expected_template(parsed(podPatches=[patch]), CONFIG)
 
 
@@ -209,7 +210,7 @@ def test_a_child_that_is_no_longer_wanted_goes_but_not_one_of_others() -> None:
     wanted = render(deployment, CONFIG)
     extra = as_live({**wanted[0], "metadata": {**wanted[0]["metadata"], "name": "old"}})
     foreign = as_live({**wanted[0], "metadata": {**wanted[0]["metadata"], "name": "theirs", "ownerReferences": []}})
-    todo = plan(deployment, wanted, [extra, foreign])
+    todo = compute_plan(deployment, wanted, [extra, foreign])
     deleted = [action.target.name for action in todo.actions if not isinstance(action, Apply)]
     assert deleted == ["old"]
 
@@ -436,7 +437,7 @@ def test_flags_that_the_engine_does_not_know_are_named_before_it_crashes(engine:
     if wrong is None:
         assert pod_of(known, engine={"args": engine})
         return
-    with pytest.raises(BadTemplate) as refused:
+    with pytest.raises(InvalidTemplateError) as refused:
         pod_of(known, engine={"args": engine})
     assert refused.value.reason == "UnknownArgument"
     assert wrong in str(refused.value)
@@ -469,7 +470,7 @@ def test_caches_on_the_read_only_root_are_told_before_they_fail(spec: dict[str, 
     if wrong is None:
         assert pod_of(**spec)
         return
-    with pytest.raises(BadTemplate, match=f"spec.engine.env: {wrong} is on the read-only root") as refused:
+    with pytest.raises(InvalidTemplateError, match=f"spec.engine.env: {wrong} is on the read-only root") as refused:
         pod_of(**spec)
     assert refused.value.reason == "ReadOnlyPath"
 
@@ -519,9 +520,9 @@ def test_only_what_the_spec_allows_is_left_of_what_others_add() -> None:
 
     def left(**spec: Any) -> dict[str, set[str]]:
         """What is still there of it, by kind, where something is put right."""
-        todo = plan(parsed(**spec), made, [added, paused])
+        todo = compute_plan(parsed(**spec), made, [added, paused])
         ours = {"loadBalancerIP", "externalIPs", "paused"}
-        return {one.target.kind: ours & set(one.spec) for one in todo.actions if isinstance(one, Repair)}
+        return {one.target.kind: ours & set(one.spec) for one in todo.actions if isinstance(one, RemoveForeignFields)}
 
     both = [{"kind": "Service", "path": "/spec/loadBalancerIP"}, {"kind": "Deployment", "path": "/spec/paused"}]
     assert left() == {"Service": set(), "Deployment": set()}

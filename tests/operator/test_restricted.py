@@ -13,8 +13,8 @@ from support.llmd import parsed
 from support.llmd_strategies import specs
 
 from octavo_operator.config import OperatorConfig
-from octavo_operator.reconcile import look
-from octavo_operator.render import BadTemplate, expected_template
+from octavo_operator.reconcile import reconcile
+from octavo_operator.render import InvalidTemplateError, expected_template
 from octavo_operator.render.restricted import violations
 
 CONFIG = OperatorConfig()
@@ -23,7 +23,7 @@ ALLOWING = dataclasses.replace(CONFIG, allow_privileged_pods=True)
 
 @pytest.mark.parametrize(("spec", "path"), ESCALATIONS.values(), ids=ESCALATIONS)
 def test_privileges_are_refused_by_their_path_unless_the_chart_allows_them(spec: dict[str, Any], path: str) -> None:
-    with pytest.raises(BadTemplate, match="allowPrivilegedPods") as refused:
+    with pytest.raises(InvalidTemplateError, match="allowPrivilegedPods") as refused:
         expected_template(parsed(**spec), CONFIG)
     assert refused.value.reason == "PrivilegedPod"
     assert str(refused.value).startswith(path)
@@ -32,7 +32,7 @@ def test_privileges_are_refused_by_their_path_unless_the_chart_allows_them(spec:
 
 def test_a_refusal_is_a_condition_and_nothing_is_applied() -> None:
     spec, path = ESCALATIONS["hostPath"]
-    outcome = look(parsed(**spec), [], CONFIG, frozenset(), now=0.0)
+    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset(), now=0.0)
     assert outcome.plan.actions == []
     assert outcome.status
     degraded = next(one for one in outcome.status["conditions"] if one["type"] == "Degraded")
@@ -53,7 +53,7 @@ def test_several_together_do_not_hide_each_other(names: list[str]) -> None:
     annotations = {
         key: value for name in names for key, value in ESCALATIONS[name][0].get("podAnnotations", {}).items()
     }
-    with pytest.raises(BadTemplate):
+    with pytest.raises(InvalidTemplateError):
         expected_template(parsed(podPatches=patches, volumes=volumes, podAnnotations=annotations), CONFIG)
 
 

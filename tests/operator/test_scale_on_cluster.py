@@ -19,7 +19,7 @@ import pytest
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
 
-from octavo_operator.kube.client import Cluster as Client
+from octavo_operator.kube.client import KubeClient as Client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from octavo_operator.kube.thread_loop import in_own_loop
+from octavo_operator.kube.thread_loop import run_in_thread_loop
 
 
 async def rampage() -> None:
@@ -21,7 +21,7 @@ def test_our_tasks_outlive_it() -> None:
     async def run() -> None:
         ours = asyncio.create_task(asyncio.sleep(60))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(in_own_loop("test", rampage), asyncio.Event().wait()), 0.3)
+            await asyncio.wait_for(asyncio.gather(run_in_thread_loop("test", rampage), asyncio.Event().wait()), 0.3)
         assert not ours.done()
         ours.cancel()
 
@@ -33,7 +33,7 @@ def test_what_it_raises_is_raised() -> None:
         raise ValueError("so")
 
     with pytest.raises(ValueError, match="so"):
-        asyncio.run(in_own_loop("test", fail))
+        asyncio.run(run_in_thread_loop("test", fail))
 
 
 def test_it_ends_with_us_and_has_time_for_it() -> None:
@@ -47,7 +47,7 @@ def test_it_ends_with_us_and_has_time_for_it() -> None:
             ended.set()
 
     async def run() -> None:
-        task = asyncio.create_task(in_own_loop("test", work))
+        task = asyncio.create_task(run_in_thread_loop("test", work))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -73,7 +73,7 @@ def test_one_that_does_not_end_is_left_behind() -> None:
                 pass
 
     async def run() -> None:
-        task = asyncio.create_task(in_own_loop("test", stubborn, patience=0.2))
+        task = asyncio.create_task(run_in_thread_loop("test", stubborn, stop_timeout=0.2))
         await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.wait({task}, timeout=2)

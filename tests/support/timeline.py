@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.store import Observed
-from octavo_operator.reconcile import look, parse
+from octavo_operator.reconcile import parse, reconcile
 
 Json = dict[str, Any]
 _KINDS = {"Pod": "v1", "Deployment": "apps/v1", "PersistentVolumeClaim": "v1", "LLMDeployment": "octavo.dev/v1alpha1"}
@@ -48,8 +48,8 @@ class Timeline:
                 seen.pop(place, None)
             else:
                 seen[place] = body
-            truth, again_after = _truth(name, seen, when)
-            due = when + again_after if again_after is not None else None
+            truth, requeue_after = _truth(name, seen, when)
+            due = when + requeue_after if requeue_after is not None else None
             if became_true is None and truth == reason:
                 became_true = when
         return None
@@ -78,8 +78,8 @@ def _truth(name: str, seen: dict[tuple[str, str], Json], now: float) -> tuple[st
     if not (body := seen.get(("LLMDeployment", name))):
         return None, None
     children = [Observed.of(kind, _KINDS[kind], one) for (kind, _), one in seen.items() if kind != "LLMDeployment"]
-    outcome = look(parse(body), children, OperatorConfig(), frozenset(), now)  # type: ignore[arg-type]
-    return next(iter(_reasons({"status": outcome.status})), None), outcome.again_after
+    outcome = reconcile(parse(body), children, OperatorConfig(), frozenset(), now)  # type: ignore[arg-type]
+    return next(iter(_reasons({"status": outcome.status})), None), outcome.requeue_after
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""autoscaling: the number of replicas by the waiting requests."""
+"""autoscaling: scaling of replicas on queue depth."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class QueueDepth:
+    """`spec.autoscaling.queueDepth`."""
+
     target_per_replica: int = spec_field(
         "Target number of waiting requests per replica.", default=4, minimum=1, maximum=100000
     )
@@ -19,6 +21,8 @@ class QueueDepth:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoscaling:
+    """`spec.autoscaling`: a HorizontalPodAutoscaler or ScaledObject on queue depth."""
+
     RULES: ClassVar = (
         Rule(
             "self.minReplicas <= self.maxReplicas",
@@ -27,7 +31,7 @@ class Autoscaling:
     )
     min_replicas: int = spec_field("Minimum number of replicas.", default=1, minimum=1, maximum=1000)
     max_replicas: int = spec_field("Maximum number of replicas.", minimum=1, maximum=1000)
-    queue_depth: QueueDepth = spec_field("Target of the queue.", default=QueueDepth)
+    queue_depth: QueueDepth = spec_field("Target of the queue depth.", default=QueueDepth)
     behavior: dict[str, Any] | None = spec_field(
         "Scaling behaviour, as of a HorizontalPodAutoscaler. Default: up at once, down after five minutes.",
         default=None,

@@ -12,6 +12,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
+OWNER_LABEL = f"{GROUP}/llmdeployment"  # on every child and pod; watches select by it
+FIELD_MANAGER = "octavo-operator"  # of server-side apply
 
 Amount = int | str  # a Kubernetes quantity: 20Gi, 2, 500m
 
@@ -31,11 +33,15 @@ INT_OR_PERCENT: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SecretKey:
+    """A key of a Secret in the same namespace."""
+
     name: str = spec_field("Name of a Secret in the same namespace.", **SECRET_NAME)
     key: str = spec_field("Key in the Secret.", default="token", **KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigMapKey:
+    """A key of a ConfigMap in the same namespace."""
+
     name: str = spec_field("Name of a ConfigMap in the same namespace.", **SECRET_NAME)
     key: str = spec_field("Key in the ConfigMap.", default="chat_template.jinja", **KEY)

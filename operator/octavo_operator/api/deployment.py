@@ -1,4 +1,4 @@
-"""One LLMDeployment as the API server has it."""
+"""One LLMDeployment, parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo_operator.api.spec import LLMDeploymentSpec
 
 @dataclass(frozen=True)
 class LLMDeployment:
-    """One object as the API server has it."""
+    """One object of the API, with its spec parsed."""
 
     name: str
     namespace: str
@@ -27,7 +27,7 @@ class LLMDeployment:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LLMDeployment:
-        """Raises SpecError for a spec that the CRD would refuse by its types."""
+        """From an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
             meta["name"],
@@ -41,22 +41,24 @@ class LLMDeployment:
 
     @functools.cached_property
     def served_names(self) -> list[str]:
+        """Model names in requests."""
         return [self.spec.model.name or self.name, *self.spec.model.aliases]
 
     @property
     def replicas(self) -> int:
-        """How many pods there should be now."""
+        """Desired number of pods."""
         return 0 if self.spec.suspend else self.scaled_replicas
 
     @property
     def scaled_replicas(self) -> int:
-        """spec.replicas within the limits of autoscaling; 0 stays 0, as a HorizontalPodAutoscaler has it."""
+        """spec.replicas within the limits of autoscaling; 0 stays 0, as with a HorizontalPodAutoscaler."""
         limits = self.spec.autoscaling
         if limits is None or self.spec.replicas == 0:
             return self.spec.replicas
         return min(max(self.spec.replicas, limits.min_replicas), limits.max_replicas)
 
     def owner_reference(self) -> dict[str, Any]:
+        """For metadata.ownerReferences of its children."""
         return {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -68,18 +70,19 @@ class LLMDeployment:
 
 
 @dataclass(frozen=True)
-class Unreadable:
-    """An LLMDeployment whose spec is older than the CRD's present rules, and makes no sense by them."""
+class InvalidLLMDeployment:
+    """An LLMDeployment whose stored spec is older than the CRD's current rules, and does not parse by them."""
 
     name: str
     namespace: str
     uid: str
     generation: int
     status: dict[str, Any]
-    why: str
+    error: str
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], error: SpecError) -> Unreadable:
+    def of(cls, data: Mapping[str, Any], error: SpecError) -> InvalidLLMDeployment:
+        """From an object of the API, and why it does not parse."""
         meta = data["metadata"]
         return cls(
             meta["name"],

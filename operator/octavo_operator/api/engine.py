@@ -1,4 +1,4 @@
-"""engine: how the model is served."""
+"""engine: image and settings of the engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import BY_NAME, SECRET_NAME
 from octavo_operator.api.schema import Rule, spec_field
 
-PINNED, FOLLOW = "Pinned", "Follow"  # image policies
+PINNED, FOLLOW = "Pinned", "Follow"  # values of imagePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
+    """`spec.engine`: image and settings of the engine."""
+
     RULES: ClassVar = (
         Rule(
             "!has(self.image) || !has(self.imagePolicy) || self.imagePolicy == 'Pinned'",
@@ -29,8 +31,8 @@ class Engine:
     )
     image_policy: str | None = spec_field(
         "What happens when the operator's engine image changes. Pinned: the pods keep theirs until the spec changes. "
-        "Follow: the operator rolls the new image out, to a limited number of LLMDeployments at a time, the next when "
-        "the one before is ready. Default: the operator's setting.",
+        "Follow: the operator rolls the new image out, a limited number of LLMDeployments at a time, the next one when "
+        "an earlier one is ready. Default: the operator's setting.",
         default=None,
         enum=[PINNED, FOLLOW],
     )
@@ -84,7 +86,7 @@ class Engine:
     )
     prefix_caching: bool = spec_field("Enable automatic prefix caching.", default=True)
     args: tuple[str, ...] = spec_field(
-        "Additional arguments of `octavo serve`, after those made from the other fields.",
+        "Additional arguments of `octavo serve`, after those from the other fields.",
         default=(),
         maxItems=64,
         items_schema={"type": "string", "maxLength": 4096},

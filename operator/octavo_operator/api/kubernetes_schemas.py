@@ -1,5 +1,5 @@
-"""Schemas of the parts of Kubernetes' own API that a spec passes on as they are, written small: checked at
-`kubectl apply`, yet a hundredth of the size of an embedded PodTemplateSpec."""
+"""Abridged schemas of parts of Kubernetes' own API that a spec passes on unchanged: `kubectl apply` validates them, at
+a hundredth of the size of an embedded PodTemplateSpec."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ Schema = dict[str, Any]
 
 
 def obj(description: str, required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """An object."""
     out: Schema = {"type": "object", "properties": properties}
     if description:
         out["description"] = description
@@ -18,6 +19,7 @@ def obj(description: str, required: tuple[str, ...] = (), **properties: Schema) 
 
 
 def text(description: str, *enum: str, limit: int = 253) -> Schema:
+    """A string of at most `limit` characters, or one of `enum`."""
     out: Schema = {"type": "string", "description": description, "maxLength": limit}
     if enum:
         out = {"type": "string", "description": description, "enum": list(enum)}
@@ -25,14 +27,17 @@ def text(description: str, *enum: str, limit: int = 253) -> Schema:
 
 
 def listing(description: str, items: Schema, limit: int = 32) -> Schema:
+    """A list of at most `limit` items."""
     return {"description": description, "type": "array", "maxItems": limit, "items": items}
 
 
 def integer(description: str, **limits: int) -> Schema:
+    """An integer; `limits`: minimum, maximum."""
     return {"description": description, "type": "integer", **limits}
 
 
 def strings(description: str) -> Schema:
+    """A list of strings."""
     return listing(description, {"type": "string", "maxLength": 253}, 64)
 
 

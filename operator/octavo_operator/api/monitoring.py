@@ -12,6 +12,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
+    """`spec.monitoring`: a PodMonitor or ServiceMonitor."""
+
     RULES: ClassVar = (
         Rule(
             "self.interval.endsWith('s') ? duration(self.interval) >= duration('1s') : true",

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""routing, service, auth, networkPolicy: how requests arrive, and whose."""
+"""routing, service, auth, networkPolicy: access to the pods."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class ClientIP:
+    """`spec.routing.clientIP`."""
+
     timeout_seconds: int = spec_field(
         "Seconds after which an idle client loses its affinity.", default=10800, minimum=1, maximum=86400
     )
@@ -20,11 +22,13 @@ class ClientIP:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
+    """`spec.routing`: which replica gets a request."""
+
     RULES: ClassVar = (
         Rule("self.strategy == 'clientIP' || !has(self.clientIP)", "routing.clientIP needs routing.strategy clientIP"),
     )
     strategy: str = spec_field(
-        "Routing of requests. none: to any replica. clientIP: requests of one address to one replica.",
+        "Routing of requests. none: to any replica. clientIP: requests of one client address to one replica.",
         default="none",
         enum=["none", "clientIP"],
     )
@@ -33,6 +37,8 @@ class Routing:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
+    """`spec.service`: the Service in front of the pods."""
+
     RULES: ClassVar = (
         Rule(
             "!has(self.loadBalancerClass) || self.type == 'LoadBalancer'",
@@ -60,7 +66,7 @@ class Service:
         maxLength=317,
     )
     external_traffic_policy: str | None = spec_field(
-        "Nodes that answer external traffic: Cluster, all; Local, those with a pod, and client addresses are kept. For "
+        "Nodes that accept external traffic. Cluster: all. Local: those with a pod, and client addresses are kept. For "
         "types NodePort and LoadBalancer.",
         default=None,
         enum=["Cluster", "Local"],
@@ -69,12 +75,16 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiKeySecret:
+    """`spec.auth.apiKeySecretRef`."""
+
     name: str = spec_field("Name of a Secret in the same namespace.", **SECRET_NAME)
     key: str = spec_field("Key of the Secret that holds the API key.", default="apiKey", **KEY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auth:
+    """`spec.auth`: the API key of requests."""
+
     api_key_secret_ref: ApiKeySecret = spec_field(
         "Secret with the API key that clients must send (Authorization: Bearer ...)."
     )
@@ -82,6 +92,8 @@ class Auth:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPolicy:
+    """`spec.networkPolicy`: ingress to and egress from the pods."""
+
     enabled: bool = spec_field("Create a NetworkPolicy for the pods.", default=True)
     ingress_from: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
         "Peers that may reach the API. Default: all.", default=(), maxItems=32, items_schema=k8s.NETWORK_PEER

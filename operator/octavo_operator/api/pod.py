@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""podPatches, volumes, foreignFields and what else is said of pods in Kubernetes' own words."""
+"""podPatches, volumes, foreignFields and other fields in the format of Kubernetes' own API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from octavo_operator.api.schema import Rule, spec_field
 
 _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
-# Judged by the API server as a part of the Deployment: a copy of its schemas would be ten times the size of this CRD.
+# Validated by the API server as part of the Deployment: a copy of its schemas would be ten times the size of this CRD.
 VOLUME: dict[str, Any] = {
     "type": "object",
     "required": ["name"],
@@ -23,7 +23,7 @@ VOLUME_MOUNT: dict[str, Any] = {
     "required": ["name", "mountPath"],
     "properties": {
         "name": {"type": "string", "description": "Name of the volume.", "minLength": 1, "maxLength": 63},
-        "mountPath": {"type": "string", "description": "Where it is mounted.", "minLength": 1, "maxLength": 1024},
+        "mountPath": {"type": "string", "description": "Path in the container.", "minLength": 1, "maxLength": 1024},
     },
     **_ANYTHING,
 }
@@ -49,6 +49,8 @@ MOUNT_PATHS = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class PodPatch:
+    """One operation of spec.podPatches (RFC 6902)."""
+
     # Rules cannot see a value of any type, so this one is plain OpenAPI.
     EXTRA_SCHEMA: ClassVar = {
         "anyOf": [{"properties": {"op": {"enum": ["remove", "move", "copy"]}}}, {"required": ["value"]}],
@@ -68,6 +70,8 @@ class PodPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignField:
+    """One of spec.foreignFields: fields of other controllers that stay."""
+
     kind: str = spec_field(
         "Kind of the object.",
         enum=[
@@ -77,9 +81,8 @@ class ForeignField:
     )  # fmt: skip
     path: str = spec_field(
         "Path of the field, such as /spec/loadBalancerIP or "
-        "/spec/template/spec/containers/engine/env/STAKATER_*: items "
-        "of lists by their name, or else their index; * stands for any text within a segment. Everything below the "
-        "path is included.",
+        "/spec/template/spec/containers/engine/env/STAKATER_*: list "
+        "items by name, or by index; * matches any text within a segment. Fields below the path are included.",
         maxLength=512,
         pattern="^/spec/[^/]",
     )

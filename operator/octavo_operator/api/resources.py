@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""accelerator, resources, shm, scheduling: what a replica gets, and on which nodes."""
+"""accelerator, resources, shm, scheduling: resources and nodes of a replica."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _WHOLE_BYTES = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
+    """`spec.accelerator`: the extended resource of a GPU, and how many."""
+
     RULES: ClassVar = (
         Rule(
             "!(has(self.resourceName) && has(self.mig))",
@@ -49,6 +51,7 @@ class Accelerator:
 
     @property
     def resource(self) -> str:
+        """Name of the extended resource."""
         if self.mig:
             return f"nvidia.com/mig-{self.mig}"
         return self.resource_name or "nvidia.com/gpu"
@@ -56,6 +59,8 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
+    """`spec.resources`: requests and limits of the engine container."""
+
     RULES: ClassVar = (
         Rule(
             # What is no quantity has a message of its own.
@@ -67,7 +72,7 @@ class Resources:
     )
     requests: dict[str, Amount] = spec_field(
         "Resources that the scheduler reserves for a replica, such as cpu: 2, memory: 4Gi. The container that fetches "
-        "the model has the same.",
+        "the model requests the same.",
         default={},
         override=_RESOURCES,
         rules=(_WHOLE_BYTES,),
@@ -82,6 +87,8 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class Shm:
+    """`spec.shm`: the volume at /dev/shm."""
+
     size: Amount = spec_field(
         "Size of /dev/shm. Its contents count as memory of the container.",
         default="256Mi",
@@ -91,6 +98,8 @@ class Shm:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
+    """`spec.scheduling`: which nodes run the pods."""
+
     node_selector: dict[str, str] = spec_field("Labels that a node must have.", default={}, **MAP)
     affinity: dict[str, Any] | None = spec_field("Affinity rules of the pods.", default=None, override=k8s.AFFINITY)
     tolerations: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""rollout, podDisruptionBudget: how pods are replaced, and how many may be missing."""
+"""rollout, podDisruptionBudget: replacement and eviction of pods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
+    """`spec.rollout`: how pods are replaced."""
+
     RULES: ClassVar = (
         Rule(
             "self.type == 'RollingUpdate' || (!has(self.maxSurge) && !has(self.maxUnavailable))",
@@ -40,8 +42,8 @@ class Rollout:
         "Maximum number or percentage of pods below replicas.", default=None, override=INT_OR_PERCENT
     )
     surge_patience_seconds: int = spec_field(
-        "Seconds that the new pod may be unschedulable before an old one is stopped, with type Auto; 0: none is "
-        "waited for.",
+        "Seconds that the new pod may be unschedulable before an old one is stopped, with type Auto. 0: an old one "
+        "is stopped first.",
         default=60,
         minimum=0,
         maximum=86400,
@@ -55,12 +57,14 @@ class Rollout:
         maximum=604800,
     )
     min_ready_seconds: int = spec_field(
-        "Seconds that a new pod must be ready to count as available.", default=0, minimum=0, maximum=3600
+        "Seconds that a new pod must be ready before it counts as available.", default=0, minimum=0, maximum=3600
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodDisruptionBudget:
+    """`spec.podDisruptionBudget`."""
+
     RULES: ClassVar = (
         Rule(
             "!(has(self.minAvailable) && has(self.maxUnavailable))",

@@ -1,8 +1,7 @@
 """Dataclasses <-> OpenAPI v3 schemas of a CustomResourceDefinition <-> JSON.
 
-One declaration a field says everything: its type and default are the dataclass's, its description and limits stand in
-the field's metadata (`spec_field`), rules over several fields in the class's `RULES`. Names are snake_case here and
-camelCase in JSON.
+A field is declared once: type and default in the dataclass, description and limits in the field's metadata
+(`spec_field`), rules over several fields in the class's `RULES`. Names are snake_case here and camelCase in JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ INT_OR_STRING: dict[str, Json] = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
 }
-# Quantities are judged by rules, so that a person reads a sentence instead of a pattern.
+# Quantities are validated by rules, so that the error is a sentence instead of a pattern.
 QUANTITY: dict[str, Json] = {  # 20Gi, 2, 500m
     **INT_OR_STRING,
     "maxLength": 32,
@@ -50,7 +49,7 @@ BYTES: dict[str, Json] = {
 
 
 class SpecError(ValueError):
-    """An object that its own schema would refuse. `path` names the field."""
+    """An object that does not fit its schema. `path`: the field."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -59,13 +58,14 @@ class SpecError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A CEL rule and what a person is told who breaks it: the field, the limit and the way out."""
+    """A CEL rule and its error message, which names the field, the limit and the way out."""
 
     rule: str
     message: str
-    optional_old_self: bool = False  # oldSelf is a CEL optional: the rule is judged when objects are created, too
+    optional_old_self: bool = False  # oldSelf is a CEL optional: the rule also applies when objects are created
 
     def schema(self) -> dict[str, Json]:
+        """As in x-kubernetes-validations."""
         out: dict[str, Json] = {"rule": self.rule, "message": self.message}
         return {**out, "optionalOldSelf": True} if self.optional_old_self else out
 
@@ -81,10 +81,10 @@ def spec_field(
     """A field of a spec dataclass; `schema` adds OpenAPI keywords (minimum, pattern, maxItems, ...) to the type's own.
 
     `items_schema` and `override` replace the generated schema of a list's items, or of the whole field: for parts of
-    Kubernetes' own API that are passed on as they are.
+    Kubernetes' own API that are passed on unchanged.
 
-    `initial_default`: the default that the field had in the first version that knew it, where that has changed since.
-    `stable_json` leaves it out, so that a changed default is no change of the specs that were stored before.
+    `initial_default`: the field's default in the version that introduced it, where that has changed since.
+    `stable_json` leaves it out, so that a changed default does not change specs that were stored before.
     """
     initial = default if initial_default is dataclasses.MISSING else initial_default
     metadata = {"description": description, "schema": schema, "rules": rules, "initial_default": initial}
@@ -97,6 +97,7 @@ def spec_field(
 
 @functools.cache
 def camel(name: str) -> str:
+    """camelCase name of a field."""
     first, *rest = name.rstrip("_").split("_")  # from_: a keyword of Python
     return first + "".join("IP" if part == "ip" else part.capitalize() for part in rest)
 
@@ -115,7 +116,7 @@ def _optional(kind: Any) -> tuple[Any, bool]:
 
 
 def object_schema(cls: type, description: str) -> dict[str, Json]:
-    """The schema of one dataclass, descriptions and defaults included."""
+    """The OpenAPI schema of a dataclass, with descriptions and defaults."""
     properties, required = {}, []
     for field in dataclasses.fields(cls):
         kind, _ = _optional(_types(cls)[field.name])
@@ -145,7 +146,7 @@ def _field_schema(field: dataclasses.Field[Any], kind: Any) -> dict[str, Json]:
     if field.default not in (dataclasses.MISSING, None, ()):
         schema["default"] = list(field.default) if isinstance(field.default, tuple) else field.default
     elif field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(kind):
-        # The API server judges a default by the class's rules before it fills in what is inside, so say what they read.
+        # The API server applies the class's rules to a default before it fills in inner defaults, so include those.
         schema["default"] = _scalar_defaults(schema) if hasattr(kind, "RULES") else {}
     return schema
 
@@ -178,7 +179,7 @@ def _type_schema(kind: Any, description: str, items: dict[str, Json] | None) -> 
 
 
 def from_json(cls: type[T], data: Mapping[str, Json], path: str = "") -> T:
-    """Reads `cls` from an object of the API. Unknown fields are ignored; a wrong type raises SpecError."""
+    """`cls` from an object of the API. Unknown fields are ignored; raises SpecError for a wrong type."""
     if not isinstance(data, Mapping):
         raise SpecError(path or "object", f"must be an object, got {type(data).__name__}")
     values = {}
@@ -220,40 +221,40 @@ def _read(kind: Any, value: Json, where: str) -> Any:
 
 
 def to_json(value: Any) -> Json:
-    """The API's spelling of a spec, without what equals its default."""
-    return _spell(value, lambda field: (field.default,))
+    """A spec as JSON of the API, without fields at their default."""
+    return _to_json(value, lambda field: (field.default,))
 
 
 def stable_json(value: Any, *, or_default: bool = False) -> Json:
-    """The API's spelling of a spec, for telling whether a user has changed it: without what equals the default that
-    the field had when it was introduced. The API server stores the defaults of the day with every object, and fills in
-    today's where an object has none: neither a new field nor a changed default of a stored one makes a difference here.
+    """A spec as JSON, to detect whether a user has changed it: without fields at the default that they were introduced
+    with. The API server stores current defaults with every object, and adds them where a stored object lacks the field:
+    neither a new field nor a changed default makes a difference here.
 
-    `or_default`: without what equals today's default, either.
+    `or_default`: without fields at the current default, too.
     """
 
     def left_out(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
         initial = field.metadata["initial_default"]
         return (initial, field.default) if or_default else (initial,)
 
-    return _spell(value, left_out)
+    return _to_json(value, left_out)
 
 
-def _spell(value: Any, left_out: Callable[[dataclasses.Field[Any]], tuple[Any, ...]]) -> Json:
+def _to_json(value: Any, left_out: Callable[[dataclasses.Field[Any]], tuple[Any, ...]]) -> Json:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out = {}
         for field in dataclasses.fields(value):
             item = getattr(value, field.name)
-            spelt = _spell(item, left_out)
+            json_value = _to_json(item, left_out)
             if field.default_factory is not dataclasses.MISSING:
-                is_default = spelt == {}  # of maps, and of groups all of whose fields have their defaults
+                is_default = json_value == {}  # maps, and groups with all fields at their defaults
             else:
                 is_default = item in left_out(field)
             if not is_default:
-                out[camel(field.name)] = spelt
+                out[camel(field.name)] = json_value
         return out
     if isinstance(value, tuple):
-        return [_spell(item, left_out) for item in value]
+        return [_to_json(item, left_out) for item in value]
     if isinstance(value, dict):
-        return {key: _spell(item, left_out) for key, item in value.items()}
+        return {key: _to_json(item, left_out) for key, item in value.items()}
     return value

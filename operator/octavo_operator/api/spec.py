@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009  (spec_field makes a dataclass field)
-"""The whole spec, and rules over several of its groups."""
+"""The whole spec, and rules over several groups of fields."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from octavo_operator.api.schema import Rule, spec_field
 
 @dataclass(frozen=True, kw_only=True)
 class LLMDeploymentSpec:
+    """The whole spec."""
+
     RULES: ClassVar = (
         Rule(
             "self.replicas <= 1 || !has(self.model.cache.pvc) || self.model.cache.pvc.accessModes.exists(m, m == "
@@ -51,14 +53,14 @@ class LLMDeploymentSpec:
             "use rollout.type Auto or Recreate, cache.pvc.accessModes [ReadWriteMany] or cache.mode emptyDir",
         ),
         Rule(
-            # Lowering maxReplicas below what the autoscaler has written is allowed: the operator keeps to it at once.
+            # Lowering maxReplicas below what the autoscaler has written is allowed: the operator applies it at once.
             "!has(self.autoscaling) || self.replicas <= self.autoscaling.maxReplicas || "
             "(oldSelf.hasValue() && oldSelf.value().replicas == self.replicas)",
             "replicas must not be above autoscaling.maxReplicas; leave replicas out, the autoscaler writes it",
             optional_old_self=True,
         ),
         Rule(
-            # What was stored before there was this rule stays as it is: the autoscaler writes replicas all the same.
+            # Objects stored before this rule existed stay valid: the autoscaler writes replicas all the same.
             "!has(self.podDisruptionBudget.minAvailable) || !self.podDisruptionBudget.enabled || self.suspend || "
             "self.replicas == 0 || (type(self.podDisruptionBudget.minAvailable) == int ? "
             "self.podDisruptionBudget.minAvailable < (has(self.autoscaling) ? self.autoscaling.minReplicas : "
@@ -128,7 +130,7 @@ class LLMDeploymentSpec:
     )
     pod_annotations: dict[str, str] = spec_field("Additional annotations of the pods.", default={}, **MAP)
     volumes: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "Additional volumes of the pods, as in a pod's spec. Types of the restricted Pod Security Standard alone: no "
+        "Additional volumes of the pods, as in a pod's spec. Only types of the restricted Pod Security Standard: no "
         "hostPath.",
         default=(),
         maxItems=16,
@@ -158,9 +160,8 @@ class LLMDeploymentSpec:
         default=None,
     )
     foreign_fields: tuple[ForeignField, ...] = spec_field(
-        "Fields that other controllers add to objects of this LLMDeployment and that the operator leaves alone. It "
-        "removes all others.",
+        "Fields that other controllers may add to objects of this LLMDeployment. The operator removes all others.",
         default=(),
         maxItems=32,
     )
-    suspend: bool = spec_field("Run no pods, keep everything else.", default=False)
+    suspend: bool = spec_field("Run no pods, but keep all other objects.", default=False)

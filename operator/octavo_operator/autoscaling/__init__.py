@@ -1,19 +1,19 @@
-"""Autoscaling on queue depth with nothing else installed.
+"""Autoscaling on queue depth without a metrics adapter.
 
-page.py            a pod's metrics page -> how loaded it is                        pure
-decision.py        loads of all pods -> replicas that are needed, and the metric   pure
-reader.py          asks the pods, within bounds, and remembers
+metrics_page.py    a pod's metrics page -> its load                             pure
+decision.py        loads of all pods -> replicas needed, and the metric         pure
+condition.py       the condition AutoscalerReady                                pure
+load_reader.py     scrapes the pods, within limits, and keeps the last decisions
 metrics_api.py     external.metrics.k8s.io/v1beta1 for the API server, JSON for KEDA
-front_proxy.py     who asks: the API server's front proxy, and whether its user may
-certificate.py     our own, short-lived
-registration.py    the APIService and the way to us, kept in step by whoever holds the Lease
+front_proxy.py     authentication of requests by the API server's front proxy, and authorization of their users
+certificate.py     the serving certificate
+registration.py    the leader's APIService and EndpointSlice
 
-Why the metric is what it is stands in decision.py.
+decision.py explains the metric.
 """
 
 from __future__ import annotations
 
 GROUP = "external.metrics.k8s.io"
 VERSION = "v1beta1"
-METRIC = "octavo_queue_depth"
 API_SERVICE = f"{VERSION}.{GROUP}"

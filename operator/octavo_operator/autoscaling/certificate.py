@@ -1,6 +1,6 @@
-"""Our own certificate: short-lived, made in memory, known to the API server by the APIService's caBundle.
+"""The serving certificate: short-lived, made in memory, trusted by the API server through the APIService's caBundle.
 
-No Secret holds it, so the operator needs no right over Secrets; whoever takes over makes its own.
+It is in no Secret, so the operator needs no rights over Secrets; a new leader makes its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 @dataclass(frozen=True)
 class ServingCertificate:
-    """PEM texts; `authority` signed `certificate` and nothing else, and its key is thrown away."""
+    """PEM texts. `authority` has signed only `certificate`, and its key is discarded."""
 
     certificate: bytes
     key: bytes
@@ -28,10 +28,11 @@ class ServingCertificate:
     expires_at: datetime
 
     def is_due(self, now: datetime) -> bool:
-        """Half of its life is over, or the clock has been set to before it."""
+        """Whether to renew it: half of its lifetime is over, or the clock was set back."""
         return now >= self.made_at + (self.expires_at - self.made_at) / 2 or now < self.made_at - timedelta(minutes=5)
 
     def load_into(self, context: ssl.SSLContext) -> None:
+        """Makes `context` present this certificate."""
         with tempfile.TemporaryDirectory() as folder:  # the ssl module reads files only
             pair = Path(folder, "pair.pem")
             pair.touch(mode=0o600)
@@ -40,7 +41,7 @@ class ServingCertificate:
 
 
 def make(dns_names: list[str], lifetime: timedelta, now: datetime | None = None) -> ServingCertificate:
-    """Valid from five minutes ago, since clocks differ."""
+    """A new certificate, valid from five minutes ago, since clocks differ."""
     now = now or datetime.now(UTC)
     ends = now + lifetime
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

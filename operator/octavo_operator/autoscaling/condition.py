@@ -1,4 +1,4 @@
-"""AutoscalerReady: does the number of replicas follow the load, and if not, why not. Pure."""
+"""The condition AutoscalerReady: whether the number of replicas follows the load, and if not, why. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scaling:
-    """What autoscaling tells of one LLMDeployment: what keeps it from being scaled, how many requests a replica has
-    been seen to hold, and how many replicas the present load needs (None: not known)."""
+    """What the operator knows about scaling an LLMDeployment: what prevents it, how many requests a replica handles at
+    once, and how many replicas the load needs (None: unknown)."""
 
     problem: Problem | None = None
     capacity: float | None = None
@@ -27,7 +27,7 @@ Verdict = tuple[bool | None, str, str]  # status, reason, message
 def autoscaler_ready(
     deployment: LLMDeployment, autoscaler: Json | None, scaling: Scaling, apis: frozenset[str]
 ) -> Verdict | None:
-    """None without spec.autoscaling. `autoscaler`: the HorizontalPodAutoscaler or ScaledObject; `scaling`: ours."""
+    """None without spec.autoscaling. `autoscaler`: the HorizontalPodAutoscaler or ScaledObject."""
     problem = scaling.problem
     autoscaling = deployment.spec.autoscaling
     if autoscaling is None:
@@ -38,42 +38,42 @@ def autoscaler_ready(
             "this cluster has no ScaledObjects (keda.sh/v1alpha1); install KEDA, or use autoscaling.provider hpa",
         )  # fmt: skip
     if deployment.spec.suspend:
-        return False, "Suspended", "spec.suspend is true: the number of replicas stays as it is"
+        return False, "Suspended", "spec.suspend is true: the number of replicas is not scaled"
     if deployment.spec.replicas == 0:
-        return False, "ScaledToZero", "spec.replicas is 0: autoscaling begins when it is raised to 1 or more"
-    said = {c["type"]: c for c in ((autoscaler or {}).get("status") or {}).get("conditions") or []}
-    if problem and not (problem.reason == "APIServiceTaken" and _holds(said, "ScalingActive")):
+        return False, "ScaledToZero", "spec.replicas is 0: autoscaling starts when it is raised to 1 or more"
+    found = {c["type"]: c for c in ((autoscaler or {}).get("status") or {}).get("conditions") or []}
+    if problem and not (problem.reason == "APIServiceTaken" and _is_true(found, "ScalingActive")):
         return False, problem.reason, problem.message
     if autoscaler is None:
-        return _starting("the autoscaler is being made")
+        return _starting("the autoscaler is being created")
     if autoscaling.provider == "keda":
-        return _keda(said)
+        return _keda(found)
     for kind in ("AbleToScale", "ScalingActive"):
-        if kind in said and said[kind]["status"] == "False":
-            return False, said[kind].get("reason") or kind, f"the autoscaler says: {said[kind].get('message', '')}"
-    if not _holds(said, "ScalingActive"):
-        return _starting("the autoscaler has not looked at the load yet")
+        if kind in found and found[kind]["status"] == "False":
+            return False, found[kind].get("reason") or kind, f"the autoscaler reports: {found[kind].get('message', '')}"
+    if not _is_true(found, "ScalingActive"):
+        return _starting("the autoscaler has not read the metric yet")
     span = f"{autoscaling.min_replicas} to {autoscaling.max_replicas} replicas"
-    limit = said.get("ScalingLimited") or {}
-    # A HorizontalPodAutoscaler says so, too, of a load that is over, or of a number that somebody wrote by hand.
+    limit = found.get("ScalingLimited") or {}
+    # A HorizontalPodAutoscaler reports that also for a load that is over, or for replicas set by hand.
     more = scaling.needed is None or scaling.needed > autoscaling.max_replicas
     if more and limit.get("status") == "True" and limit.get("reason") == "TooManyReplicas":
-        return True, "AtMaxReplicas", f"the load needs more than autoscaling.maxReplicas allows ({span})"
-    return True, "Scaling", f"the queue decides over {span}"
+        return True, "AtMaxReplicas", f"the load needs more than autoscaling.maxReplicas ({span})"
+    return True, "Scaling", f"scaling on queue depth, {span}"
 
 
 def _starting(message: str) -> Verdict:
     return None, "Starting", message
 
 
-def _keda(said: dict[str, Json]) -> Verdict:
-    ready = said.get("Ready")
+def _keda(found: dict[str, Json]) -> Verdict:
+    ready = found.get("Ready")
     if ready is None or ready["status"] == "Unknown":
-        return _starting("KEDA has not looked at the ScaledObject yet")
+        return _starting("KEDA has not processed the ScaledObject yet")
     if ready["status"] == "False":
-        return False, ready.get("reason") or "NotReady", f"KEDA says: {ready.get('message', '')}"
-    return True, "Scaling", "KEDA scales by the queue"
+        return False, ready.get("reason") or "NotReady", f"KEDA reports: {ready.get('message', '')}"
+    return True, "Scaling", "KEDA scales on queue depth"
 
 
-def _holds(said: dict[str, Json], kind: str) -> bool:
-    return (said.get(kind) or {}).get("status") == "True"
+def _is_true(found: dict[str, Json], kind: str) -> bool:
+    return (found.get(kind) or {}).get("status") == "True"

@@ -1,33 +1,32 @@
-"""How many replicas the present load needs, and the number that makes a HorizontalPodAutoscaler want as many. Pure.
+"""How many replicas the current load needs, and the metric that makes a HorizontalPodAutoscaler want as many. Pure.
 
-An autoscaler with an External metric and AverageValue wants ceil(metric / target) replicas, and does nothing while
-that is within a tenth of what it has. Which metric makes that right?
+An autoscaler with an External metric and AverageValue wants ceil(metric / target) replicas, and changes nothing within
+a tolerance of 10 %. The metric must be chosen so that this is the right number.
 
-The bare queue does not. It is empty as soon as enough replicas run, however busy they are: the autoscaler takes them
-away, the queue comes back, and so on. It also asks for too many: 100 waiting at a target of 4 are 25 replicas, though
-each one that is added takes a whole batch away from the queue and not 4.
+The length of the queue is not. It is 0 as soon as enough replicas run, however busy they are: the autoscaler removes
+some, the queue comes back, and so on. It also asks for too many: 100 waiting requests at a target of 4 are 25 replicas,
+though each additional one takes a whole batch off the queue and not 4.
 
-So two questions are asked about all requests in the fleet, running and waiting (`demand`), given what one replica holds
-at once (`capacity`) and how many may wait for each (`target`, what the user sets):
+So two bounds are computed from all requests of the fleet, running and waiting (`demand`), given the number of requests
+that one replica handles at once (`capacity`) and how many may wait for each (`target`, set by the user):
 
     at least   ceil(demand / (capacity + target))   with fewer, more than `target` a replica would wait
-    at most    ceil(demand / capacity)              with more, some would have nothing to do
+    at most    ceil(demand / capacity)              with more, some would be idle
 
 Between the two, the fleet stays as it is. Demand does not depend on the number of replicas, so one step reaches a
-number that the same demand leaves alone: it cannot flap. Scaling down never makes a queue, an idle fleet needs nothing
-(the autoscaler's minReplicas is left), and pods that are loading or still to come do not disturb: they are no demand.
+number that the same demand leaves unchanged: it cannot flap. Scaling down never creates a queue, an idle fleet needs no
+replica (the autoscaler's minReplicas remain), and pods that are loading or pending add no demand.
 
-The metric is `target` for every replica that is needed: the queue that would be there if just the target were waiting
-for each. In whole replicas, so that the tolerance of a tenth never swallows the step from one replica to the next, up
-to ten of them.
+The metric is `target` for every replica that is needed: the queue if just `target` requests were waiting for each. It
+counts whole replicas, so that the tolerance never swallows a step between up to ten replicas.
 
-`capacity` is learnt. A replica that has requests waiting holds exactly what it runs, whatever limits it: sequences,
-KV memory, or tokens a step. That is remembered, and raised when more are seen to run. Before anything has waited it is
-what the engine is configured for, or what its KV memory would take of requests like those now running. The status says
-it, so that an operator that starts knows it again: by what is configured it would take replicas away that are full.
+`capacity` is observed. A replica with waiting requests runs as many as it can, whatever limits it: sequences, KV memory
+or tokens per step. That is kept, and raised when more are seen to run. Before anything has waited it is the engine's
+configuration, or what its KV memory would take of requests like those now running. The status records it, so that an
+operator that starts knows it: by the configuration alone it would remove replicas that are full.
 
-What is not known never takes a replica away: while a pod that might hold requests cannot be asked, or is loading, the
-fleet is kept as it is at least. It may grow.
+Unknown load never removes a replica: while a pod that might hold requests cannot be scraped, or is loading, the number
+of replicas does not fall. It may grow.
 """
 
 from __future__ import annotations
@@ -41,18 +40,20 @@ from octavo_operator.autoscaling.metrics_page import Load
 
 @dataclass(frozen=True)
 class Decision:
+    """The replicas that the load needs, and what that follows from."""
+
     needed: int  # replicas
-    metric: int  # what the autoscaler divides by its target
+    metric: int  # `needed` times the target
     running: int
     waiting: int
-    capacity: float | None  # sequences a replica; None: nothing is known of it, and nothing runs
-    held: bool = False  # something is not known, and the fleet is kept because of that
+    capacity: float | None  # sequences per replica; None: unknown, and nothing runs
+    held: bool = False  # not scaled down because some load is unknown
 
 
 def decide(
     replicas: int, target: int, loads: Sequence[Load], capacity: float | None, *, unsure: bool = False
 ) -> Decision:
-    """`replicas`: as many as are wanted so far. `unsure`: there may be demand that `loads` does not show."""
+    """The decision for a fleet that has `replicas` desired now. `unsure`: there may be demand that `loads` lacks."""
     running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
     demand = running + waiting
     if demand == 0:
@@ -67,8 +68,8 @@ def decide(
     return Decision(needed, needed * target, math.ceil(running), math.ceil(waiting), capacity, held)
 
 
-def learn(known: float | None, loads: Sequence[Load]) -> float | None:
-    """What one replica holds, by what can be seen now and was known before; None: never seen at its limit."""
+def update_capacity(known: float | None, loads: Sequence[Load]) -> float | None:
+    """Capacity of one replica from the current loads and what was `known`; None: no replica was ever at its limit."""
     full = [max(load.running, 1) for load in loads if load.waiting > 0]
     if full:
         return sum(full) / len(full)
@@ -77,15 +78,15 @@ def learn(known: float | None, loads: Sequence[Load]) -> float | None:
     return max([known, *(load.running for load in loads)])
 
 
-def noted(before: int | None, capacity: float | None) -> int | None:
-    """What a status that says `before` should say: small changes are not worth a write."""
+def rounded_capacity(before: int | None, capacity: float | None) -> int | None:
+    """status.replicaCapacity, which is `before` now: small changes are not worth a write."""
     if capacity is None or (before and abs(capacity - before) < max(0.75, before / 10)):
         return before
     return max(round(capacity), 1)
 
 
-def estimate(loads: Sequence[Load], configured: float | None = None) -> float | None:
-    """What one replica should hold, before any has been seen at its limit; `configured`: by the spec."""
+def estimate_capacity(loads: Sequence[Load], configured: float | None = None) -> float | None:
+    """Capacity of one replica before any was seen at its limit. `configured`: maxNumSeqs of the spec."""
     busy = [load for load in loads if load.running]
     found = [one for load in busy or loads if (one := _estimate(load, configured)) is not None]
     return sum(found) / len(found) if found else configured

@@ -1,5 +1,7 @@
-"""Who asks. The API server has authenticated its user, and says so in headers; they are believed only over a connection
-whose client certificate is the front proxy's. Whether the user may is asked of the API server (SubjectAccessReview).
+"""Authentication and authorization of requests to the metrics API.
+
+The API server authenticates the user and names it in headers, which are trusted only over a connection with the front
+proxy's client certificate. Authorization is asked of the API server (SubjectAccessReview).
 """
 
 from __future__ import annotations
@@ -10,21 +12,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.kube.client import Cluster
+from octavo_operator.kube.client import KubeClient
 
 Json = dict[str, Any]
 
-REVIEW_SECONDS = 10.0  # how long an answer about a user holds
-_MOST_REVIEWS = 1000
+REVIEW_CACHE_SECONDS = 10.0
+_MAX_REVIEWS = 1000
 
 
-class BadFrontProxy(ValueError):
-    """The cluster does not say how its front proxy is known; the message says what is missing."""
+class FrontProxyConfigError(ValueError):
+    """The cluster has no valid configuration of its front proxy; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class FrontProxy:
-    """How the cluster's front proxy is known."""
+    """How to recognise the cluster's front proxy."""
 
     authority: str  # PEM
     allowed_names: tuple[str, ...]  # common names; empty: any that the authority has signed
@@ -34,11 +36,11 @@ class FrontProxy:
 
     @classmethod
     def of(cls, config_map: Json | None) -> FrontProxy:
-        """From the ConfigMap kube-system/extension-apiserver-authentication. Raises BadFrontProxy."""
+        """From the ConfigMap kube-system/extension-apiserver-authentication. Raises FrontProxyConfigError."""
         data = (config_map or {}).get("data") or {}
         authority = data.get("requestheader-client-ca-file") or ""
         if "BEGIN CERTIFICATE" not in authority:
-            raise BadFrontProxy(
+            raise FrontProxyConfigError(
                 "the ConfigMap kube-system/extension-apiserver-authentication has no requestheader-client-ca-file: the "
                 "API server was started without an aggregation layer (--requestheader-client-ca-file)"
             )
@@ -47,7 +49,9 @@ class FrontProxy:
             try:
                 value = json.loads(data.get(f"requestheader-{name}") or "[]")
             except ValueError:
-                raise BadFrontProxy(f"requestheader-{name} is not a list: {data[f'requestheader-{name}']!r}") from None
+                raise FrontProxyConfigError(
+                    f"requestheader-{name} is not a list: {data[f'requestheader-{name}']!r}"
+                ) from None
             return tuple(str(one) for one in value)
 
         return cls(
@@ -55,15 +59,15 @@ class FrontProxy:
             words("extra-headers-prefix"),
         )  # fmt: skip
 
-    def admits(self, certificate: Mapping[str, Any] | None) -> bool:
-        """`certificate`: that of a peer whose chain TLS has verified, as ssl.getpeercert gives it."""
+    def is_trusted(self, certificate: Mapping[str, Any] | None) -> bool:
+        """Whether a peer with this certificate, verified by TLS, is the front proxy. As ssl.getpeercert returns it."""
         if not certificate:
             return False
         found = {value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"}
         return not self.allowed_names or bool(found & set(self.allowed_names))
 
     def user(self, headers: Any) -> Json | None:
-        """The user that the headers name (a multidict), as a SubjectAccessReview wants it."""
+        """The user that the headers (a multidict) name, in the form of a SubjectAccessReview."""
         name = next((value for header in self.user_headers if (value := headers.get(header))), None)
         if not name:
             return None
@@ -77,28 +81,28 @@ class FrontProxy:
 
 
 class Reviews:
-    """Answers of the API server about its users, each kept for a few seconds."""
+    """SubjectAccessReviews, cached for a few seconds."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
-        self._cluster, self._clock = cluster, clock
+    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._clock = client, clock
         self._known: dict[str, tuple[float, bool]] = {}
 
     async def allows(self, user: Json, group: str, version: str, namespace: str, resource: str) -> bool:
-        """Raises ApiError and TRANSPORT_ERRORS."""
+        """Whether `user` may list the resource. Raises ApiError and TRANSPORT_ERRORS."""
         attributes = {
             "namespace": namespace, "verb": "list", "group": group, "version": version, "resource": resource,
         }  # fmt: skip
         spec = {**user, "resourceAttributes": attributes}
         key = json.dumps(spec, sort_keys=True)
         now = self._clock()
-        if (known := self._known.get(key)) and now - known[0] < REVIEW_SECONDS:
+        if (known := self._known.get(key)) and now - known[0] < REVIEW_CACHE_SECONDS:
             return known[1]
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-        answer = await self._cluster.call("POST", path, body, timeout=5)
+        answer = await self._client.call("POST", path, body, timeout=5)
         allowed = bool((answer.get("status") or {}).get("allowed"))
-        if len(self._known) >= _MOST_REVIEWS:
-            self._known = {k: v for k, v in self._known.items() if now - v[0] < REVIEW_SECONDS}
-        if len(self._known) < _MOST_REVIEWS:
+        if len(self._known) >= _MAX_REVIEWS:
+            self._known = {k: v for k, v in self._known.items() if now - v[0] < REVIEW_CACHE_SECONDS}
+        if len(self._known) < _MAX_REVIEWS:
             self._known[key] = (now, allowed)
         return allowed

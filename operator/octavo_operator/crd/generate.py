@@ -23,7 +23,7 @@ CONDITION: dict[str, Any] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "Ready, Available (requests are answered now), Progressing, ModelCached, ImageUpToDate, "
+            "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, ImageUpToDate, "
             "AutoscalerReady or Degraded.",
         },
         "status": {
@@ -34,11 +34,15 @@ CONDITION: dict[str, Any] = {
         "observedGeneration": {
             "type": "integer",
             "format": "int64",
-            "description": "Generation of the spec that the condition is about.",
+            "description": "Generation of the spec that the condition was set for.",
         },
-        "lastTransitionTime": {"type": "string", "format": "date-time", "description": "Last change of status."},
-        "reason": {"type": "string", "description": "Cause, in one word."},
-        "message": {"type": "string", "description": "Cause and remedy, in a sentence."},
+        "lastTransitionTime": {
+            "type": "string",
+            "format": "date-time",
+            "description": "Time of the last change of status.",
+        },
+        "reason": {"type": "string", "description": "Machine-readable cause, in CamelCase."},
+        "message": {"type": "string", "description": "Cause and remedy."},
     },
 }
 
@@ -54,20 +58,20 @@ STATUS: dict[str, Any] = {
         "observedGeneration": {
             "type": "integer",
             "format": "int64",
-            "description": "Generation of the spec that this status is about.",
+            "description": "Generation of the spec that the operator has processed.",
         },
         "replicas": _count("Number of pods."),
         "readyReplicas": _count("Number of ready pods."),
         "availableReplicas": _count("Number of pods ready for at least rollout.minReadySeconds."),
         "updatedReplicas": _count("Number of pods of the latest spec."),
         "selector": {"type": "string", "description": "Label selector of the pods, for autoscalers."},
-        "url": {"type": "string", "description": "Address of the OpenAI API in the cluster."},
+        "url": {"type": "string", "description": "Address of the OpenAI-compatible API in the cluster."},
         "image": {"type": "string", "description": "Image of the pods."},
         "operator": {
             "type": "string",
-            "description": "Operator that serves it, by namespace and name of its Lease. Others leave it alone.",
+            "description": "Operator that serves this LLMDeployment: namespace/name of its Lease. Others ignore it.",
         },
-        "replicaCapacity": _count("Requests that one pod handles at once, as observed; used by autoscaling."),
+        "replicaCapacity": _count("Observed number of requests that one pod handles at once; used by autoscaling."),
         "conditions": {
             "type": "array",
             "description": "Current conditions.",
@@ -87,7 +91,7 @@ def _column(name: str, path: str, kind: str = "string", description: str = "", p
 _READY = ".status.conditions[?(@.type=='Ready')]"
 COLUMNS = [
     _column("Model", ".spec.model.uri", description="Source of the model."),
-    _column("Ready", f"{_READY}.status", description="Whether all replicas of the latest spec answer requests."),
+    _column("Ready", f"{_READY}.status", description="Whether all replicas, of the latest spec, serve requests."),
     _column("Reason", f"{_READY}.reason", description="Reason of the condition Ready."),
     _column("Replicas", ".status.readyReplicas", "integer", "Number of ready pods."),
     _column("Desired", ".spec.replicas", "integer", "Desired number of pods."),
@@ -98,12 +102,12 @@ del COLUMNS[-1]["description"]
 
 
 def manifest() -> dict[str, Any]:
-    """The CRD as an object of the API."""
+    """The CustomResourceDefinition."""
     spec = object_schema(api.LLMDeploymentSpec, "Desired state.")
     schema = {
         "type": "object",
-        "description": "A large language model, served by pods of the Octavo engine behind one Service with OpenAI's "
-        "API.",
+        "description": "A large language model, served with an OpenAI-compatible API by pods of the Octavo engine "
+        "behind one Service.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": "Version of this kind: octavo.dev/v1alpha1."},
@@ -151,7 +155,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def text() -> str:
-    # What holds nothing else stands on one line (flow style None): over half of the text would be indentation.
+    """The CRD as YAML."""
+    # Flow style for leaves (None): otherwise over half of the text would be indentation.
     return yaml.dump(
         manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
     )

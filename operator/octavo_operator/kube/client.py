@@ -1,4 +1,4 @@
-"""The way to the API server: aiohttp sessions, and a few calls."""
+"""Client of the API server: aiohttp sessions and the few calls that the operator makes."""
 
 from __future__ import annotations
 
@@ -12,49 +12,18 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from octavo_operator.api import API_VERSION, KIND, PLURAL
 from octavo_operator.kube import credentials
 from octavo_operator.kube.credentials import Credentials
+from octavo_operator.kube.resources import RESOURCES
 
-logger = logging.getLogger("octavo.operator.cluster")
+logger = logging.getLogger("octavo.operator.client")
 
 Json = Any
 
 
 @dataclass(frozen=True)
-class Resource:
-    api_version: str
-    plural: str
-
-    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        prefix = "api" if "/" not in self.api_version else "apis"
-        where = f"/namespaces/{namespace}" if namespace else ""
-        parts = f"/{prefix}/{self.api_version}{where}/{self.plural}"
-        return parts + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
-
-
-RESOURCES = {
-    KIND: Resource(API_VERSION, PLURAL),
-    "ServiceAccount": Resource("v1", "serviceaccounts"),
-    "PersistentVolumeClaim": Resource("v1", "persistentvolumeclaims"),
-    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
-    "Service": Resource("v1", "services"),
-    "Deployment": Resource("apps/v1", "deployments"),
-    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
-    "PodMonitor": Resource("monitoring.coreos.com/v1", "podmonitors"),
-    "ServiceMonitor": Resource("monitoring.coreos.com/v1", "servicemonitors"),
-    "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
-    "ScaledObject": Resource("keda.sh/v1alpha1", "scaledobjects"),
-    "EndpointSlice": Resource("discovery.k8s.io/v1", "endpointslices"),
-    "Pod": Resource("v1", "pods"),
-    "Event": Resource("v1", "events"),
-    "Lease": Resource("coordination.k8s.io/v1", "leases"),
-}
-
-
-@dataclass(frozen=True)
-class Page:
-    """Part of a list. `is_first`: the list begins, or begins once more. `version`: the cluster's when it was made."""
+class ListPage:
+    """Part of a list. `is_first`: of the list, or of a restarted one. `version`: the list's resourceVersion."""
 
     items: list[Json]
     is_first: bool
@@ -62,7 +31,7 @@ class Page:
 
 
 class ApiError(Exception):
-    """An answer of 400 and more. `reason` and `message` are the API server's."""
+    """A response of status 400 or above. `reason`, `message` and `details` are those of its Status object."""
 
     def __init__(self, status: int, body: Json) -> None:
         body = body if isinstance(body, dict) else {"message": str(body)[:500]}
@@ -74,27 +43,28 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        return self.status in (401, 409, 429) or (self.status >= 500 and not self._is_of_types)
+        """Whether the same request may succeed later."""
+        return self.status in (401, 409, 429) or (self.status >= 500 and not self._is_schema_mismatch)
 
     @property
-    def _is_of_types(self) -> bool:
-        """Server-side apply answers 500 to a field that the kind does not have, or one of another type: it never will
-        take that."""
+    def _is_schema_mismatch(self) -> bool:
+        """Server-side apply answers 500 to a field that the kind does not have, or that has another type."""
         return self.message.startswith(("failed to create typed patch object", "failed to convert new object"))
 
     @property
     def is_unknown_field(self) -> bool:
-        """The kind that the cluster has lacks a field of ours: it is of an earlier version."""
-        return self._is_of_types and "field not declared in schema" in self.message
+        """The CRD in the cluster lacks a field of ours: it is of an earlier version."""
+        return self._is_schema_mismatch and "field not declared in schema" in self.message
 
     @property
-    def is_namespace_leaving(self) -> bool:
+    def is_namespace_terminating(self) -> bool:
+        """The namespace is being deleted."""
         causes = self.details.get("causes") or []
         return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
     @property
-    def is_kind_leaving(self) -> bool:
-        """Not the object is refused: its kind is gone or about to, as optional ones are with whoever brought them."""
+    def is_kind_missing(self) -> bool:
+        """The CRD of the object's kind is gone or terminating."""
         return (self.status == 404 and not self.details.get("name")) or (
             "custom resource definition is terminating" in self.message
         )
@@ -103,26 +73,26 @@ class ApiError(Exception):
 TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
-class Cluster:
-    """Calls to one API server. Methods raise ApiError for refusals and TRANSPORT_ERRORS when it is out of reach."""
+class KubeClient:
+    """Calls to one API server. Methods raise ApiError for error responses, TRANSPORT_ERRORS without a response."""
 
     def __init__(self, found: Credentials) -> None:
         self._credentials = found
         self.server, self.namespace = found.server, found.namespace
         self.session = self.new_session()
-        self.on_answer: Callable[[str, int], None] = lambda method, status: None  # 0: there was none
+        self.on_response: Callable[[str, int], None] = lambda method, status: None  # status 0: no response
 
     @classmethod
-    def connect(cls) -> Cluster:
-        """Call it inside the event loop. Raises CredentialsError."""
+    def connect(cls) -> KubeClient:
+        """With the credentials of this process; inside an event loop. Raises CredentialsError."""
         return cls(credentials.find())
 
-    async def log_in_anew(self, used: str | None = None) -> bool:
-        """We were refused; False: there are no other credentials to try. In any event loop."""
+    async def reauthenticate(self, used: str | None = None) -> bool:
+        """Renews the credentials after a 401 to those `used`. False: there are no others. In any event loop."""
         return await asyncio.to_thread(self._credentials.renew, used)
 
     def new_session(self, response_class: type[aiohttp.ClientResponse] | None = None) -> aiohttp.ClientSession:
-        """One more session with the same credentials: kopf closes the one that it is given."""
+        """Another session with the same credentials: kopf closes the one that it is given."""
         found = self._credentials
         trace = aiohttp.TraceConfig()
 
@@ -153,13 +123,14 @@ class Cluster:
         content_type: str = "application/json",
         timeout: float = 15,
     ) -> Json:
+        """The decoded response. `body` is sent as JSON; `timeout`: seconds."""
         url = f"{self.server}{path}" + (f"?{urlencode(params)}" if params else "")
         data = None if body is None else json.dumps(body).encode()
         used = self._credentials.authorization
         try:
             return await self._call(method, url, data, content_type, timeout)
         except ApiError as error:
-            if error.status != 401 or not await self.log_in_anew(used):
+            if error.status != 401 or not await self.reauthenticate(used):
                 raise
         return await self._call(method, url, data, content_type, timeout)
 
@@ -173,10 +144,10 @@ class Cluster:
                 text = await response.read()
                 status = response.status
         except TimeoutError:
-            await self._leave(session)
+            await self._replace_session(session)
             raise
         finally:
-            self.on_answer(method, status)
+            self.on_response(method, status)
         try:
             answer = json.loads(text)
         except ValueError:
@@ -185,8 +156,8 @@ class Cluster:
             raise ApiError(status, answer)
         return answer
 
-    async def _leave(self, session: aiohttp.ClientSession) -> None:
-        """No answer came in time: the session's other connections may be as dead, so none is used again."""
+    async def _replace_session(self, session: aiohttp.ClientSession) -> None:
+        """After a timeout the session's other connections may be dead, too."""
         if session is self.session:
             self.session = self.new_session()
             await session.close()
@@ -200,8 +171,10 @@ class Cluster:
                 return None
             raise
 
-    async def pages(self, kind: str, namespace: str | None, label_selector: str | None = None) -> AsyncIterator[Page]:
-        """All objects of a kind, page by page; none when the cluster does not know the kind."""
+    async def list_pages(
+        self, kind: str, namespace: str | None, label_selector: str | None = None
+    ) -> AsyncIterator[ListPage]:
+        """All objects of a kind, page by page; none when the cluster does not have the kind."""
         params = {"limit": "500", **({"labelSelector": label_selector} if label_selector else {})}
         first = True
         while True:
@@ -210,38 +183,39 @@ class Cluster:
             except ApiError as error:
                 if error.status == 404:
                     return
-                if error.status == 410 and "continue" in params:  # the list took too long: from the start
+                if error.status == 410 and "continue" in params:  # expired: from the start
                     del params["continue"]
                     first = True
                     continue
                 raise
-            yield Page(page["items"], first, page["metadata"]["resourceVersion"])
+            yield ListPage(page["items"], first, page["metadata"]["resourceVersion"])
             first = False
-            if not (mark := page["metadata"].get("continue")):
+            if not (token := page["metadata"].get("continue")):
                 return
-            params["continue"] = mark
+            params["continue"] = token
 
     async def list(self, kind: str, namespace: str | None, label_selector: str | None = None) -> list[Json]:
-        """All objects of a kind at once, for a few of them."""
+        """All objects of a kind, for kinds with few of them."""
         out: list[Json] = []
-        async for page in self.pages(kind, namespace, label_selector):
+        async for page in self.list_pages(kind, namespace, label_selector):
             out = [*([] if page.is_first else out), *page.items]
         return out
 
     async def apply(self, manifest: Json, manager: str, subresource: str | None = None) -> Json:
-        """Server-side apply; what we say wins over what others said about the same fields."""
+        """Server-side apply that takes over fields of other managers (force)."""
         meta = manifest["metadata"]
         path = RESOURCES[manifest["kind"]].path(meta["namespace"], meta["name"], subresource)
         params = {"fieldManager": manager, "force": "true"}
         return await self.call("PATCH", path, manifest, params=params, content_type="application/apply-patch+yaml")
 
     async def json_patch(self, kind: str, namespace: str, name: str, operations: Json, manager: str) -> Json:
+        """Applies a JSON patch (RFC 6902), and returns the object."""
         path = RESOURCES[kind].path(namespace, name)
         params = {"fieldManager": manager}
         return await self.call("PATCH", path, operations, params=params, content_type="application/json-patch+json")
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Deletes the very object that was seen; one that is gone, or another of its name, is left alone."""
+        """Deletes the object of this `uid`; does nothing when it is gone, or when another one has its name."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self.call("DELETE", RESOURCES[kind].path(namespace, name), body)
@@ -250,7 +224,7 @@ class Cluster:
                 raise
 
     async def kinds(self, api_version: str) -> set[str]:
-        """The kinds that an API serves now; none when there is no such API."""
+        """The kinds of an API group version; none when the cluster does not have it."""
         try:
             found = await self.call("GET", f"/apis/{api_version}")
         except ApiError as error:
@@ -260,4 +234,5 @@ class Cluster:
         return {resource["kind"] for resource in found["resources"]}
 
     async def close(self) -> None:
+        """Closes the session."""
         await self.session.close()

@@ -1,7 +1,7 @@
-"""Who we are to the API server: in a pod its service account, elsewhere a kubeconfig, kept good for as long as we run.
+"""Credentials for the API server: in a pod its service account, elsewhere a kubeconfig; renewed before they expire.
 
-Kubeconfigs are read by the `kubernetes` package (log-in programs, OIDC, token files, merged files). In a pod nothing of
-it is imported: a quarter of the operator's memory for reading two files.
+Kubeconfigs are read by the `kubernetes` package (exec plugins, OIDC, token files, merged files). In a pod it is not
+imported: it would take a quarter of the operator's memory to read two files.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import yaml
 logger = logging.getLogger("octavo.operator.credentials")
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_READ_AGAIN_SECONDS = 60.0  # files that others replace
-_PAUSE_SECONDS = 5.0  # between two log-ins, however often we are refused
-_EARLY_SECONDS = 60.0  # before the end of what a log-in program gave
+_REREAD_SECONDS = 60.0  # of files that others replace
+_MIN_INTERVAL_SECONDS = 5.0  # between two renewals, however often a request gets a 401
+_EARLY_SECONDS = 60.0  # before credentials of an exec plugin expire
 
 
 class CredentialsError(Exception):
-    """No way to the API server is configured; the message says what was looked for."""
+    """No usable credentials; the message says where they were looked for."""
 
 
 class Tls(ssl.SSLContext):
-    """A context of clients. `server_name`: whom to expect, instead of the host of the URL (tls-server-name)."""
+    """A client context. `server_name`: name that the certificate must have, instead of the URL's host."""
 
     server_name: str | None = None
 
@@ -45,11 +45,12 @@ class Tls(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
+        """As of SSLContext, with `server_name`."""
         return super().wrap_bio(incoming, outgoing, server_side, self.server_name or server_hostname, session)
 
 
 def tls(authority: str | None = None, verify: bool = True, server_name: str | None = None) -> Tls:
-    """`authority`: file of certificates to trust; None: they are loaded later."""
+    """A client context. `authority`: file of certificates to trust; None: the caller loads them."""
     out = Tls(ssl.PROTOCOL_TLS_CLIENT)
     out.server_name = server_name
     if not verify:
@@ -61,7 +62,7 @@ def tls(authority: str | None = None, verify: bool = True, server_name: str | No
 
 @dataclass
 class Credentials:
-    """Good for any thread. `authorization` is the header of that name, or None; `tls` may hold a certificate."""
+    """Thread-safe. `authorization`: the header of that name, or None; `tls` may hold a client certificate."""
 
     server: str
     namespace: str
@@ -71,52 +72,52 @@ class Credentials:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_due(self) -> bool:
-        """Whether to `renew` before the next request."""
+        """Whether to call `renew` before the next request."""
         return False
 
     def renew(self, used: str | None = None) -> bool:
-        """Blocks. `used`: the authorization that was refused. False: there is no other to try."""
+        """Blocks. `used`: the authorization that got a 401. False: there is no other one."""
         return False
 
 
-class _Renewed(Credentials):
-    """Is renewed in time, by one thread at a time."""
+class _RenewedCredentials(Credentials):
+    """Renewed before they expire, by one thread at a time."""
 
-    _due: float | None = None  # by time.monotonic; None: only when we are refused
-    _renewed_at = -_PAUSE_SECONDS
+    _due: float | None = None  # time.monotonic(); None: only after a 401
+    _renewed_at = -_MIN_INTERVAL_SECONDS
 
     def is_due(self) -> bool:
         return self._due is not None and time.monotonic() >= self._due
 
     def renew(self, used: str | None = None) -> bool:
         with self._lock:
-            if time.monotonic() < self._renewed_at + _PAUSE_SECONDS:
+            if time.monotonic() < self._renewed_at + _MIN_INTERVAL_SECONDS:
                 return used is not None and used != self.authorization
             try:
                 lifetime = self._load()
             except (CredentialsError, OSError, ValueError) as error:
-                logger.warning("the credentials cannot be renewed: %s", error)
-                lifetime = _PAUSE_SECONDS
+                logger.warning("renewing the credentials failed: %s", error)
+                lifetime = _MIN_INTERVAL_SECONDS
             self._renewed_at = time.monotonic()
-            self._due = None if lifetime is None else self._renewed_at + max(lifetime, _PAUSE_SECONDS)
+            self._due = None if lifetime is None else self._renewed_at + max(lifetime, _MIN_INTERVAL_SECONDS)
             return True
 
     def _load(self) -> float | None:
-        """Reads or makes them; for how many seconds they are good. None: until they are refused."""
+        """Reads or obtains them. Returns their lifetime in seconds; None: until a request gets a 401."""
         raise NotImplementedError
 
 
-class _ServiceAccount(_Renewed):
+class _ServiceAccount(_RenewedCredentials):
     """The kubelet replaces the token's file well before it expires."""
 
     def _load(self) -> float | None:
         self.authorization = f"Bearer {(_SERVICE_ACCOUNT / 'token').read_text().strip()}"
-        return _READ_AGAIN_SECONDS
+        return _REREAD_SECONDS
 
 
-class _Kubeconfig(_Renewed):
+class _Kubeconfig(_RenewedCredentials):
     def __init__(self, paths: str) -> None:
-        """`paths`: of one file, or of several as in $KUBECONFIG. Raises CredentialsError."""
+        """`paths`: one file, or several as in $KUBECONFIG. Raises CredentialsError."""
         from kubernetes.client import Configuration
         from kubernetes.config.config_exception import ConfigException
         from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
@@ -124,7 +125,7 @@ class _Kubeconfig(_Renewed):
         self._configuration, self._paths = Configuration, paths
         self._errors = (ConfigException, OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError)
         try:
-            merged = KubeConfigMerger(paths)
+            merged: Any = KubeConfigMerger(paths)  # type: ignore[no-untyped-call]
             if merged.config is None:
                 raise CredentialsError(f"no cluster: this is not a pod, and there is no kubeconfig {paths}")
 
@@ -132,13 +133,15 @@ class _Kubeconfig(_Renewed):
                 with contextlib.suppress(OSError):
                     merged.save_changes()
 
-            self._loader = KubeConfigLoader(merged.config, config_base_path=None, config_persister=save)
+            self._loader: Any = KubeConfigLoader(  # type: ignore[no-untyped-call]
+                merged.config, config_base_path=None, config_persister=save
+            )
             context = self._loader.current_context["context"]
             cluster = merged.config["clusters"].get_with_name(context["cluster"])["cluster"]
             name = context.get("user")
             users = [one["user"].value for one in merged.config.value.get("users") or [] if one["name"] == name]
         except self._errors as error:
-            raise self._wrong(error) from None
+            raise self._error(error) from None
         self._user: dict[str, Any] = users[0] if users else {}
         verify = not cluster.safe_get("insecure-skip-tls-verify")
         context_of_tls = tls(server_name=cluster.safe_get("tls-server-name"), verify=verify)
@@ -148,7 +151,7 @@ class _Kubeconfig(_Renewed):
 
     def _load(self) -> float | None:
         found = self._configuration()
-        for name in ("token", "expiry", "cert_file", "key_file"):  # else it keeps those of the last time
+        for name in ("token", "expiry", "cert_file", "key_file"):  # otherwise it keeps the previous ones
             self._loader.__dict__.pop(name, None)
         try:
             self._loader.load_and_set(found)
@@ -160,28 +163,30 @@ class _Kubeconfig(_Renewed):
             if found.cert_file:
                 self.tls.load_cert_chain(found.cert_file, found.key_file)
         except self._errors as error:
-            raise self._wrong(error) from None
+            raise self._error(error) from None
         header = found.api_key.get("BearerToken")
         if not header and not found.cert_file:
             if program := (self._user.get("exec") or {}).get("command"):
-                raise CredentialsError(f"{self._paths}: the log-in program {program} gave no credentials")
+                raise CredentialsError(f"{self._paths}: the exec plugin {program} returned no credentials")
             if provider := (self._user.get("auth-provider") or {}).get("name"):
-                raise CredentialsError(f"{self._paths}: auth-provider {provider} gave no credentials; use exec instead")
+                raise CredentialsError(
+                    f"{self._paths}: auth-provider {provider} returned no credentials; use exec instead"
+                )
         self.server, self.proxy = found.host, getattr(self._loader, "proxy", None)
         self.authorization = header.strip() if header else None
         if expiry := getattr(self._loader, "expiry", None):
             left: float = (expiry - datetime.now(UTC)).total_seconds()
             return left - min(_EARLY_SECONDS, left / 5)
-        return None if "exec" in self._user else _READ_AGAIN_SECONDS
+        return None if "exec" in self._user else _REREAD_SECONDS
 
-    def _wrong(self, error: Exception) -> CredentialsError:
+    def _error(self, error: Exception) -> CredentialsError:
         # Some messages hold a whole entry of the file, secrets and all.
         text = re.sub(r"\{.*\}", "{...}", " ".join(str(error).split()))
         return CredentialsError(f"the kubeconfig {self._paths} cannot be used: {text}")
 
 
 def find() -> Credentials:
-    """In a pod its service account, else the kubeconfig. Raises CredentialsError."""
+    """The service account in a pod, otherwise the kubeconfig. Raises CredentialsError."""
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
         host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         host = f"[{host}]" if ":" in host else host

@@ -1,8 +1,8 @@
-"""Who set which field: reads `metadata.managedFields`.
+"""Which field managers set which fields, from `metadata.managedFields`.
 
-Server-side apply brings our fields back, but lets be what others added: a container, a variable, a node selector. Specs
-that we own are ours as a whole, so such additions are found here and taken out again. Labels and annotations are
-everybody's, in pod templates too (`kubectl rollout restart` writes one).
+Server-side apply restores our fields but keeps what others added: a container, a variable, a node selector. The
+operator owns the whole spec of its objects, so such additions are found here, to be removed. Labels and annotations
+are shared, those of pod templates too (`kubectl rollout restart` writes one).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 Json = Any
 Path = tuple[str, ...]
 
-_EVERYBODYS = (
+_SHARED = (
     ("f:spec", "f:template", "f:metadata", "f:annotations"),
     ("f:spec", "f:template", "f:metadata", "f:labels"),
 )
 
 
 def foreign_additions(live: Json, manager: str) -> list[str]:
-    """JSON pointers of what others than `manager` added to `live["spec"]`, deepest and last first (for removal)."""
+    """JSON pointers of what managers other than `manager` added to `live["spec"]`, deepest and last first."""
     applied: set[Path] = set()
-    mended: set[Path] = set()  # by our own removals, which may fill in defaults
+    updated: set[Path] = set()  # by our own removals, to which the API server may add defaults
     others: set[Path] = set()
     for entry in live.get("metadata", {}).get("managedFields") or []:
         if entry.get("subresource"):
@@ -36,13 +36,13 @@ def foreign_additions(live: Json, manager: str) -> list[str]:
             for path in paths:
                 applied.update(path[:length] for length in range(1, len(path) + 1))
         else:
-            mended.update(path for path in paths if path[0] == "f:spec")
+            updated.update(path for path in paths if path[0] == "f:spec")
     found = set()
-    for path in others | mended:
-        if path in applied or any(path[: len(kept)] == kept for kept in _EVERYBODYS):
+    for path in others | updated:
+        if path in applied or any(path[: len(kept)] == kept for kept in _SHARED):
             continue
         added = next(path[:length] for length in range(1, len(path) + 1) if path[:length] not in applied)
-        if path in mended and added[-1].startswith("f:"):
+        if path in updated and added[-1].startswith("f:"):
             continue  # a default; items of lists are never defaults
         if len(added) > 1 and (pointer := _pointer(added, live)) is not None:
             found.add(pointer)
@@ -50,10 +50,10 @@ def foreign_additions(live: Json, manager: str) -> list[str]:
     return ["".join(f"/{_escape(part)}" for part in pointer) for pointer in sorted(tops, key=_order, reverse=True)]
 
 
-def left_alone(pointer: str, live: Json, allowed: Iterable[str]) -> bool:
-    """Whether an addition at `pointer` is covered by one of the paths of spec.foreignFields: the same path or one above
-    it, items of lists by their name (or index), `*` for any text within a segment."""
-    found = _named(pointer, live)
+def is_allowed(pointer: str, live: Json, allowed: Iterable[str]) -> bool:
+    """Whether one of the paths of spec.foreignFields covers an addition at `pointer`: the same path or one above it,
+    list items by name (or index), `*` for any text within a segment."""
+    found = _spellings(pointer, live)
     for path in allowed:
         segments = path.split("/")[1:]
         if len(segments) <= len(found) and all(
@@ -64,8 +64,8 @@ def left_alone(pointer: str, live: Json, allowed: Iterable[str]) -> bool:
     return False
 
 
-def _named(pointer: str, live: Json) -> list[tuple[str, ...]]:
-    """Each segment of a JSON pointer, and the name of the item where it is the index of one."""
+def _spellings(pointer: str, live: Json) -> list[tuple[str, ...]]:
+    """Each segment of a JSON pointer, and for the index of a list item its name as well."""
     out: list[tuple[str, ...]] = []
     here = live
     for segment in pointer.split("/")[1:]:
@@ -81,7 +81,7 @@ def _named(pointer: str, live: Json) -> list[tuple[str, ...]]:
 
 
 def other_managers(live: Json, manager: str) -> list[str]:
-    """Who else than `manager` has written something in `live["spec"]`."""
+    """Managers other than `manager` that have set something in `live["spec"]`."""
     entries = live.get("metadata", {}).get("managedFields") or []
     of_spec = [one for one in entries if not one.get("subresource") and "f:spec" in one.get("fieldsV1", {})]
     return sorted({one.get("manager", "") for one in of_spec} - {manager})
@@ -96,7 +96,7 @@ def _leaves(fields: Json, path: Path) -> Iterator[Path]:
 
 
 def _pointer(path: Path, live: Json) -> tuple[str | int, ...] | None:
-    """Where a path of managedFields is in the object; None when it is there no more."""
+    """The path in the object of a path of managedFields; None when it is no longer there."""
     out: list[str | int] = []
     here = live
     for part in path:

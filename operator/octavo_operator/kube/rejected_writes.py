@@ -1,7 +1,7 @@
-"""What the API server has refused, and when to ask again.
+"""Backoff of writes that the API server has rejected.
 
-Pods change all the time, and each change leads to a look at the whole. Without a memory each of these looks would send
-what was refused a moment ago once more.
+Pods change all the time, and each change causes a reconciliation. Without this, each of them would send a rejected
+write again.
 """
 
 from __future__ import annotations
@@ -9,77 +9,78 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Key = tuple[str, str]  # namespace and name of an LLMDeployment
-Place = tuple[str, str]  # kind and name of one of its objects
+from octavo_operator.kube.store import Key, ObjectRef
 
-PATIENCE_SECONDS = 3.0  # what may go away by itself is worth a condition after that
+REPORT_TRANSIENT_AFTER_SECONDS = 3.0
 
 
 @dataclass
-class _Refusal:
-    what: str
+class _RejectedWrite:
+    request: str
     error: Exception
     final: bool
     count: int
     since: float
-    due: float
+    retry_at: float
 
 
-class Refusals:
-    """`clock` counts seconds. What is refused again is asked for later and later; what may go away by itself (`final`
-    is false: a webhook that is down, an API server that is overloaded) at most `longest_passing` seconds later."""
+class RejectedWrites:
+    """Remembers rejections by object. `clock` counts seconds. Delays grow up to `max_delay`, those of transient errors
+    (`final` is false: a webhook that is down, an overloaded API server) up to `max_transient_delay`."""
 
     def __init__(
         self,
         clock: Callable[[], float],
-        first_delay: float = 0.5,
-        longest_delay: float = 60.0,
-        longest_passing: float = 30.0,
+        base_delay: float = 0.5,
+        max_delay: float = 60.0,
+        max_transient_delay: float = 30.0,
     ) -> None:
-        self._clock, self._first, self._longest, self._passing = clock, first_delay, longest_delay, longest_passing
-        self._known: dict[Key, dict[Place, _Refusal]] = {}
+        self._clock, self._base, self._max, self._max_transient = clock, base_delay, max_delay, max_transient_delay
+        self._known: dict[Key, dict[ObjectRef, _RejectedWrite]] = {}
 
-    def check(self, key: Key, place: Place, what: str) -> None:
-        """Raises what was answered lately to the very same. `what`: identifies the request."""
-        known = self._known.get(key, {}).get(place)
-        if known and known.what == what and self._clock() < known.due:
+    def check(self, key: Key, ref: ObjectRef, request: str) -> None:
+        """Raises the error again while the same `request` is not to be retried yet."""
+        known = self._known.get(key, {}).get(ref)
+        if known and known.request == request and self._clock() < known.retry_at:
             raise known.error
 
-    def note(self, key: Key, place: Place, what: str, error: Exception, final: bool = True, took: float = 0.0) -> None:
-        """It was asked for, and refused after `took` seconds."""
-        places, now = self._known.setdefault(key, {}), self._clock()
-        known, since, count = places.get(place), now - took, 1
-        if known and known.what == what:
+    def record(
+        self, key: Key, ref: ObjectRef, request: str, error: Exception, final: bool = True, took: float = 0.0
+    ) -> None:
+        """`request` was rejected after `took` seconds."""
+        refs, now = self._known.setdefault(key, {}), self._clock()
+        known, since, count = refs.get(ref), now - took, 1
+        if known and known.request == request:
             since, count = known.since, known.count + 1
         elif known and not final and not known.final:
-            since = known.since  # another request, and the same trouble
-        delay = min(self._first * 2 ** min(count - 1, 30), self._longest if final else self._passing)
-        places[place] = _Refusal(what, error, final, count, since, now + delay)
+            since = known.since  # another request, the same outage
+        delay = min(self._base * 2 ** min(count - 1, 30), self._max if final else self._max_transient)
+        refs[ref] = _RejectedWrite(request, error, final, count, since, now + delay)
 
-    def to_tell(self, key: Key) -> Exception | None:
-        """What users are to be told of: what is final first, then what has lasted for a while."""
+    def error_to_report(self, key: Key) -> Exception | None:
+        """The error for the status: a final one first, otherwise the transient one that has lasted longest."""
         known = list(self._known.get(key, {}).values())
         for one in known:
             if one.final:
                 return one.error
-        lasting = [one for one in known if self._clock() - one.since >= PATIENCE_SECONDS]
+        lasting = [one for one in known if self._clock() - one.since >= REPORT_TRANSIENT_AFTER_SECONDS]
         return min(lasting, key=lambda one: one.since).error if lasting else None
 
-    def forget(self, key: Key, place: Place | None = None) -> None:
-        """It was done, or (without `place`) the LLMDeployment is gone."""
-        if place is None:
+    def forget(self, key: Key, ref: ObjectRef | None = None) -> None:
+        """The write succeeded, or (without `ref`) the LLMDeployment is gone."""
+        if ref is None:
             self._known.pop(key, None)
-        elif places := self._known.get(key):
-            places.pop(place, None)
-            if not places:
+        elif refs := self._known.get(key):
+            refs.pop(ref, None)
+            if not refs:
                 del self._known[key]
 
-    def keep(self, key: Key, places: set[Place]) -> None:
-        """Only these are still to be done."""
-        for place in self._known.get(key, {}).keys() - places:
-            self.forget(key, place)
+    def retain(self, key: Key, refs: set[ObjectRef]) -> None:
+        """Forgets all objects but these, which are still to be written."""
+        for ref in self._known.get(key, {}).keys() - refs:
+            self.forget(key, ref)
 
-    def due_after(self, key: Key) -> float | None:
-        """In how many seconds to ask again; None: nothing is refused."""
-        dues = [one.due for one in self._known.get(key, {}).values()]
+    def retry_after(self, key: Key) -> float | None:
+        """Seconds until the next retry; None: nothing is rejected."""
+        dues = [one.retry_at for one in self._known.get(key, {}).values()]
         return max(0.0, min(dues) - self._clock()) if dues else None

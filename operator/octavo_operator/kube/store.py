@@ -1,7 +1,7 @@
-"""What the watches have told us: every LLMDeployment, and every child and pod of one.
+"""The objects as watches, listings and our own writes reported them last: LLMDeployments, their children and pods.
 
-Objects are kept as compact JSON text without the bookkeeping of the API server: a tenth of the memory of decoded
-dictionaries, and decoding one takes less than a request would.
+Objects are kept as compact JSON text without managedFields: a tenth of the memory of decoded dictionaries, and decoding
+one takes less time than a request would.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api import KIND
+from octavo_operator.api import FIELD_MANAGER, KIND, OWNER_LABEL
 from octavo_operator.kube.field_ownership import foreign_additions, other_managers
-from octavo_operator.render.names import FIELD_MANAGER, OWNER_LABEL
 
 Key = tuple[str, str]  # namespace and name of an LLMDeployment
+ObjectRef = tuple[str, str]  # kind and name of one of its objects
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Observed:
-    """One live object. `foreign` are pointers to what others added to its spec, `managers` their names."""
+    """One live object. `foreign`: JSON pointers to what other managers added to its spec; `managers`: their names."""
 
     api_version: str
     kind: str
@@ -36,6 +36,7 @@ class Observed:
 
     @classmethod
     def of(cls, kind: str, api_version: str, body: Mapping[str, Any]) -> Observed:
+        """From an object of the API; list items lack kind and apiVersion."""
         meta = dict(body["metadata"])
         foreign: tuple[str, ...] = ()
         managers: tuple[str, ...] = ()
@@ -57,11 +58,13 @@ class Observed:
 
     @property
     def body(self) -> Json:
-        return json.loads(self.text)
+        """The decoded object: a new one each time."""
+        body: Json = json.loads(self.text)
+        return body
 
     @property
     def owner(self) -> Key | None:
-        """The LLMDeployment that this belongs to by its label."""
+        """The LLMDeployment that it belongs to by its label."""
         if self.kind == KIND:
             return (self.namespace, self.name)
         name = (self.body["metadata"].get("labels") or {}).get(OWNER_LABEL)
@@ -74,70 +77,72 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], tuple[Observed, Key | None]] = {}
         self._children: defaultdict[Key, set[tuple[str, str, str]]] = defaultdict(set)
-        self._gone: OrderedDict[tuple[str, str, str], int] = OrderedDict()  # versions at which objects ended
+        self._deleted: OrderedDict[tuple[str, str, str], int] = OrderedDict()  # and at which resourceVersion
 
-    def knows(self, kind: str, body: Mapping[str, Any]) -> bool:
-        """Whether this is old news: of the version that is here, or of one before it or before the object's end.
+    def is_stale(self, kind: str, body: Mapping[str, Any]) -> bool:
+        """Whether `body` is not newer than the stored object, or than its deletion.
 
-        What happens reaches us by several ways: watches, listings, and the answers to our own writes. An answer can
-        arrive after the watch has told that the object was deleted; without a memory of that it would be here for good.
+        Watches, listings and responses to our own writes overtake each other. A response can arrive after the watch
+        reported the deletion; without a record of that, the object would stay here for good.
         """
         meta = body["metadata"]
-        return self._is_old((kind, meta["namespace"], meta["name"]), int(meta["resourceVersion"]))
+        return self._is_known((kind, meta["namespace"], meta["name"]), int(meta["resourceVersion"]))
 
-    def _is_old(self, place: tuple[str, str, str], version: int) -> bool:
-        known = self._objects.get(place)
-        return version <= max(int(known[0].resource_version) if known else 0, self._gone.get(place, 0))
+    def _is_known(self, identity: tuple[str, str, str], version: int) -> bool:
+        known = self._objects.get(identity)
+        return version <= max(int(known[0].resource_version) if known else 0, self._deleted.get(identity, 0))
 
     def put(self, one: Observed) -> Key | None:
-        """Remembers it; the LLMDeployment to look at, or None when nothing is new."""
-        if self._is_old((one.kind, one.namespace, one.name), int(one.resource_version)):
+        """Stores it. Returns the LLMDeployment to reconcile, or None when the object is stale."""
+        if self._is_known((one.kind, one.namespace, one.name), int(one.resource_version)):
             return None
         return self._set(one)
 
     def _set(self, one: Observed) -> Key | None:
-        place = (one.kind, one.namespace, one.name)
-        known = self._objects.get(place)
+        identity = (one.kind, one.namespace, one.name)
+        known = self._objects.get(identity)
         owner = one.owner
         if known and known[1] != owner and known[1]:
-            self._children[known[1]].discard(place)
-        self._objects[place] = (one, owner)
+            self._children[known[1]].discard(identity)
+        self._objects[identity] = (one, owner)
         if owner:
-            self._children[owner].add(place)
+            self._children[owner].add(identity)
         return owner
 
-    def drop(self, kind: str, namespace: str, name: str, uid: str, version: str | None = None) -> Key | None:
-        """Forgets it, if it is still the one of `uid`; the LLMDeployment to look at. `version`: at which it ended."""
-        place = (kind, namespace, name)
-        known = self._objects.get(place)
+    def delete(self, kind: str, namespace: str, name: str, uid: str, version: str | None = None) -> Key | None:
+        """Removes it, if it is still the one of `uid`. `version`: resourceVersion of the deletion. Returns the
+        LLMDeployment to reconcile."""
+        identity = (kind, namespace, name)
+        known = self._objects.get(identity)
         if known and known[0].uid != uid:
             known = None
-        ended = int(version) if version else int(known[0].resource_version) if known else 0
-        self._gone[place] = max(ended, self._gone.pop(place, 0))
-        if len(self._gone) > 4096:
-            self._gone.popitem(last=False)
+        deleted = int(version) if version else int(known[0].resource_version) if known else 0
+        self._deleted[identity] = max(deleted, self._deleted.pop(identity, 0))
+        if len(self._deleted) > 4096:
+            self._deleted.popitem(last=False)
         if known is None:
             return None
-        del self._objects[place]
+        del self._objects[identity]
         owner = known[1]
         if owner:
-            self._children[owner].discard(place)
+            self._children[owner].discard(identity)
             if not self._children[owner]:
                 del self._children[owner]
         return owner
 
     def listing(self, kind: str, namespace: str | None = None) -> Listing:
-        """To be asked for before a complete listing of a kind begins. `namespace`: None lists all of them."""
+        """To be called before a complete listing of a kind starts. `namespace`: None for all."""
         return Listing(self, kind, namespace)
 
     def get(self, kind: str, namespace: str, name: str) -> Observed | None:
+        """The object as it was reported last."""
         known = self._objects.get((kind, namespace, name))
         return known[0] if known else None
 
     def children(self, key: Key) -> list[Observed]:
-        """All that belongs to an LLMDeployment, itself left out."""
-        places = sorted(self._children.get(key, ()))
-        return [self._objects[place][0] for place in places if place[0] != KIND]
+        """Children and pods of an LLMDeployment."""
+        identities = sorted(self._children.get(key, ()))
+        return [self._objects[identity][0] for identity in identities if identity[0] != KIND]
 
     def deployments(self) -> list[Key]:
         """All LLMDeployments."""
@@ -148,53 +153,54 @@ class Store:
 
 
 class Listing:
-    """A complete list of one kind that is being read, page by page, while watches go on telling.
+    """A complete list of one kind that is being read, page by page, while watches go on reporting.
 
-    It was read after all that was known when it began, so it replaces that, whatever the versions say: they go back
-    when etcd is restored from a backup. Only what was told since then may be newer, and there versions decide.
+    It is newer than all that was known when it started, so it replaces that, whatever the versions: they go back when
+    etcd is restored from a backup. Only what was reported since then may be newer, and there versions decide.
     """
 
     def __init__(self, store: Store, kind: str, namespace: str | None) -> None:
         self._store, self._kind = store, kind
         self._before = {
-            place: one
-            for place, (one, _) in store._objects.items()
-            if place[0] == kind and namespace in (None, place[1])
+            identity: one
+            for identity, (one, _) in store._objects.items()
+            if identity[0] == kind and namespace in (None, identity[1])
         }
-        self._ended_before = {
-            place: version
-            for place, version in store._gone.items()
-            if place[0] == kind and namespace in (None, place[1])
+        self._deleted_before = {
+            identity: version
+            for identity, version in store._deleted.items()
+            if identity[0] == kind and namespace in (None, identity[1])
         }
-        self._left = dict(self._before)
+        self._unlisted = dict(self._before)
         self._changed: set[Key] = set()
 
     def add(self, api_version: str, body: Mapping[str, Any]) -> None:
+        """One object of the list."""
         meta = body["metadata"]
-        place = (self._kind, meta["namespace"], meta["name"])
-        self._left.pop(place, None)
-        known = self._store._objects.get(place)
-        live, before = known[0] if known else None, self._before.get(place)
-        if live is before and self._store._gone.get(place) == self._ended_before.get(place):
+        identity = (self._kind, meta["namespace"], meta["name"])
+        self._unlisted.pop(identity, None)
+        known = self._store._objects.get(identity)
+        live, before = known[0] if known else None, self._before.get(identity)
+        if live is before and self._store._deleted.get(identity) == self._deleted_before.get(identity):
             if live is not None and (live.uid, live.resource_version) == (meta["uid"], meta["resourceVersion"]):
                 return
-            self._store._gone.pop(place, None)
+            self._store._deleted.pop(identity, None)
             owner = self._store._set(Observed.of(self._kind, api_version, body))
-        elif self._store.knows(self._kind, body):
+        elif self._store.is_stale(self._kind, body):
             return
         else:
             owner = self._store.put(Observed.of(self._kind, api_version, body))
         self._changed.update(key for key in (owner, known[1] if known else None) if key)
 
     def finish(self, version: str | None = None) -> set[Key]:
-        """The list was complete: what is not in it is gone. The LLMDeployments to look at. `version`: of the list;
-        None: the cluster does not know the kind."""
-        for place, one in self._left.items():
-            ended = min(int(one.resource_version), int(version)) if version else None
-            if owner := self._store.drop(*place, one.uid, str(ended) if ended else None):
+        """The list is complete: what is not in it is deleted. `version`: of the list; None: the cluster does not have
+        the kind. Returns the LLMDeployments to reconcile."""
+        for identity, one in self._unlisted.items():
+            deleted = min(int(one.resource_version), int(version)) if version else None
+            if owner := self._store.delete(*identity, one.uid, str(deleted) if deleted else None):
                 self._changed.add(owner)
-        if version:  # ends of a history that is no more must not hide what comes now
-            for place, ended in self._ended_before.items():
-                if self._store._gone.get(place) == ended > int(version):
-                    self._store._gone[place] = int(version)
+        if version:  # deletions of a history that was rolled back must not hide what comes now
+            for identity, deleted in self._deleted_before.items():
+                if self._store._deleted.get(identity) == deleted > int(version):
+                    self._store._deleted[identity] = int(version)
         return self._changed

@@ -1,4 +1,4 @@
-"""Runs a coroutine apart from all others, in a thread and an event loop of its own."""
+"""Runs a coroutine in a thread and an event loop of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-logger = logging.getLogger("octavo.operator.own_loop")
+logger = logging.getLogger("octavo.operator.thread_loop")
 
 
-async def in_own_loop(name: str, make: Callable[[], Coroutine[Any, Any, None]], patience: float = 15.0) -> None:
-    """Until it ends, and raises what it raises. When we are cancelled, so is it; `patience`: seconds that it has then.
+async def run_in_thread_loop(
+    name: str, make: Callable[[], Coroutine[Any, Any, None]], stop_timeout: float = 15.0
+) -> None:
+    """Runs ``make()`` until it ends, and raises what it raises. Cancelling this cancels it, and waits at most
+    `stop_timeout` seconds for its end.
 
-    For what takes the whole event loop to be its own, and cancels every task in it when it ends.
+    For code that assumes that the event loop is its own, and cancels every task in it when it ends.
     """
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _, said: _log_briefly(name, said))
+    loop.set_exception_handler(lambda _, context: _log_briefly(name, context))
     task = loop.create_task(make())
     ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -41,10 +44,10 @@ async def in_own_loop(name: str, make: Callable[[], Coroutine[Any, Any, None]], 
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeError):  # it has just ended by itself
             loop.call_soon_threadsafe(task.cancel)
-        await asyncio.wait({waiting}, timeout=patience)
+        await asyncio.wait({waiting}, timeout=stop_timeout)
         raise
 
 
-def _log_briefly(name: str, said: dict[str, Any]) -> None:
-    """Nobody waits for what fails here: what was left lying when the coroutine ended."""
-    logger.info("%s: %s: %r", name, said.get("message"), said.get("exception"))
+def _log_briefly(name: str, context: dict[str, Any]) -> None:
+    """Nobody awaits what fails here: tasks that were left when the coroutine ended."""
+    logger.info("%s: %s: %r", name, context.get("message"), context.get("exception"))

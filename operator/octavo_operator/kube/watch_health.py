@@ -1,7 +1,7 @@
-"""Are the watches alive? An API server that has nothing to tell says so about every minute, by a bookmark. Silence
-means that the connection is dead, however healthy it looks.
+"""Tracks when each watch last received anything. The API server sends a bookmark about every minute, so a watch that is
+silent for longer has a dead connection, whatever the socket says.
 
-kopf reads the watches; what it is told is noted here, below it, in the responses of its HTTP session.
+kopf reads the watches; their activity is recorded below it, in the responses of the HTTP session that it is given.
 """
 
 from __future__ import annotations
@@ -12,84 +12,85 @@ from typing import Any
 import aiohttp
 
 
-class Freshness:
-    """When each watch, known by the path of its URL, was heard of last. `clock` counts seconds."""
+class WatchHealth:
+    """When each watch, identified by the path of its URL, received something last. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._heard: dict[str, float] = {}
+        self._active_at: dict[str, float] = {}
         self._expected: dict[str, float] = {}  # and since when
-        self._listed: set[str] = set()  # by kopf, before a watch of the same begins
-        self.on_begin: Callable[[str], object] = lambda path: None  # a watch began anew: some changes may be missing
+        self._listed: set[str] = set()  # by kopf, before it starts a watch from there
+        self.on_restart: Callable[[str], object] = lambda path: None  # started from a new list: changes may be missing
 
     def expect(self, paths: Iterable[str]) -> None:
-        """These watches there should be, and no others."""
+        """Sets which watches there should be."""
         now = self._clock()
         self._expected = {path: self._expected.get(path, now) for path in paths}
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """All watches have ended."""
-        self._heard.clear()
+        self._active_at.clear()
         self._listed.clear()
         self._expected = dict.fromkeys(self._expected, self._clock())
 
-    def heard(self, path: str) -> None:
-        self._heard[path] = self._clock()
+    def record(self, path: str) -> None:
+        """The watch received something."""
+        self._active_at[path] = self._clock()
 
-    def missing(self) -> list[str]:
-        """Watches that have never begun."""
-        return [path for path in self._expected if path not in self._heard]
+    def not_started(self) -> list[str]:
+        """Expected watches that have not started yet."""
+        return [path for path in self._expected if path not in self._active_at]
 
-    def silent(self, seconds: float) -> str | None:
-        """The watch that has been silent the longest, when that is longer than `seconds`."""
+    def silent_for(self, seconds: float) -> str | None:
+        """The most silent watch, if it has been silent for more than `seconds`."""
         ages = self._ages()
         path = max(ages, key=lambda one: ages[one], default=None)
         return path if path is not None and ages[path] > seconds else None
 
-    def silence(self) -> float:
-        """For how many seconds the most silent watch has been silent."""
+    def max_silence(self) -> float:
+        """Seconds for which the most silent watch has been silent."""
         return max(self._ages().values(), default=0.0)
 
     def _ages(self) -> dict[str, float]:
         now = self._clock()
-        return {path: now - max(since, self._heard.get(path, 0.0)) for path, since in self._expected.items()}
+        return {path: now - max(since, self._active_at.get(path, 0.0)) for path, since in self._expected.items()}
 
-    def began(self, path: str) -> None:
-        """A response to a watch has begun."""
-        self.heard(path)
-        if path in self._listed:  # else it goes on where it was interrupted
+    def on_start(self, path: str) -> None:
+        """The response to a watch request has started."""
+        self.record(path)
+        if path in self._listed:  # otherwise it resumes where it was interrupted
             self._listed.discard(path)
-            self.on_begin(path)
+            self.on_restart(path)
 
     def response_class(self) -> type[aiohttp.ClientResponse]:
-        """For the session that kopf is given."""
-        freshness = self
+        """A response that records activity, for the session that kopf is given."""
+        health = self
 
-        class Noted(aiohttp.ClientResponse):
+        class ObservedResponse(aiohttp.ClientResponse):
             async def start(self, connection: Any) -> aiohttp.ClientResponse:
                 await super().start(connection)
                 if self.status == 200:
                     path = self.url.path
                     if self.url.query.get("watch") == "true":
-                        freshness.began(path)
-                        self.content = _Listener(self.content, lambda: freshness.heard(path))  # type: ignore[assignment]
+                        health.on_start(path)
+                        self.content = _ObservedStream(self.content, lambda: health.record(path))  # type: ignore[assignment]
                     else:
-                        freshness._listed.add(path)
+                        health._listed.add(path)
                 return self
 
-        return Noted
+        return ObservedResponse
 
 
-class _Listener:
-    """A response's content that tells when something arrives."""
+class _ObservedStream:
+    """A response's content that calls `on_chunk` for each chunk."""
 
-    def __init__(self, content: aiohttp.StreamReader, heard: Callable[[], None]) -> None:
-        self._content, self._heard = content, heard
+    def __init__(self, content: aiohttp.StreamReader, on_chunk: Callable[[], None]) -> None:
+        self._content, self._on_chunk = content, on_chunk
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         async for chunk in self._content.iter_chunked(size):
-            self._heard()
+            self._on_chunk()
             yield chunk

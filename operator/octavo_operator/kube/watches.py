@@ -1,8 +1,8 @@
-"""Keeps what the operator knows of the cluster true.
+"""Keeps what the operator knows of the cluster current.
 
-kopf's watches tell of changes. They can miss some: while a watch begins anew (the API server was restarted, or forgot
-the version at which the watch was interrupted), and when a connection dies without a sign. So whenever a watch has
-begun anew, and now and then in any case, everything is listed, and a silent watch is opened once more.
+Watches report changes, but can miss some: while a watch restarts (the API server was restarted, or no longer has the
+version at which the watch was interrupted), and when a connection dies silently. So everything is listed after each
+restart of a watch, and periodically in any case, and a silent watch is opened again.
 """
 
 from __future__ import annotations
@@ -14,49 +14,49 @@ import time
 
 import kopf
 
-from octavo_operator.api import KIND
+from octavo_operator.api import KIND, OWNER_LABEL
 from octavo_operator.config import OperatorConfig
-from octavo_operator.controller import OPTIONAL, WATCHED, Controller
 from octavo_operator.kube import handlers
-from octavo_operator.kube.client import RESOURCES, TRANSPORT_ERRORS, ApiError, Cluster
+from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
+from octavo_operator.kube.resources import OPTIONAL_KINDS, RESOURCES, WATCHED_KINDS
 from octavo_operator.kube.store import Key
-from octavo_operator.kube.thread_loop import in_own_loop
-from octavo_operator.kube.watch_health import Freshness
-from octavo_operator.render.names import OWNER_LABEL
+from octavo_operator.kube.thread_loop import run_in_thread_loop
+from octavo_operator.kube.watch_health import WatchHealth
 
-logger = logging.getLogger("octavo.operator.watching")
+logger = logging.getLogger("octavo.operator.watches")
 
-_DISCOVERY_SECONDS = 10.0  # how soon a kind that somebody installs is used
-_PATIENCE_SECONDS = 10.0  # how long a listing waits for watches to begin, which must be first
-_PAUSE_SECONDS = 2.0
+_DISCOVERY_SECONDS = 10.0  # until a kind that somebody installs is used
+_START_TIMEOUT_SECONDS = 10.0  # of watches, before a listing: they must have started first
+_RETRY_SECONDS = 2.0
 
 
-class Watching:
-    def __init__(self, cluster: Cluster, config: OperatorConfig, controller: Controller) -> None:
-        self._cluster, self._config, self._controller = cluster, config, controller
-        self._served: frozenset[str] | None = None  # kinds of ours that not every cluster has
+class Watches:
+    """Watches and lists all WATCHED_KINDS, and reports to `controller`. Create it in the controller's event loop."""
+
+    def __init__(self, client: KubeClient, config: OperatorConfig, controller: handlers.ChangeHandler) -> None:
+        self._client, self._config, self._controller = client, config, controller
+        self._served: frozenset[str] | None = None  # of KIND and OPTIONAL_KINDS, those that the cluster has
         self._restart = asyncio.Event()
         self._listing_wanted = asyncio.Event()
         self._listing_wanted.set()
-        self.freshness = Freshness(time.monotonic)
-        self._tell = asyncio.get_running_loop().call_soon_threadsafe  # for kopf, which has another loop
-        self.freshness.on_begin = lambda path: self._tell(self._listing_wanted.set)
-        self._longest_silence = 2 * config.watch_seconds + 10
-        controller.metrics.watch_silence(self.freshness.silence, self._longest_silence)
+        self.health = WatchHealth(time.monotonic)
+        self._call_soon = asyncio.get_running_loop().call_soon_threadsafe  # from kopf's thread
+        self.health.on_restart = lambda path: self._call_soon(self._listing_wanted.set)
+        self.silence_limit = 2 * config.watch_seconds + 10
 
-    def why_unwell(self) -> str | None:
-        """None while what is known is fresh."""
+    def unhealthy_reason(self) -> str | None:
+        """Why the operator should be restarted; None while what it knows is current."""
         if self._controller.listed_at is None:
-            return None  # not ready, but nothing that a restart would mend: the API server may be away
+            return None  # not ready, but a restart would not help: the API server may be down
         age = time.monotonic() - self._controller.listed_at
         if age > self._config.resync_seconds + 60:
-            return f"everything was last listed {age:.0f} s ago"
-        if path := self.freshness.silent(self._longest_silence):
-            return f"the watch of {path} is silent"
+            return f"last complete listing {age:.0f} s ago"
+        if path := self.health.silent_for(self.silence_limit):
+            return f"no events or bookmarks from the watch of {path} for {self.silence_limit:.0f} s"
         return None
 
     async def run(self) -> None:
-        """kopf's part, started anew whenever it breaks. Until cancelled."""
+        """Runs kopf, again whenever it fails. Until cancelled."""
         while self._served is None:
             await self._discover()
         while True:
@@ -69,93 +69,94 @@ class Watching:
                     task.cancel()
                 await asyncio.gather(watching, restart, return_exceptions=True)
             self._restart.clear()
-            self.freshness.forget()
+            self.health.reset()
             self._listing_wanted.set()
             if not watching.cancelled():
-                logger.warning("the watches broke off: %r", watching.exception())
-                await asyncio.sleep(_PAUSE_SECONDS)
+                logger.warning("watches failed, starting them again: %r", watching.exception())
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _watch(self) -> None:
         """kopf cancels all tasks of its event loop when it ends, ours as well, and takes the process's signals: so it
         has a loop and a thread of its own."""
         namespaces = list(self._config.watch_namespaces)
-        registry = handlers.registry(self._cluster, self._controller, self.freshness, self._tell)
+        registry = handlers.registry(self._client, self._controller, self.health, self._call_soon)
         settings = handlers.settings(self._config)
-        await in_own_loop(
+        await run_in_thread_loop(
             "kopf",
             lambda: kopf.operator(
                 registry=registry, settings=settings, standalone=True, clusterwide=not namespaces, namespaces=namespaces
             ),
         )
 
-    # Which kinds there are.
+    # Optional kinds.
 
     async def keep_discovering(self) -> None:
+        """Follows CRDs that are installed and removed. Until cancelled."""
         while True:
             await asyncio.sleep(_DISCOVERY_SECONDS)
             await self._discover()
 
     async def _discover(self) -> None:
-        """Optional kinds come and go with their CustomResourceDefinitions."""
-        wanted = (KIND, *OPTIONAL)
+        wanted = (KIND, *OPTIONAL_KINDS)
         try:
             served: set[str] = set()
             for version in {RESOURCES[kind].api_version for kind in wanted}:
-                served |= await self._cluster.kinds(version)
+                served |= await self._client.kinds(version)
         except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.warning("the API server does not say which kinds it has: %s", str(error) or type(error).__name__)
-            await asyncio.sleep(_PAUSE_SECONDS)
+            logger.warning("API discovery failed: %s", str(error) or type(error).__name__)
+            await asyncio.sleep(_RETRY_SECONDS)
             return
         found = frozenset(served & set(wanted))
         if found == self._served:
             return
-        logger.info("optional kinds that this cluster has: %s", ", ".join(sorted(found)) or "none")
+        logger.info("optional kinds in this cluster: %s", ", ".join(sorted(found)) or "none")
         first = self._served is None
         self._served = found
         namespaces = self._config.watch_namespaces or (None,)
-        there = [kind for kind in WATCHED if kind not in wanted or kind in found]
-        self.freshness.expect(RESOURCES[kind].path(namespace) for kind in there for namespace in namespaces)
-        self._controller.use(found)
+        expected = [kind for kind in WATCHED_KINDS if kind not in wanted or kind in found]
+        self.health.expect(RESOURCES[kind].path(namespace) for kind in expected for namespace in namespaces)
+        self._controller.on_optional_kinds(found)
         if not first:
             self._listing_wanted.set()
-            if self._config.watch_namespaces:  # with rights in namespaces only, kopf does not see kinds come and go
+            if self._config.watch_namespaces:  # kopf follows CRDs only with rights over the whole cluster
                 self._restart.set()
 
-    # Lists, against what watches have missed.
+    # Listings, for what watches have missed.
 
     async def keep_listing(self) -> None:
+        """Lists everything every `resync_seconds`, and whenever a watch restarted. Until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._listing_wanted.wait(), self._config.resync_seconds)
-            deadline = time.monotonic() + _PATIENCE_SECONDS
-            while self._served is None or (self.freshness.missing() and time.monotonic() < deadline):
+            deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+            while self._served is None or (self.health.not_started() and time.monotonic() < deadline):
                 await asyncio.sleep(0.05)
             self._listing_wanted.clear()
             try:
                 await self._list_all()
             except (*TRANSPORT_ERRORS, ApiError) as error:
-                self._controller.metrics.listed(succeeded=False)
-                logger.warning("listing everything failed: %s", str(error) or type(error).__name__)
+                self._controller.on_listing_failed()
+                logger.warning("listing failed: %s", str(error) or type(error).__name__)
                 self._listing_wanted.set()
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _list_all(self) -> None:
-        for kind in WATCHED:
-            is_served = kind not in (KIND, *OPTIONAL) or kind in (self._served or ())
+        for kind in WATCHED_KINDS:
+            is_served = kind not in (KIND, *OPTIONAL_KINDS) or kind in (self._served or ())
             for namespace in self._config.watch_namespaces or (None,):
-                self._controller.listed(kind, await self._list(kind, namespace, is_served))
-        self._controller.listed_all()
+                self._controller.on_listing(kind, await self._list(kind, namespace, is_served))
+        self._controller.on_all_listed()
 
     async def _list(self, kind: str, namespace: str | None, is_served: bool) -> set[Key]:
         selector = self._config.selector if kind == KIND else OWNER_LABEL
         listing, version = self._controller.store.listing(kind, namespace), None
         if is_served:
-            async for page in self._cluster.pages(kind, namespace, selector):
-                if page.is_first and version is not None:  # the list begins once more
+            async for page in self._client.list_pages(kind, namespace, selector):
+                if page.is_first and version is not None:  # the list was restarted
                     listing = self._controller.store.listing(kind, namespace)
                 version = page.version
                 for number, body in enumerate(page.items):
                     listing.add(RESOURCES[kind].api_version, body)
                     if number % 50 == 0:
-                        await asyncio.sleep(0)  # others have work, too
+                        await asyncio.sleep(0)  # let other tasks run
         return listing.finish(version)

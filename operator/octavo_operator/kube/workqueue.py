@@ -1,5 +1,5 @@
-"""Keys that are to be looked at: each once, however often it is named; never by two workers at a time; later and later
-while it keeps failing."""
+"""Work queue with client-go's semantics: a key is queued once, processed by one worker at a time, and retried with
+exponential backoff."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ K = TypeVar("K", bound=Hashable)
 class WorkQueue(Generic[K]):
     """For one event loop. `get` and `done` come in pairs."""
 
-    def __init__(self, first_delay: float = 0.5, longest_delay: float = 300.0) -> None:
-        self._first, self._longest = first_delay, longest_delay
+    def __init__(self, base_delay: float = 0.5, max_delay: float = 300.0) -> None:
+        self._base_delay, self._max_delay = base_delay, max_delay
         self._ready: OrderedDict[K, None] = OrderedDict()
-        self._busy: set[K] = set()
-        self._again: set[K] = set()  # named while busy
+        self._processing: set[K] = set()
+        self._dirty: set[K] = set()  # added while being processed
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._wakeup = asyncio.Event()
+        self._not_empty = asyncio.Event()
 
     def add(self, key: K) -> None:
-        """Look at `key` as soon as possible."""
+        """Queues `key` now."""
         if timer := self._timers.pop(key, None):
             timer.cancel()
-        if key in self._busy:
-            self._again.add(key)
+        if key in self._processing:
+            self._dirty.add(key)
         else:
             self._ready[key] = None
-            self._wakeup.set()
+            self._not_empty.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Look at `key` after so many seconds at the latest."""
+        """Queues `key` in so many seconds, unless it is due earlier already."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(seconds, 0)
         if (known := self._timers.get(key)) is not None:
@@ -44,33 +44,36 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_at(due, self._due, key)
 
     def retry(self, key: K) -> float:
-        """It failed: look again after a while, twice as long each time. Returns the seconds."""
+        """Queues `key` with backoff. Returns the delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(self._first * 2 ** min(count - 1, 30), self._longest)
+        delay: float = min(self._base_delay * 2 ** min(count - 1, 30), self._max_delay)
         self.add_after(key, delay)
         return delay
 
     def succeeded(self, key: K) -> None:
+        """Resets the backoff of `key`."""
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """It is gone."""
+        """Resets the backoff of `key`, and drops what `add_after` has scheduled."""
         self._failures.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()
 
     async def get(self) -> K:
+        """Waits for the next key."""
         while not self._ready:
-            self._wakeup.clear()
-            await self._wakeup.wait()
+            self._not_empty.clear()
+            await self._not_empty.wait()
         key, _ = self._ready.popitem(last=False)
-        self._busy.add(key)
+        self._processing.add(key)
         return key
 
     def done(self, key: K) -> None:
-        self._busy.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+        """The key from `get` has been processed."""
+        self._processing.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
             self.add(key)
 
     def _due(self, key: K) -> None:
@@ -79,8 +82,8 @@ class WorkQueue(Generic[K]):
 
     @property
     def num_failing(self) -> int:
-        """Keys whose last look failed."""
+        """Keys whose last processing failed."""
         return len(self._failures)
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._busy)
+        return len(self._ready) + len(self._processing)

@@ -1,7 +1,4 @@
-"""From a spec to the objects that should exist: pure functions, one `expected_*` an object.
-
-render(deployment, config) -> list of manifests, in the order in which they are to be applied
-"""
+"""Renders a spec into manifests of all child objects: pure functions, one `expected_*` per object."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.deployment import expected_deployment
 from octavo_operator.render.network import expected_network_policy, expected_service
-from octavo_operator.render.pod import TEMPLATE_PROBLEMS, BadPodPatch, BadTemplate, expected_template
+from octavo_operator.render.pod import TEMPLATE_PROBLEMS, InvalidTemplateError, expected_template
 from octavo_operator.render.support import (
     MONITORING_API,
     expected_cache_claim,
@@ -32,11 +29,11 @@ def render(
     unavailable: int | None = None,
     apis: frozenset[str] = frozenset(),
 ) -> list[Manifest]:
-    """Everything that should exist for `deployment`.
+    """Manifests of all children, in the order in which they are to be applied.
 
-    `template`: a pod template made earlier, instead of the one of today's operator. `unavailable`: so many replicas
-    may be missing in this rollout, since no pod beside them finds a place. `apis`: optional kinds that the cluster has
-    (`PodMonitor`). Raises BadTemplate.
+    `template`: an earlier pod template, instead of the one that this operator would render. `unavailable`: in this
+    rollout old pods are stopped first, so many at a time. `apis`: optional kinds that the cluster has. Raises
+    InvalidTemplateError.
     """
     if template is None:
         template = expected_template(deployment, config)
@@ -57,8 +54,7 @@ def render(
 __all__ = [
     "MONITORING_API",
     "TEMPLATE_PROBLEMS",
-    "BadPodPatch",
-    "BadTemplate",
+    "InvalidTemplateError",
     "Manifest",
     "expected_template",
     "render",

@@ -1,12 +1,11 @@
-"""Who scales: a HorizontalPodAutoscaler or KEDA's ScaledObject. Both write the LLMDeployment's own /scale, and read
-the number that autoscaling/decision.py makes."""
+"""The autoscaler: a HorizontalPodAutoscaler or KEDA's ScaledObject. Both scale the LLMDeployment through /scale, by the
+metric of autoscaling/decision.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from octavo_operator.api import API_VERSION, KIND, LLMDeployment
-from octavo_operator.autoscaling import METRIC
+from octavo_operator.api import API_VERSION, KIND, OWNER_LABEL, LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 
@@ -14,24 +13,25 @@ Json = dict[str, Any]
 
 
 def autoscaler_kind(deployment: LLMDeployment) -> str | None:
+    """Kind of the autoscaler; None: without spec.autoscaling."""
     kinds = {"hpa": "HorizontalPodAutoscaler", "keda": "ScaledObject"}
     return kinds[deployment.spec.autoscaling.provider] if deployment.spec.autoscaling else None
 
 
 def expected_autoscaler(deployment: LLMDeployment, config: OperatorConfig, apis: frozenset[str]) -> Json | None:
-    """`apis`: optional kinds that the cluster has."""
+    """None without spec.autoscaling, or without KEDA. `apis`: optional kinds that the cluster has."""
     autoscaling = deployment.spec.autoscaling
     if autoscaling is None:
         return None
     if autoscaling.provider == "keda":
         return _scaled_object(deployment, config) if "ScaledObject" in apis else None
-    return _horizontal(deployment)
+    return _horizontal_pod_autoscaler(deployment)
 
 
-def _horizontal(deployment: LLMDeployment) -> Json:
+def _horizontal_pod_autoscaler(deployment: LLMDeployment) -> Json:
     autoscaling = deployment.spec.autoscaling
     assert autoscaling is not None
-    metric = {"name": METRIC, "selector": {"matchLabels": {names.OWNER_LABEL: deployment.name}}}
+    metric = {"name": names.QUEUE_DEPTH_METRIC, "selector": {"matchLabels": {OWNER_LABEL: deployment.name}}}
     target = {"type": "AverageValue", "averageValue": str(autoscaling.queue_depth.target_per_replica)}
     body: Json = {
         "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": deployment.name},
@@ -45,8 +45,8 @@ def _horizontal(deployment: LLMDeployment) -> Json:
 
 
 def _scaled_object(deployment: LLMDeployment, config: OperatorConfig) -> Json:
-    """KEDA has the external metrics API for itself, so it asks the operator directly. An error leaves the replicas as
-    they are: no fallback is given, since its numbers would be guesses."""
+    """KEDA occupies the external metrics API itself, so it reads the metric from the operator over HTTP. After errors
+    the replicas stay: a fallback would be a guess."""
     autoscaling = deployment.spec.autoscaling
     assert autoscaling is not None
     host = f"{config.metrics_service}.{config.namespace}.svc.{config.cluster_domain}"

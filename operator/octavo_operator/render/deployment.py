@@ -13,7 +13,7 @@ SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailab
 
 
 def expected_deployment(deployment: LLMDeployment, template: Json, unavailable: int | None = None) -> Json:
-    """`unavailable`: with rollout Auto, so many old pods may go first, since a pod beside them finds no place."""
+    """`unavailable`: with rollout Auto, maxUnavailable while an additional pod cannot be scheduled."""
     rollout = deployment.spec.rollout
     body = {
         "replicas": deployment.replicas,
@@ -28,6 +28,7 @@ def expected_deployment(deployment: LLMDeployment, template: Json, unavailable: 
 
 
 def progress_deadline(deployment: LLMDeployment) -> int:
+    """progressDeadlineSeconds: that of the spec, or what startup, fetching and ten minutes take."""
     if (seconds := deployment.spec.rollout.progress_deadline_seconds) is not None:
         return seconds
     fetching = 3600 if deployment.spec.model.is_fetched else 0
@@ -35,15 +36,15 @@ def progress_deadline(deployment: LLMDeployment) -> int:
     return deployment.spec.probes.startup.budget_seconds + rollout.min_ready_seconds + fetching + 600
 
 
-def shares_nothing(deployment: LLMDeployment) -> bool:
-    """Whether the cache can be mounted by one pod only, so that the old one must go before the new one comes."""
+def has_exclusive_cache(deployment: LLMDeployment) -> bool:
+    """Whether only one pod at a time can mount the cache, so that the old one must end before the new one starts."""
     pvc = deployment.spec.model.cache.pvc
     return pvc is not None and "ReadWriteMany" not in pvc.access_modes
 
 
 def _strategy(deployment: LLMDeployment, unavailable: int | None) -> Json:
     rollout = deployment.spec.rollout
-    if rollout.type == "Recreate" or shares_nothing(deployment):
+    if rollout.type == "Recreate" or has_exclusive_cache(deployment):
         return {"type": "Recreate"}
     if rollout.type == "Auto":
         if unavailable is None and rollout.surge_patience_seconds > 0:
@@ -51,7 +52,7 @@ def _strategy(deployment: LLMDeployment, unavailable: int | None) -> Json:
         return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": unavailable or 1}}
     surge, missing = rollout.max_surge, rollout.max_unavailable
     if surge is None:
-        surge = 1  # what is not said must let the rollout go on
+        surge = 1  # a default that lets the rollout proceed
     if missing is None:
         missing = 1 if str(surge) in ("0", "0%") else 0
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}

@@ -1,4 +1,4 @@
-"""The containers: how the engine is called, and what it needs around it."""
+"""The containers of the pods: engine and fetch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ Json = dict[str, Any]
 
 
 def model_argument(deployment: LLMDeployment) -> str:
-    """What `octavo serve` is told to serve."""
+    """The model argument of `octavo serve` and `octavo fetch`."""
     model = deployment.spec.model
     _, _, rest = model.uri.partition("://")
     if model.source == "pvc":
         _, _, path = rest.partition("/")
-        return _verbatim(f"{names.MODEL_PATH}/{path}".rstrip("/"))
-    return _verbatim(rest if model.source == "file" else model.uri)
+        return _escape(f"{names.MODEL_PATH}/{path}".rstrip("/"))
+    return _escape(rest if model.source == "file" else model.uri)
 
 
 def arguments(deployment: LLMDeployment) -> list[str]:
+    """Arguments of `octavo serve`."""
     spec = deployment.spec
     engine = spec.engine
     out = [
         model_argument(deployment), "--host", "0.0.0.0", "--port", str(names.API_PORT),
         "--management-port", str(names.MANAGEMENT_PORT),
-        "--served-model-name", *(_verbatim(name) for name in deployment.served_names),
+        "--served-model-name", *(_escape(name) for name in deployment.served_names),
         "--shutdown-timeout", str(spec.lifecycle.drain_seconds),
-        "--device", "cuda" if spec.accelerator else "cpu",  # or a model would run on whatever happens to be there
+        "--device", "cuda" if spec.accelerator else "cpu",  # explicit, whatever devices the node has
     ]  # fmt: skip
     for flag, value, default in (
         ("--revision", spec.model.revision, None),
@@ -48,9 +49,9 @@ def arguments(deployment: LLMDeployment) -> list[str]:
     return [*out, *engine.args]
 
 
-def _verbatim(text: str) -> str:
-    """In arguments the kubelet puts variables in the place of $(NAME), and $ in that of $$. What users say in
-    engine.args is theirs, so that they may use it."""
+def _escape(text: str) -> str:
+    """Escapes $: in arguments the kubelet expands $(NAME), and $$ to $. engine.args is not escaped, so that users can
+    refer to variables."""
     return text.replace("$", "$$")
 
 
@@ -59,12 +60,12 @@ def _chat_template(deployment: LLMDeployment) -> str | None:
     if template is None:
         return None
     if template.inline is not None:
-        return _verbatim(template.inline)
+        return _escape(template.inline)
     return "$(OCTAVO_CHAT_TEMPLATE)"
 
 
 def expected_engine(deployment: LLMDeployment, image: str) -> Json:
-    """The container that serves."""
+    """The container `engine`, which runs `octavo serve`."""
     spec = deployment.spec
     probes = spec.probes
     return {
@@ -81,7 +82,7 @@ def expected_engine(deployment: LLMDeployment, image: str) -> Json:
         ],
         "resources": _resources(deployment),
         "volumeMounts": _mounts(deployment),
-        # Ready means loaded and taking requests; until then liveness is not asked, so no load is too slow for it.
+        # Ready means that the model is loaded. Until then the liveness probe does not run, however long loading takes.
         "startupProbe": {
             **_get("/readyz"),
             "periodSeconds": probes.startup.period_seconds,
@@ -100,21 +101,21 @@ def expected_engine(deployment: LLMDeployment, image: str) -> Json:
             "failureThreshold": probes.liveness.failure_threshold,
             "timeoutSeconds": probes.liveness.timeout_seconds,
         },
-        # While it sleeps the pod answers, and everybody learns that it is going; only then SIGTERM starts the drain.
+        # While preStop sleeps the pod serves, and endpoints are updated; only then SIGTERM starts the drain.
         **(
             {"lifecycle": {"preStop": {"sleep": {"seconds": seconds}}}}
             if (seconds := spec.lifecycle.pre_stop_seconds)
             else {}
         ),
-        "securityContext": _hardened(),
+        "securityContext": _security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def expected_fetch(deployment: LLMDeployment, image: str) -> Json | None:
-    """The container that brings the model into the cache before the engine starts, and does nothing when it is there.
+    """The init container `fetch`: downloads the model into the cache unless it is there. None: nothing is fetched.
 
-    A container of its own, so that what went wrong with a download is told apart from what went wrong with the engine.
+    A container of its own, so that a failed download is not mistaken for a failure of the engine.
     """
     model = deployment.spec.model
     if not model.is_fetched:
@@ -130,7 +131,7 @@ def expected_fetch(deployment: LLMDeployment, image: str) -> Json | None:
         **_env_from(deployment),
         "resources": _fetch_resources(deployment),
         "volumeMounts": [mount for mount in _mounts(deployment) if mount["name"] != "shm"],
-        "securityContext": _hardened(),
+        "securityContext": _security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
@@ -139,7 +140,7 @@ def _get(path: str) -> Json:
     return {"httpGet": {"path": path, "port": "management", "scheme": "HTTP"}}
 
 
-def _hardened() -> Json:
+def _security_context() -> Json:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -159,17 +160,17 @@ def _resources(deployment: LLMDeployment) -> Json:
 
 
 _FETCH_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
-_FETCH_MEMORY = "1Gi"  # it streams to the disk, whatever the size of the model
+_FETCH_MEMORY = "1Gi"  # it streams to disk, whatever the size of the model
 
 
 def _fetch_resources(deployment: LLMDeployment) -> Json:
-    """The engine's own, devices left out: it runs before the engine, so the pod needs no more for it, and is Guaranteed
-    when the engine is. Where the spec is silent, what fetching takes, for namespaces with a quota."""
-    said = deployment.spec.resources
-    requests = {name: str(value) for name, value in said.requests.items() if "/" not in name}
-    limits = {name: str(value) for name, value in said.limits.items() if "/" not in name}
+    """The engine's resources without devices: it runs before the engine, so the pod needs no more, and is Guaranteed
+    when the engine is. Where the spec has none, what fetching takes, for namespaces with a quota."""
+    given = deployment.spec.resources
+    requests = {name: str(value) for name, value in given.requests.items() if "/" not in name}
+    limits = {name: str(value) for name, value in given.limits.items() if "/" not in name}
     for name, value in _FETCH_REQUESTS.items():
-        if name not in limits:  # a limit alone is a request, too
+        if name not in limits:  # a limit without a request is the request, too
             requests.setdefault(name, value)
     if "memory" not in limits:
         limits["memory"] = max(_FETCH_MEMORY, requests["memory"], key=quantity)
@@ -190,10 +191,10 @@ def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
         {"name": "TRITON_CACHE_DIR", "value": f"{names.CACHE_PATH}/triton"},
     ]
     if not (engine and spec.accelerator):
-        # The image asks for all GPUs, and NVIDIA's runtime would give them to any container without this.
+        # The image requests all GPUs, and NVIDIA's runtime would give them to any container without this.
         out.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
     if secret := spec.model.credentials_secret_ref:
-        # Not one variable for both: a hub's token is no other server's business.
+        # Two variables: the hub's token must not be sent to other servers.
         variable = "OCTAVO_HTTP_TOKEN" if spec.model.source == "https" else "HF_TOKEN"
         out.append(_from_key(variable, "secretKeyRef", secret.name, secret.key))
     if engine and spec.auth:

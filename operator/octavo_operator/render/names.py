@@ -1,13 +1,11 @@
-"""Names, labels and addresses that several objects, or the outside world, rely on."""
+"""Names, labels and addresses that several objects, or clients, rely on."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from octavo_operator.api import GROUP, LLMDeployment
+from octavo_operator.api import FIELD_MANAGER, OWNER_LABEL, LLMDeployment
 
-FIELD_MANAGER = "octavo-operator"
-OWNER_LABEL = f"{GROUP}/llmdeployment"  # on every child and pod; what the operator watches by
 COMPONENT_LABEL = "app.kubernetes.io/component"
 
 API_PORT = 8000
@@ -15,10 +13,12 @@ MANAGEMENT_PORT = 8001
 CACHE_PATH = "/cache"
 MODEL_PATH = "/models"
 ENGINE, FETCH = "engine", "fetch"  # the containers
+QUEUE_DEPTH_METRIC = "octavo_queue_depth"  # which autoscalers read
 USER_ID = 65532
 
 
 def labels(deployment: LLMDeployment) -> dict[str, str]:
+    """Labels of all children and pods."""
     return {
         OWNER_LABEL: deployment.name,
         "app.kubernetes.io/name": "octavo",
@@ -30,16 +30,17 @@ def labels(deployment: LLMDeployment) -> dict[str, str]:
 
 
 def selector(deployment: LLMDeployment) -> dict[str, str]:
-    """Never to be changed: a Deployment's selector cannot be."""
+    """Labels that select the engine pods. Never change them: a Deployment's selector is immutable."""
     return {OWNER_LABEL: deployment.name, COMPONENT_LABEL: ENGINE}
 
 
 def selector_text(deployment: LLMDeployment) -> str:
+    """The selector as text, for /scale."""
     return ",".join(f"{key}={value}" for key, value in sorted(selector(deployment).items()))
 
 
 def cache_claim(deployment: LLMDeployment) -> str | None:
-    """Name of the claim that keeps fetched models, whoever made it."""
+    """Name of the PersistentVolumeClaim for fetched models; None: the cache is an emptyDir."""
     pvc = deployment.spec.model.cache.pvc
     if pvc is None:
         return None
@@ -47,6 +48,7 @@ def cache_claim(deployment: LLMDeployment) -> str | None:
 
 
 def url(deployment: LLMDeployment, cluster_domain: str) -> str:
+    """Address of the API in the cluster."""
     port = deployment.spec.service.port
     suffix = "" if port == 80 else f":{port}"
     return f"http://{deployment.name}.{deployment.namespace}.svc.{cluster_domain}{suffix}/v1"
@@ -60,7 +62,8 @@ def manifest(
     name: str | None = None,
     owned: bool = True,
 ) -> dict[str, Any]:
-    """One object of ours: labelled, and ended by the garbage collector together with its owner."""
+    """A child object: labelled, and (unless not `owned`) garbage collected with the LLMDeployment. `body`: the fields
+    besides metadata; `name`: if it is not the LLMDeployment's."""
     metadata: dict[str, Any] = {
         "name": name or deployment.name,
         "namespace": deployment.namespace,

@@ -1,4 +1,4 @@
-"""How the pods are reached, and by whom."""
+"""The Service and the NetworkPolicy of the pods."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Json = dict[str, Any]
 
 
 def expected_service(deployment: LLMDeployment) -> Json:
+    """The Service in front of the pods."""
     spec = deployment.spec
     ports = [
         {"name": "http", "port": spec.service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     ]
     if spec.monitoring.enabled and spec.monitoring.kind == "ServiceMonitor":
-        # Prometheus goes by the name, so any number will do that clients do not have.
+        # Prometheus uses the port's name, so any number will do that is not the API's.
         number = names.MANAGEMENT_PORT + (spec.service.port == names.MANAGEMENT_PORT)
         ports.append({"name": "management", "port": number, "targetPort": "management", "protocol": "TCP"})
     body: Json = {
@@ -41,6 +42,7 @@ def expected_service(deployment: LLMDeployment) -> Json:
 
 
 def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig) -> Json | None:
+    """The NetworkPolicy; None: spec.networkPolicy.enabled is false."""
     policy = deployment.spec.network_policy
     if not policy.enabled:
         return None
@@ -48,7 +50,7 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig) -
     if policy.ingress_from:
         api["from"] = [dict(peer) for peer in policy.ingress_from]
     management_from = [dict(peer) for peer in policy.management_from] or _default_management_peers(config)
-    if deployment.spec.autoscaling:  # the operator asks how loaded the pods are
+    if deployment.spec.autoscaling:  # the operator scrapes the pods
         named = {"kubernetes.io/metadata.name": config.namespace}
         management_from = [*management_from, {"namespaceSelector": {"matchLabels": named}}]
     body: Json = {

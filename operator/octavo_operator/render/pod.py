@@ -1,4 +1,4 @@
-"""The pod template: containers, volumes, where it runs, and the user's patches last."""
+"""The pod template: containers, volumes, scheduling, and spec.podPatches last."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH = (
 TEMPLATE_PROBLEMS = frozenset({BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH})
 
 
-class BadTemplate(ValueError):
-    """A spec that makes no pod template; the message names the field and the way out, `reason` is the condition's."""
+class InvalidTemplateError(ValueError):
+    """A spec that yields no valid pod template. The message names field and way out; `reason`: of the condition."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class BadPodPatch(BadTemplate):
-    """A patch of spec.podPatches that does not fit the pod template."""
+class InvalidPodPatchError(InvalidTemplateError):
+    """A patch of spec.podPatches that does not apply to the pod template."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, BAD_POD_PATCH)
 
 
 def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json:
-    """The pod template, patched. Raises BadTemplate."""
+    """The pod template, patched. Raises InvalidTemplateError."""
     spec = deployment.spec
     metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
     if spec.pod_annotations:
@@ -49,15 +49,15 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json
     template = _patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
     if not config.allow_privileged_pods:
         for offence in violations(template, deployment.name):
-            raise BadTemplate(
+            raise InvalidTemplateError(
                 f"{offence}: podPatches, volumes and podAnnotations must not raise the privileges of the pods; change "
                 "them, or have the administrator set allowPrivilegedPods in the operator's chart",
                 PRIVILEGED_POD,
             )
     for unknown in unknown_arguments(deployment, spec.engine.image or config.engine_image):
-        raise BadTemplate(unknown, UNKNOWN_ARGUMENT)
+        raise InvalidTemplateError(unknown, UNKNOWN_ARGUMENT)
     for unwritable in unwritable_paths(template):
-        raise BadTemplate(unwritable, READ_ONLY_PATH)
+        raise InvalidTemplateError(unwritable, READ_ONLY_PATH)
     return template
 
 
@@ -133,7 +133,7 @@ def _volumes(deployment: LLMDeployment) -> list[Json]:
 
 
 def _patched(deployment: LLMDeployment, template: Json) -> Json:
-    """RFC 6902, one operation at a time, so that the one which fails can be named."""
+    """Applies spec.podPatches (RFC 6902) one by one, so that the error names the one that fails."""
     if not deployment.spec.pod_patches:
         return template
     out = copy.deepcopy(template)
@@ -142,13 +142,13 @@ def _patched(deployment: LLMDeployment, template: Json) -> Json:
         try:
             out = jsonpatch.apply_patch(out, [operation])
         except jsonpatch.JsonPatchTestFailed as error:
-            raise BadPodPatch(f"spec.podPatches[{index}]: the test of {patch.path} failed: {error}") from None
+            raise InvalidPodPatchError(f"spec.podPatches[{index}]: the test of {patch.path} failed: {error}") from None
         except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError, KeyError) as error:
-            raise BadPodPatch(f"spec.podPatches[{index}]: {patch.op} {patch.path}: {error}") from None
-    # What identifies the pods is not the patch's to change: the Deployment would lose them.
+            raise InvalidPodPatchError(f"spec.podPatches[{index}]: {patch.op} {patch.path}: {error}") from None
+    # A patch must not change the labels that identify the pods: the Deployment would lose them.
     found = out.get("metadata", {}).get("labels", {}) if isinstance(out.get("metadata"), dict) else {}
     if not isinstance(found, dict) or any(found.get(key) != value for key, value in names.labels(deployment).items()):
-        raise BadPodPatch("spec.podPatches: the operator's own labels in /metadata/labels must stay as they are")
+        raise InvalidPodPatchError("spec.podPatches: the operator's own labels in /metadata/labels must not change")
     if not isinstance(out.get("spec"), dict):
-        raise BadPodPatch("spec.podPatches: /spec must stay an object")
+        raise InvalidPodPatchError("spec.podPatches: /spec must stay an object")
     return out

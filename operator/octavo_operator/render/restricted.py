@@ -1,8 +1,8 @@
-"""Whether a pod template keeps to the restricted Pod Security Standard, and to a service account without a token.
+"""Checks a pod template against the restricted Pod Security Standard, and for a service account without a token.
 
-podPatches, volumes and podAnnotations reach the template as users write them, and pods are made with the operator's
-rights: without this check whoever may write LLMDeployments could have a privileged pod in namespaces without Pod
-Security Admission. It judges the whole template, so that no combination of patches gets around it.
+podPatches, volumes and podAnnotations reach the template as users write them, and pods are created with the operator's
+rights: without this check, whoever may write LLMDeployments could create privileged pods in namespaces without Pod
+Security Admission. The whole template is checked, so no combination of patches gets around it.
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
@@ -40,8 +40,25 @@ _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def violations(template: Json, service_account: str) -> Iterator[str]:
-    """What `template` may not say: JSON pointers with what they must say instead."""
+    """Violations in `template`: JSON pointers, each with what is required there."""
     pod = _map(template.get("spec"))
+    yield from _identity(pod, service_account)
+    yield from _volumes(pod)
+    context = _map(pod.get("securityContext"))
+    for index, sysctl in enumerate(_items(context.get("sysctls"))):
+        if sysctl.get("name") not in _SYSCTLS:
+            yield f"/spec/securityContext/sysctls/{index}: {sysctl.get('name')} is not a safe sysctl"
+    yield from _context(context, "/spec/securityContext")
+    for kind in ("initContainers", "containers", "ephemeralContainers"):
+        for index, container in enumerate(_items(pod.get(kind))):
+            yield from _container(container, context, f"/spec/{kind}/{index}")
+    for name, value in _map(_map(template.get("metadata")).get("annotations")).items():
+        if str(name).startswith(_APPARMOR) and not str(value).startswith(("runtime/default", "localhost/")):
+            yield f"/metadata/annotations: {name} must be runtime/default or localhost/..."
+
+
+def _identity(pod: Json, service_account: str) -> Iterator[str]:
+    """Host namespaces, and the service account."""
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(field):
             yield f"/spec/{field} must not be true"
@@ -52,18 +69,6 @@ def violations(template: Json, service_account: str) -> Iterator[str]:
         yield f"/spec/serviceAccountName must stay {service_account}"
     if pod.get("automountServiceAccountToken") is not False:
         yield "/spec/automountServiceAccountToken must stay false"
-    yield from _volumes(pod)
-    context = _map(pod.get("securityContext"))
-    for index, sysctl in enumerate(_items(context.get("sysctls"))):
-        if sysctl.get("name") not in _SYSCTLS:
-            yield f"/spec/securityContext/sysctls/{index}: {sysctl.get('name')} is no safe sysctl"
-    yield from _context(context, "/spec/securityContext")
-    for kind in ("initContainers", "containers", "ephemeralContainers"):
-        for index, container in enumerate(_items(pod.get(kind))):
-            yield from _container(container, context, f"/spec/{kind}/{index}")
-    for name, value in _map(_map(template.get("metadata")).get("annotations")).items():
-        if str(name).startswith(_APPARMOR) and not str(value).startswith(("runtime/default", "localhost/")):
-            yield f"/metadata/annotations: {name} must be runtime/default or localhost/..."
 
 
 def _volumes(pod: Json) -> Iterator[str]:
@@ -78,7 +83,7 @@ def _volumes(pod: Json) -> Iterator[str]:
 
 
 def _context(context: Json, where: str) -> Iterator[str]:
-    """What pods and containers have in common."""
+    """Fields that pods and containers have in common."""
     if context.get("runAsNonRoot") is False:
         yield f"{where}/runAsNonRoot must be true"
     if context.get("runAsUser") == 0:
@@ -115,6 +120,11 @@ def _container(container: Json, pod: Json, path: str) -> Iterator[str]:
         yield f"{where}/runAsNonRoot must be true, here or in /spec/securityContext"
     if "seccompProfile" not in context and "seccompProfile" not in pod:
         yield f"{where}/seccompProfile must be set, here or in /spec/securityContext"
+    yield from _network(container, path)
+
+
+def _network(container: Json, path: str) -> Iterator[str]:
+    """Host ports, and hosts that probes and hooks connect to."""
     for index, port in enumerate(_items(container.get("ports"))):
         if port.get("hostPort"):
             yield f"{path}/ports/{index}/hostPort is not allowed"
@@ -127,7 +137,7 @@ def _container(container: Json, pod: Json, path: str) -> Iterator[str]:
 
 
 def _map(value: Json) -> dict[str, Any]:
-    """What is of a wrong type is for the API server to refuse."""
+    """Values of a wrong type are left to the API server to reject."""
     return value if isinstance(value, dict) else {}
 
 

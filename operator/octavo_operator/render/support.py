@@ -1,29 +1,30 @@
-"""The small objects around the pods: identity, disruption budget, cache claim, monitoring."""
+"""Small objects around the pods: ServiceAccount, PodDisruptionBudget, cache claim, monitors."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from octavo_operator.api import LLMDeployment
+from octavo_operator.api import OWNER_LABEL, LLMDeployment
 from octavo_operator.render import names
 
 Json = dict[str, Any]
 
 MONITORING_API = "monitoring.coreos.com/v1"
-_OWNER_META_LABEL = "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", names.OWNER_LABEL)
+_OWNER_META_LABEL = "__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", OWNER_LABEL)
 
 
 def expected_service_account(deployment: LLMDeployment) -> Json:
-    """An identity without rights, whose token is mounted nowhere."""
+    """A ServiceAccount without rights, whose token is not mounted."""
     return names.manifest(deployment, "v1", "ServiceAccount", {"automountServiceAccountToken": False})
 
 
 def expected_disruption_budget(deployment: LLMDeployment) -> Json | None:
+    """The PodDisruptionBudget; None: it is disabled."""
     budget = deployment.spec.pod_disruption_budget
     if not budget.enabled:
         return None
-    # A pod that does not serve yet, or no longer, protects nobody: it never stops a drain.
+    # A pod that is not ready must never block a drain.
     body: Json = {"selector": {"matchLabels": names.selector(deployment)}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     if budget.min_available is not None:
         body["minAvailable"] = budget.min_available
@@ -33,7 +34,8 @@ def expected_disruption_budget(deployment: LLMDeployment) -> Json | None:
 
 
 def expected_cache_claim(deployment: LLMDeployment) -> Json | None:
-    """The claim for fetched models, unless somebody else made it. With `retain` nobody owns it, so it stays."""
+    """The claim for fetched models; None: it exists already, or none is used. With `retain` it has no owner, so it
+    stays."""
     pvc = deployment.spec.model.cache.pvc
     if pvc is None or pvc.size is None:
         return None
@@ -47,18 +49,18 @@ def expected_cache_claim(deployment: LLMDeployment) -> Json | None:
 
 
 def expected_monitor(deployment: LLMDeployment) -> Json | None:
-    """For the Prometheus operator. Pods are asked, not the Service: a scrape must see every replica."""
+    """PodMonitor or ServiceMonitor for the Prometheus operator; None: disabled. Both scrape every pod."""
     monitoring = deployment.spec.monitoring
     if not monitoring.enabled:
         return None
-    # By this label alerts and dashboards bring the engine's metrics and ours together.
+    # Alerts and dashboards join the engine's metrics with the operator's by this label.
     named = {"sourceLabels": [_OWNER_META_LABEL], "targetLabel": "llmdeployment"}
     endpoint = {"port": "management", "path": "/metrics", "interval": monitoring.interval, "relabelings": [named]}
     body: Json = {"selector": {"matchLabels": names.selector(deployment)}}
     if monitoring.kind == "PodMonitor":
         body["podMetricsEndpoints"] = [endpoint]
     else:
-        body["selector"] = {"matchLabels": {names.OWNER_LABEL: deployment.name}}
+        body["selector"] = {"matchLabels": {OWNER_LABEL: deployment.name}}
         body["endpoints"] = [endpoint]
     out = names.manifest(deployment, MONITORING_API, monitoring.kind, {"spec": body})
     out["metadata"]["labels"] = {**monitoring.labels, **out["metadata"]["labels"]}

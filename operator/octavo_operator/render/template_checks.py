@@ -1,4 +1,4 @@
-"""What a pod template cannot work with, though every object made of it would be taken: said before pods fail of it."""
+"""Finds errors of a spec that the API server accepts, but with which the pods would fail."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from octavo_operator.render.engine_flags import FLAGS
 
 Json = dict[str, Any]
 
-# Of the engine and the libraries below it: where they write.
-_WRITTEN = (
+# Where the engine and its libraries write.
+_CACHE_VARIABLES = (
     "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "OCTAVO_CACHE", "TRITON_CACHE_DIR", "TMPDIR",
 )  # fmt: skip
 
 
 def unknown_arguments(deployment: LLMDeployment, image: str) -> Iterator[str]:
-    """Flags in spec.engine.args that the engine does not know. Only an engine of the operator's own version is judged:
-    what others know is not known here."""
+    """Messages about flags in spec.engine.args that the engine does not have. Only images of the operator's own version
+    are checked: the flags of others are unknown here."""
     if not _is_of_this_version(image):
         return
     for index, argument in enumerate(deployment.spec.engine.args):
@@ -43,8 +43,7 @@ def _is_of_this_version(image: str) -> bool:
 
 
 def unwritable_paths(template: Json) -> Iterator[str]:
-    """Caches that the environment puts where nothing can be written: outside of every writable mount, with the
-    container's root read-only."""
+    """Messages about environment variables that put caches on a read-only root, outside of all writable mounts."""
     pod = template["spec"]
     for kind in ("initContainers", "containers"):
         for container in pod.get(kind) or []:
@@ -57,7 +56,7 @@ def unwritable_paths(template: Json) -> Iterator[str]:
             ]
             variables = {one["name"]: one.get("value") for one in container.get("env") or []}
             offline = str(variables.get("HF_HUB_OFFLINE", "")).lower() in ("1", "on", "yes", "true")
-            for name in _WRITTEN:
+            for name in _CACHE_VARIABLES:
                 path = variables.get(name)
                 if (
                     not path
