@@ -231,7 +231,7 @@ def test_nobody_makes_the_volume(
     pvc = {"mode": "pvc", "pvc": {"size": "1Mi", "storageClassName": namespace}}
     cluster.apply(toy(IMAGE, model={**FETCHED, "cache": pvc}), namespace=namespace)
     message = degraded("PVCPending", seconds=40)
-    assert "toy-model-cache has got no volume" in message
+    assert "toy-model-cache has had no volume" in message
 
 
 def test_a_claim_does_not_exist(cluster: Cluster, namespace: str, degraded: Degraded) -> None:

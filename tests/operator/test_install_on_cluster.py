@@ -75,7 +75,7 @@ def is_ready(cluster: Cluster, namespace: str, name: str = "toy") -> None:
 
 def test_a_life_of_the_chart(cluster: Cluster, namespace: str, installed: Callable[..., None], helm: Helm) -> None:
     said = helm("test", "op", "-n", namespace, "--timeout=60s", "--logs")
-    assert f"op-{NUMBER}" in said and "leads and serves 0 LLMDeployments" in said
+    assert f"op-{NUMBER}" in said and "is the leader and serves 0 LLMDeployments" in said
 
     spec = toy(IMAGE)
     del spec["spec"]["engine"]["image"]

@@ -335,11 +335,11 @@ def test_two_operators_never_work_together(cluster: Cluster, namespace: str, ope
         operator.kill()
         patch(cluster, namespace, "llmd/toy", {"spec": {"replicas": 2}})
         ready(cluster, namespace)
-        assert "leads" in second.log()
+        assert "is the leader" in second.log()
         before = len(operator.log())
         operator.start()
         time.sleep(2)
-        assert " leads" not in operator.log()[before:]
+        assert "is the leader" not in operator.log()[before:]
         assert second.stop() == 0
         cluster.kubectl("delete", "service", "toy", "-n", namespace)
         eventually(lambda: cluster.get("service", "toy", namespace=namespace), 8)
@@ -402,7 +402,7 @@ def test_a_name_that_is_taken_is_left_alone(cluster: Cluster, namespace: str) ->
     cluster.apply(theirs, namespace=namespace)
     cluster.apply(toy(IMAGE), namespace=namespace)
     message = wait_for(cluster, namespace, "NameConflict")
-    assert "Service toy belongs to somebody else" in message
+    assert "Service toy exists and is not managed by this" in message
     assert cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 99
     cluster.kubectl("delete", "service", "toy", "-n", namespace)
     ready(cluster, namespace)

@@ -91,12 +91,12 @@ def test_liveness_fails_while_watches_are_silent_and_recovers(
     (tmp_path / "straight").write_text(config)
     leader.start(OCTAVO_LEASE_SECONDS="60")  # so that the one behind the proxy only waits, and does not end by itself
     try:
-        eventually(lambda: "leader leads" in leader.log(), 20)
+        eventually(lambda: "leader is the leader" in leader.log(), 20)
         operator.start(OCTAVO_WATCH_SECONDS="1", OCTAVO_RESYNC_SECONDS="600")
         assert healthz(operator) == (200, "ok")
         proxy.freeze()
         status, said = eventually(lambda: (found := healthz(operator))[0] == 503 and found, 20)
-        assert status == 503 and "is silent" in said
+        assert status == 503 and "no events or bookmarks" in said
         proxy.thaw()
         proxy.cut()
         eventually(lambda: healthz(operator) == (200, "ok"), 20)
