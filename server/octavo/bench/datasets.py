@@ -33,35 +33,45 @@ class SampleRequest:
 def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `load_dataset` reads."""
     group = parser.add_argument_group("dataset")
-    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="kind of prompts (default: random)")
-    group.add_argument("--dataset-path", help="the JSON file of sharegpt (default: none)")
-    group.add_argument("--num-prompts", type=int, default=1000, help="requests to send (default: 1000)")
-    group.add_argument("--seed", type=int, default=0, help="of the prompts and of arrivals (default: 0)")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random", help="Kind of prompts (default: random)")
+    group.add_argument("--dataset-path", help="JSON file of the sharegpt dataset (default: none)")
+    group.add_argument("--num-prompts", type=int, default=1000, help="Number of requests (default: 1000)")
+    group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
     group.add_argument(
-        "--random-input-len", "--input-len", type=int, default=1024, help="tokens of a random prompt (default: 1024)"
+        "--random-input-len", "--input-len", type=int, default=1024, help="Tokens per random prompt (default: 1024)"
     )
     group.add_argument(
-        "--random-output-len", "--output-len", type=int, default=128, help="tokens of its answer (default: 128)"
+        "--random-output-len",
+        "--output-len",
+        type=int,
+        default=128,
+        help="Tokens per answer to a random prompt (default: 128)",
     )
     group.add_argument(
-        "--random-range-ratio", type=float, default=0.0, help="lengths vary by this share around the given (default: 0)"
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="Random lengths are within this fraction of the given ones (default: 0)",
     )
     group.add_argument(
-        "--random-prefix-len", type=int, default=0, help="tokens that all random prompts begin with (default: 0)"
+        "--random-prefix-len", type=int, default=0, help="Tokens of a prefix that all random prompts share (default: 0)"
     )
     group.add_argument(
-        "--sharegpt-output-len", type=int, help="tokens of an answer (default: as many as the recorded one)"
+        "--sharegpt-output-len", type=int, help="Tokens per answer to a sharegpt prompt (default: as in the dataset)"
     )
     group.add_argument(
-        "--prefix-repetition-prefix-len", type=int, default=256, help="tokens of a shared prefix (default: 256)"
-    )
-    group.add_argument("--prefix-repetition-suffix-len", type=int, default=256, help="tokens after it (default: 256)")
-    group.add_argument(
-        "--prefix-repetition-num-prefixes", type=int, default=10, help="number of shared prefixes (default: 10)"
+        "--prefix-repetition-prefix-len", type=int, default=256, help="Tokens per shared prefix (default: 256)"
     )
     group.add_argument(
-        "--prefix-repetition-output-len", type=int, default=128, help="tokens of an answer (default: 128)"
+        "--prefix-repetition-suffix-len",
+        type=int,
+        default=256,
+        help="Tokens per prompt after its prefix (default: 256)",
     )
+    group.add_argument(
+        "--prefix-repetition-num-prefixes", type=int, default=10, help="Number of shared prefixes (default: 10)"
+    )
+    group.add_argument("--prefix-repetition-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
 
 
 def load_dataset(args: argparse.Namespace, tokenizer: Tokenizer) -> list[SampleRequest]:

@@ -35,19 +35,21 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench throughput`."""
     add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
     add_dataset_arguments(parser)
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
+    parser.add_argument("--output-json", metavar="FILE", help="Write the figures to this file (default: none)")
     parser.add_argument(
         "--baseline",
         choices=("hf",),
-        help="compare with Hugging Face generate, one prompt at a time and in static batches (default: off)",
+        help="Compare with generate of transformers, one prompt at a time and in static batches (default: off)",
     )
-    parser.add_argument("--hf-max-batch-size", type=int, default=20, help="prompts a batch of it (default: 20)")
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
+    parser.add_argument(
+        "--hf-max-batch-size", type=int, default=20, help="Prompts per batch of the baseline (default: 20)"
+    )
+    parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)
 
 
 def run_throughput(args: argparse.Namespace) -> int:
-    """All prompts at once; prints requests and tokens a second."""
+    """Generate all prompts at once; prints requests and tokens per second."""
     from octavo import SamplingParams
 
     llm = _make_llm(args)
@@ -150,20 +152,18 @@ def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_pr
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench latency`."""
     add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
-    parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt (default: 32)")
-    parser.add_argument("--output-len", type=int, default=128, help="tokens of an answer (default: 128)")
-    parser.add_argument("--batch-size", type=int, default=8, help="prompts at once (default: 8)")
-    parser.add_argument(
-        "--num-iters-warmup", type=int, default=10, help="batches before the clock starts (default: 10)"
-    )
-    parser.add_argument("--num-iters", type=int, default=30, help="batches to time (default: 30)")
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
+    parser.add_argument("--input-len", type=int, default=32, help="Tokens per prompt (default: 32)")
+    parser.add_argument("--output-len", type=int, default=128, help="Tokens per answer (default: 128)")
+    parser.add_argument("--batch-size", type=int, default=8, help="Prompts per batch (default: 8)")
+    parser.add_argument("--num-iters-warmup", type=int, default=10, help="Batches before the measurement (default: 10)")
+    parser.add_argument("--num-iters", type=int, default=30, help="Batches to measure (default: 30)")
+    parser.add_argument("--output-json", metavar="FILE", help="Write the figures to this file (default: none)")
+    parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)
 
 
 def run_latency(args: argparse.Namespace) -> int:
-    """One batch after the other; prints the time that a whole batch takes."""
+    """Generate one batch after the other; prints percentiles of a batch's time."""
     import random
 
     from octavo import SamplingParams

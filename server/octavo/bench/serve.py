@@ -31,47 +31,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench serve`."""
     server = parser.add_argument_group("server")
     server.add_argument("--backend", choices=sorted(BACKENDS), default="openai", help="API to call (default: openai)")
-    server.add_argument("--base-url", help="address of the server (default: http://HOST:PORT)")
-    server.add_argument("--host", default="127.0.0.1", help="host of the server (default: 127.0.0.1)")
-    server.add_argument("--port", type=int, default=8000, help="port of the server (default: 8000)")
-    server.add_argument("--endpoint", help="path of the API (default: the backend's)")
+    server.add_argument("--base-url", help="Base URL of the server (default: http://HOST:PORT)")
+    server.add_argument("--host", default="127.0.0.1", help="Host of the server (default: 127.0.0.1)")
+    server.add_argument("--port", type=int, default=8000, help="Port of the server (default: 8000)")
+    server.add_argument("--endpoint", help="Path of the API (default: the backend's)")
     server.add_argument(
         "--header", nargs="*", default=[], metavar="KEY=VALUE", help="HTTP headers to send (default: none)"
     )
     server.add_argument(
-        "--api-key", default=os.environ.get("OPENAI_API_KEY"), help="bearer token (default: OPENAI_API_KEY, else none)"
+        "--api-key",
+        default=os.environ.get("OPENAI_API_KEY"),
+        help="API key (default: OPENAI_API_KEY of the environment, else none)",
     )
-    server.add_argument("--insecure", action="store_true", help="do not check the server's certificate (default: off)")
-    server.add_argument("--model", help="name to ask for (default: the first that the server lists)")
+    server.add_argument("--insecure", action="store_true", help="Do not verify the server's certificate (default: off)")
+    server.add_argument("--model", help="Model name in requests (default: the first that the server lists)")
     server.add_argument(
-        "--served-model-name", help="the same; --model may then name the tokenizer's model (default: --model)"
+        "--served-model-name",
+        help="Model name in requests, if --model names the model of the tokenizer (default: --model)",
     )
     server.add_argument(
-        "--tokenizer", help="model whose tokenizer makes the prompts (default: --model's, else embedded)"
+        "--tokenizer", help="Model whose tokenizer makes the prompts (default: --model's, else the embedded model's)"
     )
     server.add_argument(
         "--ready-check-timeout-sec", type=float, default=0,
-        help="seconds to wait for a server that is not up yet (default: 0, one look)",
+        help="Seconds to wait for a server that is not ready yet (default: 0)",
     )  # fmt: skip
     add_dataset_arguments(parser)
     load = parser.add_argument_group("load")
-    load.add_argument("--request-rate", type=float, default=math.inf, help="requests a second (default: all at once)")
-    load.add_argument("--burstiness", type=float, default=1.0, help="1: Poisson; lower: burstier (default: 1)")
+    load.add_argument("--request-rate", type=float, default=math.inf, help="Requests per second (default: all at once)")
     load.add_argument(
-        "--ramp-up-strategy", choices=("linear", "exponential"), help="raise the rate during the run (default: none)"
+        "--burstiness",
+        type=float,
+        default=1.0,
+        help="Burstiness of arrivals. 1: Poisson process; lower: burstier (default: 1)",
     )
-    load.add_argument("--ramp-up-start-rps", type=float, help="rate at the start of a ramp (default: none)")
-    load.add_argument("--ramp-up-end-rps", type=float, help="rate at its end (default: none)")
-    load.add_argument("--max-concurrency", type=int, help="maximum number of concurrent requests (default: no limit)")
-    load.add_argument("--num-warmups", type=int, default=1, help="requests before the clock starts (default: 1)")
+    load.add_argument(
+        "--ramp-up-strategy",
+        choices=("linear", "exponential"),
+        help="Change the request rate during the run (default: none)",
+    )
+    load.add_argument("--ramp-up-start-rps", type=float, help="Request rate at the start of the ramp (default: none)")
+    load.add_argument("--ramp-up-end-rps", type=float, help="Request rate at the end of the ramp (default: none)")
+    load.add_argument("--max-concurrency", type=int, help="Maximum number of concurrent requests (default: no limit)")
+    load.add_argument("--num-warmups", type=int, default=1, help="Requests before the measurement (default: 1)")
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--ignore-eos", action="store_true", help="always generate the full length (default: off)")
-    for name in ("temperature", "top-p", "min-p"):
-        sampling.add_argument(f"--{name}", type=float, help="of every request (default: the server's)")
-    sampling.add_argument("--top-k", type=int, help="of every request (default: the server's)")
-    sampling.add_argument("--logprobs", type=int, help="log-probabilities per token to ask for (default: none)")
+    sampling.add_argument("--ignore-eos", action="store_true", help="Always generate the full length (default: off)")
+    for name, kind in {"temperature": float, "top-p": float, "min-p": float, "top-k": int}.items():
+        text = f"{name.replace('-', '_')} of every request (default: the server's)"
+        sampling.add_argument(f"--{name}", type=kind, help=text)
+    sampling.add_argument("--logprobs", type=int, help="Log-probabilities per token in answers (default: none)")
     sampling.add_argument(
-        "--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of the body (default: none)"
+        "--extra-body",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="Further fields of the request body (default: none)",
     )
     out = parser.add_argument_group("results")
     out.add_argument(
@@ -79,32 +93,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="METRIC:MS",
-        help="count requests that keep to these (default: none)",
+        help="Report the rate of requests that meet these targets (default: none)",
     )
     out.add_argument(
         "--percentile-metrics",
         default="ttft,tpot,itl",
-        help="comma separated, of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
+        help="Metrics to print, comma separated: ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
     )
-    out.add_argument("--metric-percentiles", default="99", help="percentiles to print, comma separated (default: 99)")
-    out.add_argument("--save-result", action="store_true", help="write the figures as JSON (default: off)")
-    out.add_argument("--save-detailed", action="store_true", help="with every request's times and text (default: off)")
+    out.add_argument("--metric-percentiles", default="99", help="Percentiles to print, comma separated (default: 99)")
+    out.add_argument("--save-result", action="store_true", help="Write the figures as JSON (default: off)")
     out.add_argument(
-        "--append-result", action="store_true", help="add to the file instead of writing it anew (default: off)"
+        "--save-detailed", action="store_true", help="Write every request's times and text, too (default: off)"
     )
+    out.add_argument("--append-result", action="store_true", help="Append to the JSON file (default: overwrite it)")
     out.add_argument(
-        "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="entries to keep in the JSON (default: none)"
+        "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="Further entries of the JSON (default: none)"
     )
-    out.add_argument("--result-dir", default=".", help="folder of the JSON (default: the current one)")
-    out.add_argument("--result-filename", help="name of the JSON (default: made of the run's settings)")
+    out.add_argument("--result-dir", default=".", help="Folder of the JSON file (default: the current one)")
+    out.add_argument("--result-filename", help="Name of the JSON file (default: from the run's settings)")
     out.add_argument(
         "--plot-timeline",
         metavar="PNG",
         nargs="?",
         const="timeline.png",
-        help="draw every request's life into this file (timeline.png where none is named; default: off)",
+        help="Draw a timeline of all requests into this file, timeline.png if none is named (default: off)",
     )
-    out.add_argument("--disable-tqdm", action="store_true", help="no progress bar (default: off)")
+    out.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,9 +67,11 @@ def _is_healthy(url: str) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench startup`."""
-    parser.add_argument("--num-iters", type=int, default=3, help="starts to time after one that is not (default: 3)")
-    parser.add_argument("--output-json", metavar="FILE", help="write the figures here (default: nowhere)")
-    parser.add_argument("serve_args", nargs="*", help="after --: flags for `octavo serve`")
+    parser.add_argument(
+        "--num-iters", type=int, default=3, help="Starts to measure, after one that is not (default: 3)"
+    )
+    parser.add_argument("--output-json", metavar="FILE", help="Write the figures to this file (default: none)")
+    parser.add_argument("serve_args", nargs="*", help="Flags of `octavo serve`, after --")
 
 
 def run(args: argparse.Namespace) -> int:
