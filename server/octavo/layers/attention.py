@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.layers.linear import QKVParallelLinear, RowParallelLinear
 from octavo.layers.norm import RMSNorm
+from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
 from octavo_kernels import AttentionMetadata
 
 
 @dataclass
 class ForwardContext:
-    """What a step's forward pass needs beside its tokens; handed down explicitly."""
+    """What a step's forward pass needs beside its tokens; passed as an argument, never a global."""
 
     metadata: AttentionMetadata
-    kv_caches: list[
-        Tensor
-    ]  # of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order
+    # Of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
+    kv_caches: list[Tensor]
 
 
 class Attention(nn.Module):
@@ -45,7 +47,7 @@ class Attention(nn.Module):
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5
         self.window = window
-        # The rotary table is the model's, the norms are the layer's: a tuple keeps them from being registered here.
+        # Modules of `SelfAttention`: a tuple keeps them from being registered here a second time.
         self._shared = (rotary, q_norm, k_norm)
 
     def forward(self, qkv: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
@@ -69,4 +71,40 @@ class Attention(nn.Module):
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:
+        """What this layer keeps of each token, in the model's ``dtype``."""
         return KVCacheSpec(self.num_kv_heads, self.head_size, dtype)
+
+
+class SelfAttention(nn.Module):
+    """Query, key and value projections, `Attention` and the output projection of one layer.
+
+    ``rotary`` None: positions come with the embeddings. ``qk_norm``: an RMSNorm of each query and key head.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        tp: TensorParallel,
+        rotary: RotaryEmbedding | None = None,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: bool = False,
+        window: int | None = None,
+    ) -> None:
+        super().__init__()
+        hidden, heads, size = config.hidden_size, config.num_heads, config.head_size
+        eps = config.hf_config.get("rms_norm_eps", 1e-6)
+        self.rotary = rotary  # one module that all layers share
+        self.qkv_proj = QKVParallelLinear(hidden, size, heads, config.num_kv_heads, qkv_bias, tp)
+        self.o_proj = RowParallelLinear(heads * size, hidden, out_bias, tp)
+        self.q_norm = RMSNorm(size, eps) if qk_norm else None
+        self.k_norm = RMSNorm(size, eps) if qk_norm else None
+        heads, kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm)
+
+    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """What each head makes of ``x [T, H]``, ``[T, Hq D]``: ``o_proj`` is for the caller, who may want few rows."""
+        attended: Tensor = self.attn(self.qkv_proj(x), positions, ctx)
+        return attended

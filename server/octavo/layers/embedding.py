@@ -11,7 +11,8 @@ import octavo_kernels
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.quantization.base import LinearBase, Shard
-from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor, unread_slot
 from octavo_kernels.cpu import argmax
 
 
@@ -31,15 +32,18 @@ class VocabParallelEmbedding(nn.Module):
         rows = -(-vocab_size // tp.size)
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
         self.dtype = torch.get_default_dtype()
-        self._head: list[ParallelLMHead] = []  # one with the same table; in a list it is not registered here
+        self._head: list[ParallelLMHead] = []  # a tied one with a table of its own; in a list it is not registered
 
-    def share(self, head: ParallelLMHead) -> None:
-        """Leave the table to a tied head that is quantised, if that one keeps the checkpoint's very values."""
+    def tie(self, head: ParallelLMHead) -> None:
+        """Fill a quantised head from this table's tensor; leave the table to it, if it keeps the very same values."""
         self._head = [head]
 
     def forward(self, input_ids: Tensor) -> Tensor:
+        """Rows ``[T, hidden_size]`` of ``input_ids`` int64 ``[T]``, whole on every rank."""
         if self.weight is None:
-            return self._head[0].method.embed(input_ids, self.dtype)
+            method = self._head[0].method
+            assert isinstance(method, QuantizedRowsMethod)
+            return method.embed(input_ids, self.dtype)
         if self.tp.size == 1:
             return octavo_kernels.embedding(input_ids, self.weight)
         local = input_ids - self.shard.rows.start
@@ -48,13 +52,17 @@ class VocabParallelEmbedding(nn.Module):
         return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
+        """The table, and what a tied head makes of the same tensor for itself."""
         yield WeightSlot(0, "weight", self.shard.shape, self._load, self._left_out)
+        for head in self._head:
+            yield from head.method.weight_slots(head, 0, head.shards[0])
 
     def _left_out(self, qtype: str) -> int:
         """Bytes of the table, less than 0, where the head's own is used instead; else 0."""
-        if self.weight is None or not (self._head and self._head[0].method.keeps_values(qtype)):
+        if self.weight is None or self.tp.size > 1 or not self._head:
             return 0
-        return -self.weight.nbytes
+        method = self._head[0].method
+        return -self.weight.nbytes if isinstance(method, QuantizedRowsMethod) and method.keeps_values(qtype) else 0
 
     def _load(self, source: WeightSource) -> None:
         if self._left_out(source.qtype):
@@ -76,36 +84,39 @@ class ParallelLMHead(LinearBase):
         super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], False, tp)
         self.vocab_size = vocab_size
         self.output_size = -(-vocab_size // tp.size)
-        # Lists, so that nothing is registered twice.
-        self.tied_weight = [tied_to.weight] if tied_to is not None and tied_to.weight is not None else []
-        self._tied_to = [tied_to] if tied_to is not None else []
-
-    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
-        self.method = method
-        if self.shares_weight:
-            self.weight = self.tied_weight[0]
-        else:
-            method.create_weights(self, dtype)
-            if self._tied_to and self.tp.size == 1:
-                self._tied_to[0].share(self)
+        self._tied_to = [tied_to] if tied_to is not None else []  # in a list, so that it is not registered twice
 
     @property
-    def shares_weight(self) -> bool:
-        """A tied head that is quantised keeps a copy of its own, filled from the embedding's tensor."""
-        return bool(self.tied_weight) and isinstance(self.method, UnquantizedLinearMethod)
+    def is_tied(self) -> bool:
+        """Whether the values are those of an embedding, whatever the checkpoint stores as the head's."""
+        return bool(self._tied_to)
+
+    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        """The embedding's own table where that can be; a quantised head keeps a copy, made of the same tensor."""
+        self.method = method
+        if self._tied_to and isinstance(method, UnquantizedLinearMethod):
+            assert self._tied_to[0].weight is not None
+            self.weight = self._tied_to[0].weight
+            return
+        method.create_weights(self, dtype)
+        for embedding in self._tied_to:
+            embedding.tie(self)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        return iter(()) if self.shares_weight else super().weight_slots()
+        """Of a tied head none is read, but it is often stored all the same."""
+        return iter([unread_slot("weight")]) if self.is_tied else super().weight_slots()
 
     def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
-        found = self.method.find_best(hidden, wants_logits) if self.tp.size == 1 else None
-        if found is None:
-            logits = self(hidden)
-            found = (logits, *argmax(logits))
-        return found
+        if self.tp.size == 1 and isinstance(self.method, QuantizedRowsMethod):
+            found = self.method.find_best(hidden, wants_logits)
+            if found is not None:
+                return found
+        logits = self(hidden)
+        return logits, *argmax(logits)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """See the class; in the model's dtype on other devices than a CPU."""
         logits = self.tp.all_gather(self.method.apply(self, hidden, None))
         logits = logits[:, : self.vocab_size]
         # The sampling kernels of other devices read any dtype: no copy of twice the size.

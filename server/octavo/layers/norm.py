@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 import octavo_kernels
 from octavo.layers.weights import WeightSlot, copy_slot
@@ -19,23 +19,24 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.terms = 0  # above 0: hand rows quantised to so many terms to the linear layer that follows
+        self.activation_terms = 0  # above 0: return rows quantised to so many terms (`layers.fusion`)
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows, Tensor]:
-        """Returns the norm of ``residual + x`` (of ``x`` without one) and that sum, the new residual."""
-        if self.terms:
-            return octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.terms)
+        """The norm of ``residual + x`` (of ``x`` without one), ``[T, size]``, and that sum, the new residual."""
+        if self.activation_terms:
+            return octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.activation_terms)
         if residual is None:
             return octavo_kernels.rms_norm(x, self.weight, self.eps), x
         return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
+        """The weight, as it is stored."""
         yield copy_slot("weight", self.weight)
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with weight and bias, or plain when ``affine`` is False."""
+    """Layer norm (Ba et al., 2016) with weight and bias, or plain when ``affine`` is False."""
 
     def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
@@ -43,9 +44,13 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As `RMSNorm.forward`."""
+        if residual is not None:
+            x = residual + x
+        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps), x
 
     def weight_slots(self) -> Iterator[WeightSlot]:
+        """The weight and the bias, as they are stored."""
         for leaf, param in self.named_parameters():
             yield copy_slot(leaf, param)

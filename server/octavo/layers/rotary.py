@@ -62,7 +62,8 @@ def rope_parameters(hf_config: dict[str, Any]) -> dict[str, Any]:
 
 def _inverse_frequencies(parameters: dict[str, Any], head_size: int) -> Tensor:
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device="cpu") / head_size
-    return 1.0 / (parameters["rope_theta"] ** exponents)
+    powers: Tensor = parameters["rope_theta"] ** exponents
+    return 1.0 / powers
 
 
 def _default(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:

@@ -1,7 +1,7 @@
 """Where the tensors of a checkpoint go.
 
 Every module that owns weights lists one `WeightSlot` for each checkpoint tensor that it takes; the loader fills slots
-by name, and what is left over at the end is what the checkpoint lacked.
+by name (`loader.load_model`), and reports tensors without a slot and slots without a tensor.
 """
 
 from __future__ import annotations
@@ -46,18 +46,21 @@ class WeightSlot:
     """A place for one tensor of the checkpoint.
 
     ``part`` is which of a merged module's checkpoint modules it belongs to (q, k, v = 0, 1, 2), ``leaf`` the tensor's
-    own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning.
+    own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning (None: any).
     ``extra_bytes`` is what a tensor of some type takes here beside the module's parameters, which count anyway.
+    The checkpoint may lack an ``optional`` one.
     """
 
     part: int
     leaf: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     load: Callable[[WeightSource], None]
     extra_bytes: Callable[[str], int] = lambda qtype: 0
+    optional: bool = False
 
     def fill(self, source: WeightSource) -> None:
-        if tuple(source.shape) != self.shape:
+        """Take the tensor. Raises ModelError when its shape is another one."""
+        if self.shape is not None and tuple(source.shape) != self.shape:
             raise ModelError(
                 f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {list(self.shape)}; "
                 "the weights and config.json are not of one model"
@@ -68,6 +71,11 @@ class WeightSlot:
 def copy_slot(leaf: str, param: Tensor) -> WeightSlot:
     """A slot for a parameter that is stored just as it is used."""
     return WeightSlot(0, leaf, tuple(param.shape), lambda source: fill_tensor(param, source))
+
+
+def unread_slot(leaf: str) -> WeightSlot:
+    """A slot for a tensor that a checkpoint may hold and nobody needs."""
+    return WeightSlot(0, leaf, None, lambda source: None, optional=True)
 
 
 def fill_tensor(target: Tensor, source: WeightSource, *index: slice) -> None:

@@ -48,4 +48,5 @@ def dummy_weights(
     import torch._prims.rng_prims  # noqa: F401
 
     for name, takers in slots.items():
-        yield name, DummyWeight(name, takers[0].shape, seed, device)
+        if takers[0].shape is not None:
+            yield name, DummyWeight(name, takers[0].shape, seed, device)

@@ -7,7 +7,6 @@ that hides the waiting for a disk or network, and unlike torch's own threads the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import quantization_config
 from octavo.layers.quantization.base import LinearBase
@@ -29,9 +28,6 @@ from octavo.models.registry import model_class
 if TYPE_CHECKING:
     from octavo.layers.weights import WeightSource
     from octavo.models.base import CausalLM
-
-# Tables that old checkpoints carry along although they follow from config.json.
-_DERIVED = re.compile(r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$")
 
 _MAX_THREADS = 8
 
@@ -48,15 +44,16 @@ def load_model(
     """
     model = build_model(config, device, tp or TensorParallel())
     slots = weight_slots(model)
-    dummy = load_format == "dummy"
-    fill(slots, dummy_weights(slots, config.seed, device) if dummy else iterate_weights(config.files), config)
+    weights: Iterable[tuple[str, str | None, WeightSource]]
+    if load_format == "dummy":
+        weights = ((name, name, source) for name, source in dummy_weights(slots, config.seed, device))
+    else:
+        weights = ((name, model.weight_name(name), source) for name, source in iterate_weights(config.files))
+    fill(slots, weights, config)
     for module in model.modules():
         if isinstance(module, LinearBase):
             module.method.process_weights_after_loading(module)
-    for module in model.modules():
-        fuse = getattr(module, "fuse", None)
-        if callable(fuse):
-            fuse()
+    fuse_neighbours(model)
     return model
 
 
@@ -84,10 +81,9 @@ def build_model(
 
 
 def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:
-    """Who takes each tensor, by the name that it has in the checkpoint."""
+    """Who takes each tensor, by the weight's name (see `CausalLM`)."""
     slots: dict[str, list[WeightSlot]] = {}
     packed = model.packed_modules_mapping
-    names = {id(param): name for name, param in model.named_parameters()}
     for path, module in model.named_modules():
         if not hasattr(module, "weight_slots"):
             continue
@@ -95,34 +91,35 @@ def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:
         parts = packed.get(own, [own])
         for slot in module.weight_slots():
             name = ".".join(filter(None, (parent, parts[slot.part], slot.leaf)))
-            if isinstance(module, ParallelLMHead) and module.tied_weight:
-                name = names[id(module.tied_weight[0])]
             slots.setdefault(name, []).append(slot)
     return slots
 
 
-def fill(slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, WeightSource]], config: ModelConfig) -> None:
-    """Give every slot its tensor. Raises ModelError naming tensors that are missing or that have no place."""
-    missing, strange = set(slots), []
-    with _threads() as pool:
-        loading = []
-        for name, source in weights:
-            if name not in slots and f"model.{name}" in slots:  # saved from the model without its head
-                name = f"model.{name}"
-            if name in slots:
-                loading += [pool.submit(slot.fill, source) for slot in slots[name]]
-                missing.discard(name)
-            elif name != "lm_head.weight" and not _DERIVED.search(name):  # a tied head is often stored all the same
-                strange.append(name)
-        for future in loading:
-            future.result()
+def fill(
+    slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, str | None, WeightSource]], config: ModelConfig
+) -> None:
+    """Give every slot its tensor. ``weights``: the checkpoint's names, the weights' (None: left out), the tensors.
+
+    Raises ModelError, before anything is read, naming tensors that are missing or that have no place.
+    """
+    missing = {name for name, takers in slots.items() if not all(slot.optional for slot in takers)}
+    taken, unknown = [], []
+    for stored_name, name, source in weights:
+        if name in slots:
+            taken += [(slot, source) for slot in slots[name]]
+            missing.discard(name)
+        elif name is not None:
+            unknown.append(stored_name)
     if missing:
         raise ModelError(f"{config.model}: the checkpoint lacks {_some(sorted(missing))}; fetch it again")
-    if strange:
+    if unknown:
         raise ModelError(
-            f"{config.model}: {config.architecture} has no place for {_some(strange)} with this config.json; "
+            f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this config.json; "
             "the weights and config.json are not of one model"
         )
+    with _threads() as pool:
+        for future in [pool.submit(slot.fill, source) for slot, source in taken]:
+            future.result()
 
 
 @contextmanager

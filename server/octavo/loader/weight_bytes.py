@@ -27,11 +27,10 @@ def weight_size(model: CausalLM, stored: Mapping[str, str]) -> WeightSize:
     """Of ``model``, whose parameters may be without memory, filled with tensors of the types ``stored`` (by their names
     in the checkpoint; others count as float32)."""
     slots = weight_slots(model)
-    extra = 0
-    for name, takers in slots.items():
-        qtype = stored.get(name) or stored.get(name.removeprefix("model."), "F32")
-        extra += sum(slot.extra_bytes(qtype) for slot in takers)
-    return WeightSize(model.num_weight_bytes() + extra, sum(prod(takers[0].shape) for takers in slots.values()))
+    qtypes = {model.weight_name(name): qtype for name, qtype in stored.items()}
+    extra = sum(slot.extra_bytes(qtypes.get(name, "F32")) for name, takers in slots.items() for slot in takers)
+    parameters = sum(prod(takers[0].shape) for takers in slots.values() if takers[0].shape is not None)
+    return WeightSize(model.num_weight_bytes() + extra, parameters)
 
 
 def model_without_memory(config: ModelConfig, device: torch.device | str, tp: TensorParallel | None = None) -> CausalLM:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import re
 from itertools import chain
 from typing import ClassVar
 
@@ -11,58 +11,90 @@ from torch import Tensor, nn
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
+from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+
+# On a CPU torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not below 8.
+# cuBLAS promises nothing of the kind.
+GEMM_ROW_MULTIPLE = 8
 
 
 class CausalLM(nn.Module):
-    """A decoder with a head. Subclasses build their layers, named as the checkpoint names its modules."""
+    """A decoder with a head. A family is a subclass that builds `model` and `lm_head` from the parts in `layers`.
+
+    A weight's name is the path of its module here, with the names of `packed_modules_mapping` in place of a merged
+    module's, and the tensor's own ("model.layers.0.self_attn.q_proj.weight").
+    """
 
     # Module -> the checkpoint's modules that it holds one after the other.
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {}
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    # From a checkpoint's names to those above: regular expressions and what replaces each match (None: the tensor is
+    # left out), applied one after the other. Families put their own before these.
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        # Tables that old checkpoints carry along although they follow from config.json.
+        (r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$", None),
+        # Saved from the model without its head.
+        (r"^(?!model\.|lm_head\.)", "model."),
+    ]
+    model: Decoder
     lm_head: ParallelLMHead
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.tp = config, tp
+
+    @classmethod
+    def weight_name(cls, checkpoint_name: str) -> str | None:
+        """The name here of the tensor that the checkpoint calls ``checkpoint_name``; None: it is left out."""
+        name = checkpoint_name
+        for pattern, replacement in cls.checkpoint_names:
+            if replacement is not None:
+                name = re.sub(pattern, replacement, name)
+            elif re.search(pattern, name):
+                return None
+        return name
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
         return self.finish(*self.begin(input_ids, positions, ctx))
 
-    @abstractmethod
-    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
-        """What `finish` needs of each token, ``[T, ...]``: all that reads or writes the KV cache has been done.
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """The first half of `forward`, see `Decoder.begin`: all that reads or writes the KV cache."""
+        return self.model.begin(input_ids, positions, ctx)
 
-        Most tokens of a prompt are there for their keys and values alone, so that a step ends the last layer for those
-        whose hidden states are wanted.
-        """
-
-    @abstractmethod
-    def finish(self, *states: Tensor) -> Tensor:
-        """Hidden states ``[R, H]`` from rows of what `begin` returned, each from its own alone."""
+    def finish(self, *deferred: Tensor) -> Tensor:
+        """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""
+        return self.model.finish(*deferred)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""
-        return self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden)
+        return logits
 
     def linear_layers(self) -> list[LinearBase]:
+        """Every layer whose weights a `LinearMethod` holds, the head included."""
         return [module for module in self.modules() if isinstance(module, LinearBase)]
 
     @property
     def row_multiple(self) -> int:
         """Pad a step's rows to a multiple of this, and on a CPU each row's result depends on that row alone."""
-        return max(layer.method.row_multiple for layer in self.linear_layers())
+        exact = all(isinstance(layer.method, QuantizedRowsMethod) for layer in self.linear_layers())
+        return 1 if exact else GEMM_ROW_MULTIPLE
 
     @property
     def is_quantized(self) -> bool:
-        return any(layer.method.quantized for layer in self.linear_layers())
+        """Whether linear layers compute on int8 activations."""
+        return any(isinstance(layer.method, QuantizedRowsMethod) for layer in self.linear_layers())
 
     def num_weight_bytes(self) -> int:
         """Bytes of weights and of tables that follow from the configuration."""
-        tensors = sum(t.numel() * t.element_size() for t in chain(self.parameters(), self.buffers()))
-        return tensors + sum(layer.method.num_bytes() for layer in self.linear_layers())
+        return sum(t.nbytes for t in chain(self.parameters(), self.buffers()))
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.interface.engine_config import ModelConfig
-from octavo.models.llama import AttentionOptions, LlamaForCausalLM
+from octavo.layers.attention import SelfAttention
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.llama import LlamaForCausalLM
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
-    @staticmethod
-    def attention_options(config: ModelConfig, layer: int) -> AttentionOptions:
-        return AttentionOptions(qkv_bias=True, window=layer_window(config.hf_config, layer))
+    """Llama with biases of queries, keys and values, and sliding windows in some layers."""
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        window = layer_window(self.config.hf_config, layer)
+        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=True, window=window)
 
 
 def layer_window(hf_config: dict[str, Any], layer: int) -> int | None:
-    """The sliding window of a layer: only with ``use_sliding_window``, in the layers that ``layer_types`` names or,
-    where it is not given, in those from ``max_window_layers`` on."""
+    """The sliding window of a layer in tokens: only with ``use_sliding_window``, in the layers that ``layer_types``
+    names or, where it is not given, in those from ``max_window_layers`` on."""
     if not hf_config.get("use_sliding_window", False):
         return None
     window = hf_config.get("sliding_window", 4096)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from octavo.interface.engine_config import ModelConfig
-from octavo.models.llama import AttentionOptions, LlamaForCausalLM
+from octavo.layers.attention import SelfAttention
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.llama import LlamaForCausalLM
 from octavo.models.qwen2 import layer_window
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    @staticmethod
-    def attention_options(config: ModelConfig, layer: int) -> AttentionOptions:
-        bias = config.hf_config.get("attention_bias", False)
-        window = layer_window(config.hf_config, layer)
-        return AttentionOptions(qkv_bias=bias, out_bias=bias, qk_norm=True, window=window)
+    """Llama with norms of queries and keys, and sliding windows in some layers."""
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        hf = self.config.hf_config
+        bias, window = hf.get("attention_bias", False), layer_window(hf, layer)
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, window=window
+        )

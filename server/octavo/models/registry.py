@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from octavo.errors import ModelError
 
@@ -24,4 +24,4 @@ def model_class(architecture: str) -> type[CausalLM]:
     if architecture not in _MODELS:
         said = f"architecture {architecture!r} is" if architecture else "config.json names no architecture, that is"
         raise ModelError(f"{said} not supported; known are {', '.join(_MODELS)}")
-    return getattr(import_module(f"octavo.models.{_MODELS[architecture]}"), architecture)
+    return cast("type[CausalLM]", getattr(import_module(f"octavo.models.{_MODELS[architecture]}"), architecture))

@@ -57,7 +57,7 @@ def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
     quantized = load_model(dataclasses.replace(config, quantization="int8"))
     reference = load_model(config)
     for ours, theirs in zip(quantized.linear_layers(), reference.linear_layers(), strict=True):
-        if not getattr(theirs, "tied_weight", None):
+        if not getattr(theirs, "is_tied", False):
             theirs.weight.data.copy_(dequantize(ours.method.packed))
     # The best of random weights' nearly equal logits is no measure; how far all of them move is.
     assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl=1e-3, min_agreement=0.95)

@@ -19,7 +19,10 @@ from support.paged import load, logits_of, model_config
 from support.tiny_models import FAMILIES, make_model
 
 from octavo.errors import ConfigError, ModelError
-from octavo.loader.load_model import load_model
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.weights import WeightSlot
+from octavo.loader.dummy import DummyWeight
+from octavo.loader.load_model import build_model, fill, load_model, weight_slots
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80]]
 
@@ -171,3 +174,37 @@ def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path, llama: Path) ->
     used, model, largest = map(int, run.stdout.split())
     assert model > 100 << 20
     assert used < model + largest + (16 << 20)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_read(llama: Path) -> None:
+    """Minutes earlier, for a large checkpoint."""
+    config = model_config(llama)
+    model = build_model(config, "cpu", TensorParallel())
+    slots = weight_slots(model)
+
+    class Unread:
+        def __init__(self, name: str) -> None:
+            self.name, self.qtype, self.shape = name, "F32", slots[name][0].shape
+
+        def load_into(self, target: torch.Tensor) -> None:
+            pytest.fail(f"{self.name} was read")
+
+        load = load_into
+
+    sources = [(name, name, Unread(name)) for name, takers in slots.items() if not takers[0].optional]
+    with pytest.raises(ModelError, match=r"lacks tensor 'model\.norm\.weight'"):
+        fill(slots, [entry for entry in sources if entry[0] != "model.norm.weight"], config)
+    with pytest.raises(ModelError, match="no place for tensor 'more'"):
+        fill(slots, [*sources, ("more", "model.more", sources[0][2])], config)
+
+
+def test_an_optional_tensor_may_be_missing_or_there(llama: Path) -> None:
+    config, taken = model_config(llama), []
+    slots = {"scale": [WeightSlot(0, "scale", (1,), taken.append, optional=True)]}
+    fill(slots, [], config)
+    assert not taken
+    source = DummyWeight("scale", (1,), 0, "cpu")
+    fill(slots, [("stored_scale", "scale", source)], config)
+    assert taken == [source]
+    with pytest.raises(ModelError, match=r"'scale' has shape \[2\]"):
+        fill(slots, [("stored_scale", "scale", DummyWeight("scale", (2,), 0, "cpu"))], config)

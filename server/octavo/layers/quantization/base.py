@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import octavo_kernels
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSlot
-from octavo_kernels.quant import QuantizedRows
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,9 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        return self.rows.stop - self.rows.start
+        """Rows of this rank."""
+        count: int = self.rows.stop - self.rows.start
+        return count
 
 
 class LinearBase(nn.Module):
@@ -45,26 +45,22 @@ class LinearBase(nn.Module):
         self.register_parameter("bias", None)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        """Let ``method`` hold the weights, see `LinearMethod.create_weights`."""
         self.method = method
         method.create_weights(self, dtype)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
+        """Of every part of the layer, see `LinearMethod.weight_slots`."""
         for part, shard in enumerate(self.shards):
             yield from self.method.weight_slots(self, part, shard)
 
     def extra_repr(self) -> str:
+        """What `repr` says of the layer."""
         return f"{self.input_size} -> {self.output_size}, bias={self.has_bias}"
 
 
 class LinearMethod(ABC):
     """One way to hold and apply a linear layer's weights. Called in the order of the functions here."""
-
-    # Rows of ``x`` must come in multiples of this for a row's result, on a CPU, not to depend on how many there are.
-    row_multiple = 1
-    # `apply` takes `octavo_kernels.QuantizedRows` of so many terms too, so that the kernel before it can quantise as it
-    # writes; 0: tensors only.
-    terms = 0
-    quantized = False
 
     @abstractmethod
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
@@ -79,34 +75,12 @@ class LinearMethod(ABC):
         """
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
-        """Repack what was loaded, once every slot is filled."""
+        """Repack what was loaded, once every slot is filled; what is kept is a parameter or a buffer of ``layer``."""
         return None
-
-    def num_bytes(self) -> int:
-        """Of weights that are not parameters of the layer."""
-        return 0
-
-    def keeps_values(self, qtype: str) -> bool:
-        """Whether `embed` gives the very values of a tensor that is stored as ``qtype``."""
-        return False
-
-    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` int64 [T] of the weight: ``[T, input_size]`` in ``dtype``."""
-        raise NotImplementedError
 
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x [T, input_size]`` times the layer's weight: ``[T, output_size]`` in x.dtype."""
-
-    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Of a head: `apply`, undefined if ``wants_logits`` int64 [1] is 0 when it is computed, and of each row the
-        lowest index of a largest element, int64 [R], with that element. None: the method has no way of its own.
-        """
-        return None
-
-    def apply_gated(self, layer: LinearBase, x: Tensor, terms: int) -> QuantizedRows:
-        """`apply` of a layer of gates and ups, then ``silu(gate) * up`` in rows of ``terms`` int8."""
-        return octavo_kernels.silu_and_mul_quantize(self.apply(layer, x, layer.bias), terms)
 
 
 class QuantizationConfig(ABC):

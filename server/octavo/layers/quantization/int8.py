@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
 from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8, packed_nbytes
@@ -24,23 +25,27 @@ from octavo_kernels.quant import PackedLinear, QuantizedRows
 HEAD_MARGIN = 1.0
 
 
-class Int8LinearMethod(LinearMethod):
-    quantized = True
+class Int8LinearMethod(QuantizedRowsMethod):
+    """One layer's weight as a `PackedLinear`.
 
-    def __init__(self, terms: int = 2, margin: float = 0.0, terms_if_rounded: int = 1) -> None:
-        """``terms`` 2: activations of 15 bits, 1: of 8 bits; so many at least, if the weights have to be rounded too,
-        ``terms_if_rounded``. ``margin``: see `PackedLinear`.
-        """
-        self.terms, self.margin, self._terms_if_rounded = terms, margin, terms_if_rounded
+    ``activation_terms`` 2: activations of 15 bits, 1: of 8 bits; so many at least, if the weights have to be rounded
+    too, ``terms_if_rounded``. ``margin``: see `PackedLinear`.
+    """
+
+    def __init__(self, activation_terms: int = 2, margin: float = 0.0, terms_if_rounded: int = 1) -> None:
+        self.activation_terms, self.margin, self._terms_if_rounded = activation_terms, margin, terms_if_rounded
         self.packed: PackedLinear | None = None
         self._parts: dict[int, PackedLinear] = {}
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """See `LinearMethod`; the weight itself is made when its size is known, by the stored tensors."""
         if layer.has_bias:
             # What the kernels add: a bias converted while a step is recorded would be gone when it is replayed.
             layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
+
         def packed_bytes(qtype: str) -> int:
             columns = shard.columns.stop - shard.columns.start
             return packed_nbytes(shard.num_rows, columns, qtype if _is_kept(qtype, shard) else None)
@@ -53,40 +58,47 @@ class Int8LinearMethod(LinearMethod):
     def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
         if _is_kept(source.qtype, shard):
             shape = (shard.num_rows, shard.shape[1])
-            self._parts[part] = pack_gguf(cast(Any, source).raw()[shard.rows], source.qtype, shape, self.terms)
+            self._parts[part] = pack_gguf(
+                cast(Any, source).raw()[shard.rows], source.qtype, shape, self.activation_terms
+            )
         else:
-            self.terms = max(self.terms, self._terms_if_rounded)
-            self._parts[part] = pack_w8(source.load(torch.float32)[shard.rows, shard.columns], self.terms)
+            self.activation_terms = max(self.activation_terms, self._terms_if_rounded)
+            self._parts[part] = pack_w8(source.load(torch.float32)[shard.rows, shard.columns], self.activation_terms)
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
-        parts = [replace(self._parts[part], terms=self.terms) for part in sorted(self._parts)]
+        """See `LinearMethod`."""
+        parts = [replace(self._parts[part], terms=self.activation_terms) for part in sorted(self._parts)]
         self.packed = replace(concat(parts), margin=self.margin)
         self._parts.clear()
+        for number, part in enumerate(self.packed.parts):
+            layer.register_buffer(f"packed_{number}", part.data, persistent=False)
 
-    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, layer: LinearBase, x: Tensor | QuantizedRows, bias: Tensor | None) -> Tensor:
+        """See `LinearMethod`."""
         assert self.packed is not None
         return octavo_kernels.quantized_linear(x, self.packed, bias)
 
     def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """See `QuantizedRowsMethod`."""
         assert self.packed is not None
         return quantized_head(x, self.packed, wants_logits) if self.packed.margin else None
 
     def apply_gated(self, layer: LinearBase, x: Tensor | QuantizedRows, terms: int) -> QuantizedRows:
+        """See `QuantizedRowsMethod`."""
         assert self.packed is not None
         if layer.bias is not None:
-            return octavo_kernels.silu_and_mul_quantize(self.apply(layer, cast(Tensor, x), layer.bias), terms)
-        rows = x if isinstance(x, QuantizedRows) else octavo_kernels.quantize_rows(x, self.terms)
+            return octavo_kernels.silu_and_mul_quantize(self.apply(layer, x, layer.bias), terms)
+        rows = x if isinstance(x, QuantizedRows) else octavo_kernels.quantize_rows(x, self.activation_terms)
         return octavo_kernels.gated_linear_quantize(rows, self.packed, terms)
 
     def keeps_values(self, qtype: str) -> bool:
-        return qtype in GGUF_TYPES  # the file's own codes
+        """See `QuantizedRowsMethod`: where the file's own codes are kept."""
+        return qtype in GGUF_TYPES
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `QuantizedRowsMethod`."""
         assert self.packed is not None
         return octavo_kernels.quantized_embedding(ids, self.packed, dtype)
-
-    def num_bytes(self) -> int:
-        return self.packed.nbytes if self.packed is not None else 0
 
 
 def _is_kept(qtype: str, shard: Shard) -> bool:
@@ -95,14 +107,16 @@ def _is_kept(qtype: str, shard: Shard) -> bool:
 
 
 class Int8Config(QuantizationConfig):
+    """8 or 4 bits everywhere, with finer activations where they matter most."""
+
     name = "int8"
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        """See `QuantizationConfig`."""
         if name.endswith("lm_head"):
-            return Int8LinearMethod(terms=2, margin=HEAD_MARGIN)
-        return Int8LinearMethod(
-            terms=2 if _needs_precision(name) else 1, terms_if_rounded=2 if name.endswith("down_proj") else 1
-        )
+            return Int8LinearMethod(activation_terms=2, margin=HEAD_MARGIN)
+        terms_if_rounded = 2 if name.endswith("down_proj") else 1
+        return Int8LinearMethod(2 if _needs_precision(name) else 1, terms_if_rounded=terms_if_rounded)
 
 
 def _needs_precision(name: str) -> bool:

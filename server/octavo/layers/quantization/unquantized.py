@@ -13,17 +13,17 @@ from octavo.layers.weights import WeightSlot, fill_tensor
 
 
 class UnquantizedLinearMethod(LinearMethod):
-    # On a CPU torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not
-    # below 8. cuBLAS promises nothing of the kind.
-    row_multiple = 8
+    """``layer.weight [output_size, input_size]`` and ``layer.bias``, as parameters."""
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """See `LinearMethod`."""
         weight = torch.empty(layer.output_size, layer.input_size, dtype=dtype)
         layer.weight = nn.Parameter(weight, requires_grad=False)
         if layer.has_bias:
             layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=dtype), requires_grad=False)
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
         end = shard.offset + shard.num_rows
         weight, bias = layer.weight[shard.offset : end], layer.bias
         yield WeightSlot(part, "weight", shard.shape, lambda s: fill_tensor(weight, s, shard.rows, shard.columns))
@@ -32,11 +32,15 @@ class UnquantizedLinearMethod(LinearMethod):
             yield WeightSlot(part, "bias", shard.shape[:1], lambda s: fill_tensor(rows, s, shard.rows))
 
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `LinearMethod`."""
         return octavo_kernels.linear(x, layer.weight, bias)
 
 
 class UnquantizedConfig(QuantizationConfig):
+    """The same method everywhere."""
+
     name = "none"
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        """See `QuantizationConfig`."""
         return UnquantizedLinearMethod()

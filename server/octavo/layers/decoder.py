@@ -1,0 +1,112 @@
+"""The stack of decoder layers that every decoder-only family shares.
+
+A layer's forward pass has two halves, cut behind attention: `DecoderLayer.attend` does all that reads or writes the KV
+cache, `DecoderLayer.finish` computes the rest, each row from that row alone. Most tokens of a prompt are there for
+their keys and values only, so that in the last layer just the rows whose hidden states are wanted go through the
+second half. Runners call the two halves of the stack apart: they record or capture the first one for T tokens, the
+second one for R rows.
+
+A family whose blocks are wired differently (norms behind blocks, attention and MLP side by side) writes a
+`DecoderLayer` of its own; one with other embeddings overrides `Decoder.embed`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from torch import Tensor, nn
+
+from octavo.layers.attention import ForwardContext, SelfAttention
+from octavo.layers.embedding import VocabParallelEmbedding
+from octavo.layers.norm import LayerNorm, RMSNorm
+
+# What the first half leaves for the second one, by row: ``[T, ...]`` each.
+DeferredHidden = tuple[Tensor, ...]
+
+
+class DecoderLayer(nn.Module):
+    """Attention and an MLP. Between layers the hidden states are ``residual + x`` (``x`` if residual is None), a sum
+    that the next norm makes, so that one kernel can do both."""
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """From ``x`` and ``residual [T, H]`` of the layer before to those of this one."""
+        return self.finish(*self.attend(x, residual, positions, ctx))
+
+    @abstractmethod
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """The half that ends with attention; ``positions`` int64 ``[T]``."""
+
+    @abstractmethod
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``x`` and ``residual [R, H]`` from any R rows of what `attend` returned."""
+
+
+class PreNormDecoderLayer(DecoderLayer):
+    """Norms before attention and before the MLP, as in GPT-2 and Llama."""
+
+    def __init__(
+        self,
+        input_layernorm: RMSNorm | LayerNorm,
+        self_attn: SelfAttention,
+        post_attention_layernorm: RMSNorm | LayerNorm,
+        mlp: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = input_layernorm
+        self.self_attn = self_attn
+        self.post_attention_layernorm = post_attention_layernorm
+        self.mlp = mlp
+
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """See `DecoderLayer`."""
+        x, residual = self.input_layernorm(x, residual)
+        return self.self_attn(x, positions, ctx), cast(Tensor, residual)
+
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `DecoderLayer`."""
+        attended, residual = deferred
+        x, residual = self.post_attention_layernorm(self.self_attn.o_proj(attended), residual)
+        return self.mlp(x), residual
+
+
+class Decoder(nn.Module):
+    """Embedding, decoder layers and the final norm (None: there is none)."""
+
+    def __init__(
+        self,
+        embed_tokens: VocabParallelEmbedding,
+        layers: Iterable[DecoderLayer],
+        norm: RMSNorm | LayerNorm | None,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """Hidden states ``[T, H]`` of the tokens ``input_ids`` int64 ``[T]`` at ``positions`` int64 ``[T]``."""
+        return self.finish(*self.begin(input_ids, positions, ctx))
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """What enters the first layer: ``[T, H]``."""
+        x: Tensor = self.embed_tokens(input_ids)
+        return x
+
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """Everything up to the last layer's attention. The KV cache is complete for these tokens afterwards."""
+        x, residual = self.embed(input_ids, positions), None
+        *layers, last = cast(Iterator[DecoderLayer], iter(self.layers))
+        for layer in layers:
+            x, residual = layer(x, residual, positions, ctx)
+        return last.attend(x, residual, positions, ctx)
+
+    def finish(self, *deferred: Tensor) -> Tensor:
+        """Hidden states ``[R, H]`` from any R rows of what `begin` returned."""
+        x, residual = cast(DecoderLayer, self.layers[-1]).finish(*deferred)
+        if self.norm is not None:
+            return cast(Tensor, self.norm(x, residual)[0])
+        return x if residual is None else residual + x

@@ -1,0 +1,42 @@
+"""Fusing neighbouring layers where linear layers take activations quantised (int8 on CPUs).
+
+A kernel that writes rows can quantise them as it does, and one for gates and ups can apply the activation: that saves
+a pass over the rows for each. Layers and models say nothing of it; here are the pairs of layers that have such kernels.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+import octavo_kernels
+from octavo.layers.decoder import PreNormDecoderLayer
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+
+
+def fuse_neighbours(model: nn.Module) -> None:
+    """Connect the layers of a loaded model: the numbers of terms are final when all weights are there."""
+    for module in model.modules():
+        if isinstance(module, PreNormDecoderLayer):
+            _fuse_norm(module.input_layernorm, module.self_attn.qkv_proj)
+            if isinstance(module.mlp, GatedMLP):
+                _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj)
+        elif isinstance(module, GatedMLP):
+            _fuse_gate(module)
+
+
+def _fuse_norm(norm: nn.Module, linear: LinearBase) -> None:
+    if isinstance(norm, RMSNorm) and isinstance(linear.method, QuantizedRowsMethod):
+        norm.activation_terms = linear.method.activation_terms
+
+
+def _fuse_gate(mlp: GatedMLP) -> None:
+    gate_up, down = mlp.gate_up_proj.method, mlp.down_proj.method
+    if mlp.act is not octavo_kernels.silu_and_mul:
+        return
+    if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod):
+        mlp.fused = partial(gate_up.apply_gated, mlp.gate_up_proj, terms=down.activation_terms)

@@ -1,0 +1,47 @@
+"""Feed-forward blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from octavo.layers.activation import activation, gated_activation
+from octavo.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from octavo.layers.parallel import TensorParallel
+from octavo_kernels.quant import QuantizedRows
+
+
+class GatedMLP(nn.Module):
+    """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), with gate and up as one product. ``act`` is config.json's name.
+
+    ``fused`` computes the rows that ``down_proj`` takes in one operation, where there is one (`layers.fusion`).
+    """
+
+    fused: Callable[[Tensor], QuantizedRows] | None = None
+
+    def __init__(self, hidden_size: int, inner_size: int, bias: bool, act: str, tp: TensorParallel) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias, tp)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias, tp)
+        self.act = gated_activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, H]``; returns ``[T, H]``."""
+        out: Tensor = self.down_proj(self.fused(x) if self.fused else self.act(self.gate_up_proj(x)))
+        return out
+
+
+class MLP(nn.Module):
+    """``fc2(act(fc1(x)))``. ``act`` is config.json's name."""
+
+    def __init__(self, hidden_size: int, inner_size: int, bias: bool, act: str, tp: TensorParallel) -> None:
+        super().__init__()
+        self.fc1 = ColumnParallelLinear(hidden_size, inner_size, bias, tp)
+        self.fc2 = RowParallelLinear(inner_size, hidden_size, bias, tp)
+        self.act = activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, H]``; returns ``[T, H]``."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out

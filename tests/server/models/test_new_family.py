@@ -1,0 +1,101 @@
+"""A family that differs from Llama in names and an activation: at most 40 lines, and everything works for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import new_family
+from support.paged import load, logits_of, model_config
+from support.tiny_models import FAMILIES, make_model
+from transformers import PreTrainedModel
+
+from octavo import LLM, SamplingParams
+from octavo.errors import ModelError
+from octavo.loader.load_model import load_model
+from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.models import registry
+
+SETTINGS = FAMILIES["llama"][1] | {"hidden_act": "gelu", "tie_word_embeddings": False}
+OTHER_NAMES = (
+    ("model.embed_tokens.", "transformer.wte."), ("model.norm.", "transformer.ln_f."),
+    ("model.layers.", "transformer.h."), ("input_layernorm.", "ln_1."), ("post_attention_layernorm.", "ln_2."),
+    ("self_attn.", "attn."), ("mlp.", "ffn."), ("_proj.", "."), ("lm_head.", "head."),
+)  # fmt: skip
+TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [7]]
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> PreTrainedModel:
+    model = make_model("LlamaConfig", SETTINGS)
+    model.save_pretrained(tmp_path / "llama")
+    return model
+
+
+@pytest.fixture
+def sprout(reference: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same model as its makers would have saved it."""
+    monkeypatch.setitem(registry._MODELS, "SproutForCausalLM", "sprout")
+    monkeypatch.setitem(sys.modules, "octavo.models.sprout", new_family)
+    folder = tmp_path / "sprout"
+    folder.mkdir()
+    tensors = {"transformer.h.0.attn.causal_mask": torch.ones(8, 8)}
+    for name, tensor in load_file(tmp_path / "llama" / "model.safetensors").items():
+        for ours, theirs in OTHER_NAMES:
+            name = name.replace(ours, theirs)
+        tensors[name] = tensor
+    assert not any("_proj" in name or name.startswith("model.") for name in tensors)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((tmp_path / "llama" / "config.json").read_text())
+    del config["hidden_act"]
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["SproutForCausalLM"]}))
+    return folder
+
+
+def test_it_takes_few_lines() -> None:
+    assert len(Path(new_family.__file__).read_text().splitlines()) <= 40
+
+
+def test_its_logits_are_those_of_transformers(sprout: Path, reference: PreTrainedModel) -> None:
+    for chunk in (1 << 30, 2):
+        for tokens, ours in zip(TOKENS, logits_of(load(sprout), TOKENS, chunk), strict=True):
+            with torch.inference_mode():
+                expected = reference(torch.tensor([tokens])).logits[0]
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+def test_it_is_quantised_as_any_other(sprout: Path) -> None:
+    models = [
+        load_model(replace(model_config(path), quantization="int8")) for path in (sprout, sprout.parent / "llama")
+    ]
+    ours, theirs = (logits_of(model, TOKENS) for model in models)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    config = replace(model_config(sprout), quantization="int8")
+    size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+    assert size.nbytes == models[0].num_weight_bytes()
+
+
+def test_an_engine_runs_it(sprout: Path, reference: PreTrainedModel) -> None:
+    options = {"skip_tokenizer_init": True, "dtype": "float32", "quantization": "none", "max_model_len": 64}
+    llm = LLM(str(sprout), max_num_seqs=2, num_gpu_blocks_override=16, **options)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": TOKENS[0]}], params, use_tqdm=False)
+    expected = reference.generate(torch.tensor(TOKENS[:1]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert output.outputs[0].token_ids == expected[0, len(TOKENS[0]) :].tolist()
+
+
+def test_what_its_checkpoint_lacks_or_has_too_much_is_named(sprout: Path) -> None:
+    path = sprout / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"transformer.h.0.attn.sinks": torch.ones(4)}, path)
+    with pytest.raises(ModelError, match=r"no place for tensor 'transformer\.h\.0\.attn\.sinks'"):
+        load(sprout)
+    del tensors["transformer.h.1.ffn.up.weight"]
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load(sprout)
