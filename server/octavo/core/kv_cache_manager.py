@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo.core.block_pool import BlockPool, KVCacheBlock
 from octavo.core.prefix_hash import block_hash, root_hash
-from octavo.core.request import Request
+from octavo.core.request import NO_LIMIT, Request
 
 
 @dataclass
@@ -28,6 +28,17 @@ class Allocation:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst) block ids
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence's blocks, from their first allocation until `KVCacheManager.free`."""
+
+    blocks: list[KVCacheBlock]
+    num_hashed_blocks: int = 0  # full ones offered to other sequences
+    partial_indexed: bool = False  # the prompt's last, not full block was offered too
+    shares_tail: bool = False  # the last block may have other holders
+    confirm_limit: int = NO_LIMIT  # higher positions are in a block whose copy is still in flight
+
+
 class KVCacheManager:
     """Block tables of all sequences over one BlockPool.
 
@@ -41,9 +52,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
-        self._tables: dict[str, list[KVCacheBlock]] = {}
+        self._tables: dict[str, BlockTable] = {}
         self._pinned: list[KVCacheBlock] = []
-        self._shares_tail: set[str] = set()  # sequences whose last block may have other holders
 
     @property
     def usage(self) -> float:
@@ -53,10 +63,12 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, request: Request) -> list[int]:
-        return [block.block_id for block in self._tables.get(request.req_id, ())]
+        table = self._tables.get(request.req_id)
+        return [block.block_id for block in table.blocks] if table is not None else []
 
     def num_blocks_of(self, request: Request) -> int:
-        return len(self._tables.get(request.req_id, ()))
+        table = self._tables.get(request.req_id)
+        return len(table.blocks) if table is not None else 0
 
     @property
     def pinned_ids(self) -> set[int]:
@@ -102,30 +114,41 @@ class KVCacheManager:
         self.pool.reset_prefix_cache()
         return True
 
-    def cache_blocks(self, request: Request) -> None:
-        """Offer what is confirmed of a running sequence to others: its full blocks, and once its prompt's last part."""
+    def confirm(self, request: Request, num_tokens: int, copied: bool = False) -> None:
+        """A step's results show that the KV of the first ``num_tokens`` is written: offer its blocks to others.
+        ``copied``: a block of the sequence was copied in that step."""
+        table = self._tables[request.req_id]
+        if copied:
+            table.confirm_limit = NO_LIMIT
+        if num_tokens > table.confirm_limit:
+            num_tokens = table.confirm_limit
+        request.num_confirmed_tokens = num_tokens
+        if not table.partial_indexed or num_tokens // self.block_size > table.num_hashed_blocks:
+            self._cache_blocks(request, table)
+
+    def _cache_blocks(self, request: Request, table: BlockTable) -> None:
+        """Offer what is confirmed: full blocks, and once the prompt's last part."""
         if not self.enable_prefix_caching:
             return
-        table = self._tables[request.req_id]
         num_full = min(request.num_confirmed_tokens, request.num_tokens) // self.block_size
-        for i in range(request.num_hashed_blocks, num_full):
+        for i in range(table.num_hashed_blocks, num_full):
             tokens = tuple(request.all_token_ids[i * self.block_size : (i + 1) * self.block_size])
             own_hash = self._hash(request, i)
-            if table[i].block_hash != own_hash:
-                self.pool.index(table[i], self._parent_hash(request, i), tokens, own_hash)
-        request.num_hashed_blocks = max(num_full, request.num_hashed_blocks)
-        if not request.partial_registered and request.num_confirmed_tokens >= request.num_prompt_tokens:
-            request.partial_registered = True
-            self._cache_partial(request)
+            if table.blocks[i].block_hash != own_hash:
+                self.pool.index(table.blocks[i], self._parent_hash(request, i), tokens, own_hash)
+        table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
+        if not table.partial_indexed and request.num_confirmed_tokens >= request.num_prompt_tokens:
+            table.partial_indexed = True
+            self._cache_partial(request, table)
 
-    def _cache_partial(self, request: Request) -> None:
+    def _cache_partial(self, request: Request, table: BlockTable) -> None:
         """Offer the confirmed part of the last, not yet full block."""
         confirmed = min(request.num_confirmed_tokens, request.num_tokens)
         start = confirmed // self.block_size * self.block_size
         if start == confirmed:
             return
         index = start // self.block_size
-        block = self._tables[request.req_id][index]
+        block = table.blocks[index]
         tokens = tuple(request.all_token_ids[start:confirmed])
         if len(block.tokens) < len(tokens):
             self.pool.index(block, self._parent_hash(request, index), tokens, None)
@@ -141,7 +164,7 @@ class KVCacheManager:
     def _parent_hash(self, request: Request, index: int) -> bytes:
         if index:
             return self._hash(request, index - 1)
-        return root_hash(request.cache_salt)
+        return root_hash(request.core_request.cache_salt)
 
     # -- allocation --------------------------------------------------------------------------------------------------
 
@@ -155,14 +178,15 @@ class KVCacheManager:
             return self._allocate_first(request, num_new_tokens, hit)
         table = self._tables[request.req_id]
         last_position = request.num_computed_tokens + num_new_tokens
-        if last_position <= len(table) * self.block_size and request.req_id not in self._shares_tail:
+        blocks = table.blocks
+        if last_position <= len(blocks) * self.block_size and not table.shares_tail:
             return _NOTHING  # nearly always
-        num_new = self.blocks_for(last_position) - len(table)
+        num_new = self.blocks_for(last_position) - len(blocks)
         write_from = max(request.num_computed_tokens, request.num_kv_tokens)
         copy_index = -1
-        if request.req_id in self._shares_tail:
+        if table.shares_tail:
             index = write_from // self.block_size
-            if write_from < last_position and index < len(table) and table[index].ref_cnt > 1:
+            if write_from < last_position and index < len(blocks) and blocks[index].ref_cnt > 1:
                 copy_index = index
         if num_new <= 0 and copy_index < 0:
             return _NOTHING
@@ -170,18 +194,18 @@ class KVCacheManager:
             return None
         allocation = Allocation()
         if copy_index >= 0:
-            source, target = table[copy_index], self.pool.allocate()
+            source, target = blocks[copy_index], self.pool.allocate()
             self._pinned.append(source)  # our reference becomes the pin
-            table[copy_index] = target
-            request.confirm_limit = copy_index * self.block_size
-            request.num_confirmed_tokens = min(request.num_confirmed_tokens, request.confirm_limit)
+            blocks[copy_index] = target
+            table.confirm_limit = copy_index * self.block_size
+            request.num_confirmed_tokens = min(request.num_confirmed_tokens, table.confirm_limit)
             allocation.copies.append((source.block_id, target.block_id))
             allocation.replaced_blocks.append((copy_index, target.block_id))
         if write_from < last_position:
-            self._shares_tail.discard(request.req_id)
+            table.shares_tail = False
         for _ in range(num_new):
-            table.append(self.pool.allocate())
-            allocation.new_block_ids.append(table[-1].block_id)
+            blocks.append(self.pool.allocate())
+            allocation.new_block_ids.append(blocks[-1].block_id)
         return allocation
 
     def _allocate_first(self, request: Request, num_new_tokens: int, hit: PrefixHit) -> Allocation | None:
@@ -197,15 +221,13 @@ class KVCacheManager:
         if hit.partial is not None:
             self.pool.touch(hit.partial)
             self._pinned.append(hit.partial)
-        table = list(hit.blocks)
-        table.extend(self.pool.allocate() for _ in range(num_new))
-        self._tables[request.req_id] = table
-        allocation = Allocation([block.block_id for block in table])
+        blocks = [*hit.blocks, *(self.pool.allocate() for _ in range(num_new))]
+        self._tables[request.req_id] = BlockTable(blocks, num_hashed_blocks=num_shared)
+        allocation = Allocation([block.block_id for block in blocks])
         if hit.partial is not None:
-            allocation.copies.append((hit.partial.block_id, table[num_shared].block_id))
+            allocation.copies.append((hit.partial.block_id, blocks[num_shared].block_id))
         request.num_computed_tokens = hit.num_tokens
         request.num_kv_tokens = request.num_confirmed_tokens = num_shared * self.block_size
-        request.num_hashed_blocks = num_shared
         return allocation
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -213,31 +235,30 @@ class KVCacheManager:
 
         The child recomputes only the prompt's last token, for its logits.
         """
-        blocks = self._tables[parent.req_id][: self.blocks_for(parent.num_prompt_tokens)]
+        table = self._tables[parent.req_id]
+        blocks = table.blocks[: self.blocks_for(parent.num_prompt_tokens)]
         for block in blocks:
             self.pool.touch(block)
-        self._tables[child.req_id] = list(blocks)
-        self._shares_tail.update((parent.req_id, child.req_id))
+        self._tables[child.req_id] = BlockTable(blocks, shares_tail=True)
+        table.shares_tail = True
         child.num_computed_tokens = child.num_prompt_tokens - 1
         child.num_kv_tokens = child.num_prompt_tokens
 
     def free(self, request: Request) -> None:
         """Give all blocks back, the tail to be evicted first. What is confirmed stays findable."""
-        table = self._tables.get(request.req_id)
+        table = self._tables.pop(request.req_id, None)
         if table is None:
             return
         if self.enable_prefix_caching:
-            self.cache_blocks(request)
-            self._cache_partial(request)
-        del self._tables[request.req_id]
-        self._shares_tail.discard(request.req_id)
-        for block in reversed(table):
+            self._cache_blocks(request, table)
+            self._cache_partial(request, table)
+        for block in reversed(table.blocks):
             self.pool.release(block)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when tables, pins and reference counts do not add up. O(blocks)."""
         self.pool.check_integrity()
-        holders = Counter(block.block_id for table in self._tables.values() for block in table)
+        holders = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
         holders.update(block.block_id for block in self._pinned)
         holders[0] += 1
         for block in self.pool.blocks:
@@ -245,8 +266,9 @@ class KVCacheManager:
                 f"block {block.block_id} counts {block.ref_cnt} references, {holders[block.block_id]} exist"
             )
         for req_id, table in self._tables.items():
-            assert len({b.block_id for b in table}) == len(table), f"{req_id} holds a block twice"
-            assert 0 not in (b.block_id for b in table), f"{req_id} holds the null block"
+            block_ids = {block.block_id for block in table.blocks}
+            assert len(block_ids) == len(table.blocks), f"{req_id} holds a block twice"
+            assert 0 not in block_ids, f"{req_id} holds the null block"
 
 
 _NOTHING = Allocation()

@@ -10,6 +10,8 @@ NO_LIMIT = 1 << 60
 
 
 class RequestStatus(IntEnum):
+    """Where a sequence stands; see `Request` for what moves it."""
+
     WAITING = 0
     RUNNING = 1
     PREEMPTED = 2
@@ -18,10 +20,6 @@ class RequestStatus(IntEnum):
     FINISHED_LENGTH_CAPPED = 4
     FINISHED_ABORTED = 5
     FINISHED_ERROR = 6
-
-    @property
-    def is_finished(self) -> bool:
-        return self >= RequestStatus.FINISHED_STOPPED
 
 
 _FIRST_END = RequestStatus.FINISHED_STOPPED  # looking a member up in its class takes longer than comparing it
@@ -34,28 +32,42 @@ FINISH_REASONS = {
 
 
 class Request:
-    """One of the ``n`` samples of a request.
+    """One sequence: one of the ``n`` samples of a request, from `Scheduler.add_request` to its end.
 
-    Positions run from 0. ``num_computed_tokens`` counts the tokens whose keys and values are written once every step
-    handed out so far has run; ``num_confirmed_tokens`` those that have been reported back. ``num_output_placeholders``
-    counts sampled tokens that the device has and the CPU does not know yet (one for each step in flight).
+    States (``status``) and what moves a sequence between them::
+
+        WAITING --admit--> RUNNING --preempt--> PREEMPTED --admit--> RUNNING
+        any of them --last token, stop string, abort or error--> FINISHED_*
+
+    WAITING: queued, or a sample whose leader's prompt is not scheduled yet; holds no blocks unless it was forked from
+    that prompt. RUNNING: has a row in the runner and blocks for its computed tokens. PREEMPTED: at the front of the
+    queue with its tokens and without blocks. FINISHED_*: holds nothing; results still in flight are dropped.
+
+    Counters, all of tokens from position 0; num_confirmed <= num_computed <= num_tokens + num_output_placeholders:
+
+    - ``num_prompt_tokens``, ``num_tokens``, ``num_output_tokens``: what the scheduler knows.
+    - ``num_output_placeholders``: sampled tokens known to the device alone, one for each step in flight that samples.
+    - ``num_computed_tokens``: keys and values written once every step scheduled so far has run.
+    - ``num_confirmed_tokens``: those whose step has reported back. Only they reach the prefix cache.
+    - ``num_kv_tokens``: keys and values found in shared blocks, never written again.
+    - ``num_cached_tokens``: what the first admission found in the prefix cache, as reported to the user.
+    - ``num_prompt_logprobs``: prompt positions whose log-probabilities have been reported.
+
+    ``epoch`` counts how often its blocks were taken away: results of steps before that say nothing of the new blocks.
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "cache_salt", "confirm_limit", "core_request",
-        "eos_token_ids",
-        "grammar", "epoch", "index", "max_tokens", "num_cached_tokens",
-        "num_computed_tokens", "num_confirmed_tokens", "num_hashed_blocks", "num_kv_tokens",
-        "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
-        "partial_registered", "pooling", "priority", "req_id", "request_id", "sampling_params",
-        "scheduled_time", "skip_prefix_cache", "status", "stop_reason", "stop_token_ids",
+        "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "index", "max_tokens",
+        "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_kv_tokens", "num_output_placeholders",
+        "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "pooling", "req_id", "request_id",
+        "sampling_params", "scheduled_time", "status", "stop_reason", "stop_token_ids",
     )  # fmt: skip
 
     def __init__(self, core_request: EngineCoreRequest, index: int = 0) -> None:
         params = core_request.sampling_params
+        self.core_request = core_request
         self.request_id = core_request.request_id
         self.index = index
-        self.core_request = core_request
         self.req_id = f"{index}#{core_request.request_id}"
         self.all_token_ids = list(core_request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
@@ -65,29 +77,26 @@ class Request:
             self.max_tokens = 1  # the prompt's last step ends it: none may follow while that one is in flight
         self.eos_token_ids = frozenset(() if params.ignore_eos else core_request.eos_token_ids)
         self.stop_token_ids = self.eos_token_ids | frozenset(params.stop_token_ids)
-        self.priority = core_request.priority
-        self.arrival_time = core_request.arrival_time
-        self.cache_salt = core_request.cache_salt
         self.pooling = core_request.pooling
         self.grammar = core_request.grammar
-        # Every position's hidden state is needed, so nothing may be skipped over.
-        self.skip_prefix_cache = params.prompt_logprobs is not None or core_request.pooling is not None
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
-        self.confirm_limit = NO_LIMIT  # higher positions are in a block whose copy is still in flight
-        self.num_kv_tokens = 0  # KV of lower positions was found in shared blocks: never written again
+        self.num_kv_tokens = 0
         self.num_output_placeholders = 0
-        self.num_cached_tokens = -1  # of the first admission; -1: not admitted yet
+        self.num_cached_tokens = 0
         self.num_preemptions = 0  # since the last output
-        self.num_prompt_logprobs = 0  # positions whose log-probabilities have been reported
-        self.epoch = 0  # raised by every preemption: results of steps before it say nothing of the new blocks
-        self.scheduled_time: float | None = None
-        self.block_hashes: list[bytes] = []
-        self.num_hashed_blocks = 0
-        self.partial_registered = False
+        self.num_prompt_logprobs = 0
+        self.epoch = 0
+        self.scheduled_time: float | None = None  # of the first admission
+        self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were asked for
+
+    @property
+    def skip_prefix_cache(self) -> bool:
+        """Whether every position's hidden state is needed, so that no cached prefix may be skipped over."""
+        return self.sampling_params.prompt_logprobs is not None or self.pooling is not None
 
     @property
     def num_tokens(self) -> int:
@@ -96,14 +105,17 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
+        """Generated tokens that the CPU knows."""
         return len(self.all_token_ids) - self.num_prompt_tokens
 
     @property
     def is_finished(self) -> bool:
+        """Whether it has ended, in whatever way."""
         return self.status >= _FIRST_END
 
     @property
     def finish_reason(self) -> str | None:
+        """ "stop" | "length" | "abort" | "error", None while it is unfinished."""
         return FINISH_REASONS[self.status] if self.status >= _FIRST_END else None
 
     def append_output_token(self, token_id: int, max_model_len: int) -> bool:
@@ -122,9 +134,10 @@ class Request:
 
     def __lt__(self, other: Request) -> bool:
         """Who is served first under the priority policy."""
-        return (self.priority, self.arrival_time, self.request_id, self.index) < (
-            other.priority, other.arrival_time, other.request_id, other.index,
-        )  # fmt: skip
+        return self._priority_order() < other._priority_order()
+
+    def _priority_order(self) -> tuple[int, float, str, int]:
+        return self.core_request.priority, self.core_request.arrival_time, self.request_id, self.index
 
     def __repr__(self) -> str:
         return f"Request({self.req_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens} computed)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.core.kv_cache_manager import KVCacheManager
-from octavo.core.request import NO_LIMIT, Request, RequestStatus
+from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_groups import SampleGroups
 from octavo.interface.messages import EngineCoreOutput, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput
@@ -31,7 +31,7 @@ def make_output(request: Request, tokens: list[int] | None = None) -> EngineCore
     output.stop_reason = request.stop_reason
     output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
     if request.num_output_tokens == len(tokens):  # its first
-        output.num_cached_tokens = max(0, request.num_cached_tokens)
+        output.num_cached_tokens = request.num_cached_tokens
         output.scheduled_time = request.scheduled_time
     return output
 
@@ -64,7 +64,7 @@ class ResultProcessor:
             if request.is_finished:
                 continue
             if scheduled.epoch == request.epoch:
-                self._confirm(request, scheduled)
+                self._kv.confirm(request, scheduled.computed_until, scheduled.replaced)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
             if scheduled.sampled:
                 results.append(self._take_token(request, output))
@@ -82,16 +82,6 @@ class ResultProcessor:
             outputs.append(make_output(sequence))
             outputs[-1].error, outputs[-1].error_param = error, param
         return outputs
-
-    def _confirm(self, request: Request, scheduled: ScheduledSequence) -> None:
-        if scheduled.replaced:
-            request.confirm_limit = NO_LIMIT
-        confirmed, limit = scheduled.computed_until, request.confirm_limit
-        if confirmed > limit:
-            confirmed = limit
-        request.num_confirmed_tokens = confirmed
-        if not request.partial_registered or confirmed // self._kv.block_size > request.num_hashed_blocks:
-            self._kv.cache_blocks(request)
 
     def _new_prompt_logprobs(self, scheduled: ScheduledSequence, output: ModelRunnerOutput) -> LogprobsLists | None:
         """The step's share without what a recomputed prompt has already reported."""

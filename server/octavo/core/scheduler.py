@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
-from octavo.core.request import NO_LIMIT, Request, RequestStatus
+from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
 from octavo.core.results import ResultProcessor, ScheduledSequence, make_output
 from octavo.core.sample_groups import SampleGroups
@@ -221,9 +221,6 @@ class Scheduler:
         self.kv.free(request)
         request.epoch += 1
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_kv_tokens = 0
-        request.confirm_limit = NO_LIMIT
-        request.num_hashed_blocks = 0
-        request.partial_registered = False
 
     def _schedule_waiting(self, step: _Step) -> None:
         if not len(self.waiting):
@@ -248,12 +245,11 @@ class Scheduler:
         allocation = self._start_forked(request, free) or self._start(step, request, free)
         if allocation is None:
             return False
-        if request.num_cached_tokens < 0:
+        if request.scheduled_time is None:
+            request.scheduled_time = step.now
             request.num_cached_tokens = request.num_computed_tokens
             self.counters.prefix_cache_queries += request.num_tokens
             self.counters.prefix_cache_hits += request.num_cached_tokens
-        if request.scheduled_time is None:
-            request.scheduled_time = step.now
         self.waiting.pop()
         request.status = RequestStatus.RUNNING
         self.running[request.req_id] = self._prefilling[request.req_id] = request

@@ -24,8 +24,8 @@ def prefill(kv: KVCacheManager, sequence: Request) -> Allocation | None:
 
 
 def confirm(kv: KVCacheManager, sequence: Request) -> None:
-    sequence.num_computed_tokens = sequence.num_confirmed_tokens = sequence.num_tokens
-    kv.cache_blocks(sequence)
+    sequence.num_computed_tokens = sequence.num_tokens
+    kv.confirm(sequence, sequence.num_tokens)
 
 
 def decode(kv: KVCacheManager, sequence: Request, token: int = 7) -> Allocation | None:
@@ -41,7 +41,7 @@ def state_of(kv: KVCacheManager) -> tuple:
     return (
         [block.block_id for block in kv.pool.free_queue],
         [(block.ref_cnt, block.parent_hash, block.tokens) for block in kv.pool.blocks],
-        {req_id: [block.block_id for block in table] for req_id, table in kv._tables.items()},
+        {req_id: [block.block_id for block in table.blocks] for req_id, table in kv._tables.items()},
         list(kv._pinned),
     )
 
@@ -89,8 +89,7 @@ def test_what_is_not_confirmed_is_not_found() -> None:
     kv.allocate_slots(first, 10, kv.get_computed_blocks(first))
     first.num_computed_tokens = 10  # handed out, and nothing has come back
     assert kv.get_computed_blocks(request("second", list(range(10)))).num_tokens == 0
-    first.num_confirmed_tokens = 6  # the first chunk has
-    kv.cache_blocks(first)
+    kv.confirm(first, 6)  # the first chunk has
     assert kv.get_computed_blocks(request("second", list(range(10)))).num_tokens == 4
 
 

@@ -34,7 +34,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def _sort(self) -> None:
         if self.policy == "priority":
-            self.model.sort(key=lambda r: (r.priority, r.arrival_time, r.request_id, r.index))
+            self.model.sort(key=lambda r: (r.core_request.priority, r.core_request.arrival_time, r.request_id, r.index))
 
     @precondition(lambda self: self.model)
     @rule()
