@@ -1,7 +1,7 @@
 # Both images of Octavo: `docker build --target server .` and `--target operator .`, or `make image` without Docker.
 #
 #   BASE         a Debian whose Python is 3.11 or newer, by tag or by digest (docker.io/library/debian@sha256:...)
-#   WITH_MODEL   1: the embedded model rides along, for clusters without a way out
+#   WITH_MODEL   1: bundles the embedded model, for air-gapped clusters
 #
 # What changes seldom comes first: torch, the other packages, the model; a change of source moves the last, small layer.
 # Package servers are configured where the clients look for it (/etc/pip.conf, /etc/uv/uv.toml: mount yours); no word of

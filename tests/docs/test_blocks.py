@@ -73,7 +73,9 @@ BLOCKS = list(blocks())
 
 
 def of(*languages: str) -> Any:
-    return pytest.mark.parametrize("block", [one for one in BLOCKS if one.language in languages], ids=str)
+    """Blocks of these languages; of equal ones on several pages the first."""
+    found = {one.text: one for one in reversed(BLOCKS) if one.language in languages}
+    return pytest.mark.parametrize("block", list(found.values())[::-1], ids=str)
 
 
 def commands(block: Block) -> Iterator[list[list[str]]]:
