@@ -59,7 +59,7 @@ def packed(bits: int, affine: bool, channels: int, width: int, terms: int) -> qu
     shape = (channels, width // quant.GROUP)
     codes = torch.randint(1, 1 << bits, (*shape, quant.GROUP), dtype=torch.uint8)
     return packing.pack_codes(
-        codes, torch.rand(shape).half(), torch.rand(shape).half() if affine else None, bits=bits, terms=terms
+        codes, torch.rand(shape).half(), torch.rand(shape).half() if affine else None, bits=bits, activation_terms=terms
     )
 
 

@@ -92,7 +92,7 @@ def build(step: Step) -> tuple[torch.Tensor, list[tuple[torch.Tensor, AttentionM
             max_query_len=max(b for _, b in step.shapes),
             max_seq_len=max(longest, GRAPH_LENGTH) if captured else longest,
             num_actual_tokens=rows,
-            host_starts=None if captured else starts.numpy(),
+            query_start_loc_cpu=None if captured else starts.numpy(),
         )
         batches.append((cache, metadata))
     return q, batches
@@ -118,7 +118,7 @@ def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionM
             seq_lens=metadata.seq_lens[r : r + 1],
             block_table=metadata.block_table[r : r + 1],
             num_actual_tokens=last,
-            host_starts=None,
+            query_start_loc_cpu=None,
         )
         rows = slice(starts[r + 1] - last, starts[r + 1])
         pages = metadata.block_table[r, : -(-(a + b) // BLOCK_SIZE)].long()

@@ -1,9 +1,8 @@
-"""Where each row of a step's batch reads and writes its keys and values, and a step of decodes."""
+"""Which keys and values the rows of a step read and write, and the inputs of a decode step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,21 +20,23 @@ class AttentionMetadata:
     seq_lens: torch.Tensor  # int32 [R]: KV length of each sequence, this step's tokens included
     block_table: torch.Tensor  # int32 [R, max_blocks]
     slot_mapping: torch.Tensor  # int64 [T]: block * block_size + offset, -1 = do not write
-    max_query_len: int  # where host_starts is None, this one and the next are upper bounds
+    max_query_len: int  # where query_start_loc_cpu is None, this one and the next are upper bounds
     max_seq_len: int
     num_actual_tokens: int
-    # The host's copy of query_start_loc, where it has one: launches can then leave out what nobody needs. None in steps
-    # that are captured, which serve other sequences later. Every sequence must have tokens, every row a sequence.
-    host_starts: NDArray[np.int32] | None = None
-    # What kernels worked out for the first layer and use for the others: lengths must not change under an object.
-    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # The host's copy of query_start_loc, if there is one: launches then skip work that no sequence needs. None in
+    # captured steps, which are replayed with other sequences. Every sequence must have tokens, every row a sequence.
+    query_start_loc_cpu: NDArray[np.int32] | None = None
+    # What kernels computed for the first layer and use again in the others: lengths of an object must not change.
+    plans: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
 
 @dataclass
 class DecodeStep:
-    """A step in which each of R sequences computes one token: what `octavo_kernels.decode_inputs` makes of its rows.
+    """Inputs of a step in which each of R sequences computes one token: what `octavo_kernels.decode_inputs` returns.
 
-    Padding has token 0 and position 0, length 0, slot -1 and 0 as its next position.
+    Padding rows have token, position, length and next position 0, and slot -1.
     """
 
     token_ids: torch.Tensor  # int64 [R]
@@ -43,6 +44,4 @@ class DecodeStep:
     next_positions: torch.Tensor  # int64 [R], of the tokens that the rows are about to get
     seq_lens: torch.Tensor  # int32 [R], this step's token included
     slot_mapping: torch.Tensor  # int64 [R], as in AttentionMetadata
-    block_table: (
-        torch.Tensor
-    )  # int32 [R, max_blocks]: entries that a sequence's length does not ask for may be anything
+    block_table: torch.Tensor  # int32 [R, max_blocks]; entries beyond a sequence's length may hold anything

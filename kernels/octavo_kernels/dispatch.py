@@ -70,7 +70,7 @@ def backend_name(device: torch.device) -> str:
 
 def check_device(device: torch.device) -> None:
     """Raises BackendUnavailableError when the backend that would serve tensors on ``device`` cannot read them."""
-    reason = _backend_on(device).unsuited_reason(device)
+    reason = _backend_on(device).unsupported_device_reason(device)
     if reason:
         raise BackendUnavailableError(f"the kernel backend {backend_name(device)!r} {reason}")
 

@@ -20,8 +20,12 @@ from torch import Tensor
 GROUP = 32  # columns with one scale
 STRIP = 16  # channels that lie together
 BLOCK = 32  # what their number is padded to
-ZERO = {4: 8, 8: 128}  # the code that stands for 0, by bits
-SCALE_BITS, LEAST_BITS, SHARE_BITS = 15, 9, 11  # of integers beside their channel's unit or their row's largest scale
+ZERO_POINT = {4: 8, 8: 128}  # the code that stands for 0, by bits
+SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
+    15,
+    9,
+    11,
+)  # of integers beside their channel's unit or their row's largest scale
 
 
 @dataclass(frozen=True)
@@ -46,19 +50,23 @@ class PackedLinear:
     parts: tuple[PackedPart, ...]
     channels: int
     width: int
-    terms: int = 1
+    activation_terms: int = 1
     margin: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.margin and (self.terms != 2 or len(self.parts) != 1):
-            raise ValueError(f"margin: is for one part and two terms, not {len(self.parts)} and {self.terms}")
+        if self.margin and (self.activation_terms != 2 or len(self.parts) != 1):
+            raise ValueError(
+                f"margin: is for one part and two terms, not {len(self.parts)} and {self.activation_terms}"
+            )
 
     @property
     def groups(self) -> int:
+        """The groups of a row, padding included."""
         return num_groups(self.width)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all parts."""
         return sum(part.data.numel() for part in self.parts)
 
 
@@ -77,6 +85,7 @@ class QuantizedRows:
 
     @property
     def terms(self) -> int:
+        """The int8 terms of each value: 1 or 2."""
         return self.pairs.shape[1]
 
 
@@ -101,13 +110,13 @@ def part_nbytes(channels: int, width: int, bits: int, affine: bool) -> int:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What a part's bytes mean: ``codes`` int8 [N, G, 32] about zero; ``scales`` and, if affine, ``leasts`` [N, G],
+    """What a part's bytes mean: ``codes`` int8 [N, G, 32] about zero; ``scales`` and, if affine, ``offsets`` [N, G],
     float32 for 8 bits, for 4 bits int16 beside ``units`` float32 [N] (None for 8).
     """
 
     codes: Tensor
     scales: Tensor
-    leasts: Tensor | None
+    offsets: Tensor | None
     units: Tensor | None
 
     def values(self) -> Tensor:
@@ -116,14 +125,15 @@ class Unpacked:
         if self.units is None:
             return (codes * self.scales[:, :, None]).flatten(1)
         out = codes * (self.units[:, None] * 2.0**-SCALE_BITS * self.scales.float())[:, :, None]
-        if self.leasts is not None:
-            out = out + (self.units[:, None] * 2.0**-LEAST_BITS * self.leasts.float())[:, :, None]
+        if self.offsets is not None:
+            out = out + (self.units[:, None] * 2.0**-OFFSET_BITS * self.offsets.float())[:, :, None]
         return out.flatten(1)
 
 
 def unpack_part(part: PackedPart, groups: int) -> Unpacked:
+    """The codes, scales and offsets that the bytes of ``part`` hold, in rows of ``groups`` groups."""
     pairs, code_bytes, scale_bytes = groups // 2, STRIP * GROUP * 2 * part.bits // 8, STRIP * 2 * 2
-    stream = part.data.view(-(-part.channels // BLOCK) * (BLOCK // STRIP), -1)
+    stream: Tensor = part.data.view(-(-part.channels // BLOCK) * (BLOCK // STRIP), -1)
     units = None
     if part.bits == 4:
         units = stream[:, : STRIP * 4].contiguous().view(torch.float32).flatten()[: part.channels]
@@ -133,22 +143,22 @@ def unpack_part(part: PackedPart, groups: int) -> Unpacked:
     if part.bits == 4:
         codes = torch.cat([codes & 15, codes >> 4], dim=2)
     # [strip, pair, step, n, four of channels, channel, group, column], see pack_codes
-    signed = (codes.to(torch.int16) - ZERO[part.bits]).to(torch.int8)
+    signed = (codes.to(torch.int16) - ZERO_POINT[part.bits]).to(torch.int8)
     codes = signed.permute(0, 4, 3, 5, 1, 6, 2, 7).reshape(-1, groups, GROUP)[: part.channels]
 
     def numbers(at: int, dtype: torch.dtype) -> Tensor:
         return stream[:, :, at : at + scale_bytes].contiguous().view(dtype)
 
     if part.bits == 8:
-        halves = numbers(code_bytes, torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
+        halves: Tensor = numbers(code_bytes, torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
         return Unpacked(codes, halves.reshape(-1, groups)[: part.channels].float(), None, None)
 
     def integers(at: int) -> Tensor:
-        by_pair = numbers(at, torch.int16).unflatten(2, (STRIP, 2))
+        by_pair: Tensor = numbers(at, torch.int16).unflatten(2, (STRIP, 2))
         return by_pair.transpose(1, 2).reshape(-1, groups)[: part.channels]
 
-    leasts = integers(code_bytes + scale_bytes) if part.affine else None
-    return Unpacked(codes, integers(code_bytes), leasts, units)
+    offsets = integers(code_bytes + scale_bytes) if part.affine else None
+    return Unpacked(codes, integers(code_bytes), offsets, units)
 
 
 def dequantize(packed: PackedLinear) -> Tensor:

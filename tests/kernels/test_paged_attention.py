@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import octavo_kernels
 from octavo_kernels import cpu, reference
 from octavo_kernels.cpu import compiler
-from octavo_kernels.cpu.attention import is_paired, pair, unpair
+from octavo_kernels.cpu.attention import from_pair_layout, has_pair_layout, to_pair_layout
 
 C_ISAS = compiler.supported_isas()
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -26,7 +26,7 @@ def attend(parts, lay_out, scale, window=None, softcap=None, backend=cpu, **layo
 
 def ordered(kv_cache):
     """A cache as the library in use has it."""
-    return pair(kv_cache) if is_paired(kv_cache) else kv_cache
+    return to_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
 
 
 # ---------------------------------------------------------------- right
@@ -184,8 +184,8 @@ def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads
 def test_the_order_of_pairs_is_undone(blocks, heads, chunks, width):
     """And puts neighbours side by side: elements of a key, positions of a value."""
     plain = torch.arange(2 * blocks * heads * chunks * 16 * width * 32).view(2, blocks, heads, chunks * 16, width * 32)
-    paired = pair(plain)
-    assert torch.equal(unpair(paired), plain)
+    paired = to_pair_layout(plain)
+    assert torch.equal(from_pair_layout(paired), plain)
     assert paired[0, 0, 0].flatten()[:4].tolist() == plain[0, 0, 0, [0, 0, 1, 1], [0, 1, 0, 1]].tolist()
     assert paired[1, 0, 0].flatten()[:4].tolist() == plain[1, 0, 0, [0, 1, 0, 1], [0, 0, 1, 1]].tolist()
 

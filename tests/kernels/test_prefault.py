@@ -52,22 +52,22 @@ def test_the_next_blocks_are_there_and_no_more_than_those(caches: list[Tensor]) 
     ahead = Prefault(caches)
     wait_for(lambda: all(resident(cache, 0, 100) == 1 for cache in caches))
     assert all(resident(cache, 110, BLOCKS) == 0 for cache in caches)
-    ahead.used(1000)
+    ahead.mark_used(1000)
     wait_for(lambda: all(resident(cache, 0, 1101) == 1 for cache in caches))
     assert all(resident(cache, 1110, BLOCKS) == 0 for cache in caches)
-    ahead.used(BLOCKS - 1)
+    ahead.mark_used(BLOCKS - 1)
     wait_for(lambda: all(resident(cache, 0, BLOCKS) == 1 for cache in caches))
 
 
 def test_used_blocks_are_there_at_once_whatever_the_thread_has_come_to(caches: list[Tensor]) -> None:
     ahead = Prefault(caches)
-    ahead.used(BLOCKS - 2)
+    ahead.mark_used(BLOCKS - 2)
     assert all(resident(cache, 0, BLOCKS - 1) == 1 for cache in caches)
 
 
 def test_what_is_written_meanwhile_stays(caches: list[Tensor]) -> None:
     ahead = Prefault(caches)
-    ahead.used(BLOCKS - 1)
+    ahead.mark_used(BLOCKS - 1)
     for block in range(0, BLOCKS, 7):  # the thread is at work on the same pages
         for layer, cache in enumerate(caches):
             cache[:, block] = block % 100 + layer
@@ -82,7 +82,7 @@ def test_the_thread_ends_with_its_owner_and_a_fork_does_not_wait_for_it(caches: 
     before = set(os.listdir("/proc/self/task"))
     ahead = Prefault(caches)
     (thread,) = set(os.listdir("/proc/self/task")) - before
-    ahead.used(BLOCKS - 1)
+    ahead.mark_used(BLOCKS - 1)
     child = os.fork()
     if child == 0:
         del ahead  # the child has the caches, but not the thread

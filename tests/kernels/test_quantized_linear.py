@@ -137,7 +137,7 @@ def test_the_best_of_a_head_have_both_terms(isa, kind, channels):
     wide = cpu.quantized_linear(narrow, head)  # logits are float32 whatever the rows are
     assert wide.dtype == torch.float32 and torch.equal(wide, cpu.quantized_linear(narrow.float(), head))
     with pytest.raises(ValueError, match="margin"):
-        replace(head, terms=1)
+        replace(head, activation_terms=1)
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
@@ -194,8 +194,8 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, kind, dtype, terms):
     x, residual, weight = (torch.randn(9, 576).to(dtype) for _ in range(3))
     packed, _ = make(kind, 64, 576, terms)
 
-    def check(rows, plain, rest_where_large=True):
-        expected = reference.quantize_rows(plain, terms, rest_where_large=rest_where_large)
+    def check(rows, plain, second_term_where_large=True):
+        expected = reference.quantize_rows(plain, terms, second_term_where_large=second_term_where_large)
         assert torch.equal(rows.pairs, expected.pairs)
         assert torch.equal(fields(rows), fields(expected))
         products = cpu.quantized_linear(rows, packed)
@@ -214,7 +214,7 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, kind, dtype, terms):
     check(rows, normed)
     assert torch.equal(total, expected_total)
     wide = torch.randn(9, 1152).to(dtype)
-    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide), rest_where_large=False)
+    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide), second_term_where_large=False)
 
 
 @pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps

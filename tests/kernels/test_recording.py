@@ -31,7 +31,7 @@ class Decoder:
         self.layers = [[weight(*shape) for shape in shapes] for _ in range(LAYERS)]
         self.table = torch.randn(VOCAB, HIDDEN, generator=g)
         self.norm = torch.rand(HIDDEN, generator=g) + 0.5
-        self.head = packing.pack_w8(self.table, terms=2)
+        self.head = packing.pack_w8(self.table, activation_terms=2)
         angles = torch.outer(torch.arange(MAX_BLOCKS * BLOCK).float(), 10000.0 ** (-torch.arange(0, 1, 2 / HEAD_SIZE)))
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
         self.caches = [torch.randn(2, 40, KV_HEADS, BLOCK, HEAD_SIZE, generator=g) for _ in range(LAYERS)]

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import octavo_kernels
 from octavo_kernels import cpu, reference
-from octavo_kernels.cpu.attention import is_paired, unpair
+from octavo_kernels.cpu.attention import from_pair_layout, has_pair_layout
 from octavo_kernels.cpu.library import get_library
 
 
@@ -24,7 +24,7 @@ def run(
 ):
     kv_cache = torch.full((2, 12, kv_heads, block_size, head_size), float("nan"), dtype=kv_dtype or qkv.dtype)
     q = backend.rope_and_cache(qkv, positions, table, kv_cache, slots, heads, kv_heads, head_size, *norms, 1e-6)
-    return q, unpair(kv_cache) if backend is cpu and is_paired(kv_cache) else kv_cache
+    return q, from_pair_layout(kv_cache) if backend is cpu and has_pair_layout(kv_cache) else kv_cache
 
 
 @pytest.mark.parametrize("head_size, rot_dim", [(64, 64), (128, 128), (80, 32), (8, 8), (24, 20), (6, 2)])

@@ -65,12 +65,12 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
-    "unsuited_reason",
+    "unsupported_device_reason",
 ]
 
 CAPTURABLE = False
 
 
-def unsuited_reason(device: torch.device) -> str | None:
+def unsupported_device_reason(device: torch.device) -> str | None:
     """Why this backend cannot serve tensors on ``device``, None when it can."""
     return None if device.type == "cpu" else f"reads host memory, which tensors on {device.type!r} do not lie in"

@@ -10,7 +10,7 @@ from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
 MAX_HEAD_SIZE = 512  # csrc/attention.c
-_PAIRS, _INT8, _CHUNK, _GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
+_BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
@@ -25,8 +25,8 @@ def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
         return f"kv_cache_dtype: an int8 cache does not go with a model in {dtype}; use float32 or bfloat16"
     if block_size % _CHUNK:
         return f"block_size={block_size}: an int8 kv_cache_dtype needs a multiple of {_CHUNK}"
-    if head_size % _GROUP or head_size > MAX_HEAD_SIZE:
-        return f"head_size={head_size}: an int8 kv_cache_dtype needs a multiple of {_GROUP} up to {MAX_HEAD_SIZE}"
+    if head_size % _KV_GROUP or head_size > MAX_HEAD_SIZE:
+        return f"head_size={head_size}: an int8 kv_cache_dtype needs a multiple of {_KV_GROUP} up to {MAX_HEAD_SIZE}"
     return None
 
 
@@ -35,8 +35,8 @@ def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
     return max(4, head_size // 16) if kv_dtype == torch.int8 else 0
 
 
-def is_paired(kv_cache: Tensor) -> bool:
-    """Whether a cache holds its bfloat16 as the library in use multiplies them: not as `reference` has them."""
+def has_pair_layout(kv_cache: Tensor) -> bool:
+    """Whether the library in use keeps this bfloat16 cache in pairs (csrc/ops.h: BF16_PAIRS), unlike `reference`."""
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
         library is not None and library.isa == "avx512bf16" and kv_cache.dtype == torch.bfloat16
@@ -44,27 +44,29 @@ def is_paired(kv_cache: Tensor) -> bool:
     )  # fmt: skip
 
 
-def pair(plain: Tensor) -> Tensor:
-    """A cache [2, blocks, heads, block size, head size] as `is_paired` ones have it: another order, the same shape."""
+def to_pair_layout(plain: Tensor) -> Tensor:
+    """A plain bfloat16 cache [2, blocks, heads, block size, head size] in the pair layout, which has the same shape."""
     chunks = plain.unflatten(3, (-1, _CHUNK))
     keys = chunks[0].unflatten(-1, (-1, 2)).transpose(3, 4).reshape(plain.shape[1:])
     values = chunks[1].unflatten(3, (-1, 2)).transpose(4, 5).reshape(plain.shape[1:])
     return torch.stack([keys, values])
 
 
-def unpair(paired: Tensor) -> Tensor:
-    """What `pair` was given."""
-    shape, head_size = paired.shape[1:], paired.shape[-1]
-    keys = paired[0].reshape(*shape[:2], -1, head_size // 2, _CHUNK, 2).transpose(3, 4).reshape(shape)
-    values = paired[1].reshape(*shape[:2], -1, _CHUNK // 2, head_size, 2).transpose(4, 5).reshape(shape)
+def from_pair_layout(pair_layout: Tensor) -> Tensor:
+    """The inverse of `to_pair_layout`."""
+    shape, head_size = pair_layout.shape[1:], pair_layout.shape[-1]
+    keys = pair_layout[0].reshape(*shape[:2], -1, head_size // 2, _CHUNK, 2).transpose(3, 4).reshape(shape)
+    values = pair_layout[1].reshape(*shape[:2], -1, _CHUNK // 2, head_size, 2).transpose(4, 5).reshape(shape)
     return torch.stack([keys, values])
 
 
-def _kv_dtype(kv_cache: Tensor, dtype: torch.dtype, head_size: int) -> int | None:
-    """As csrc/ops.h has it; None for what the library does not know. Raises ValueError for an int8 cache that the
-    library cannot read: plain torch cannot either."""
+def _kv_dtype_code(kv_cache: Tensor, dtype: torch.dtype, head_size: int) -> int | None:
+    """The code of csrc/ops.h; None for a dtype that the library does not know.
+
+    Raises ValueError for an int8 cache that the library cannot read: the reference backend cannot read it either.
+    """
     if kv_cache.dtype != torch.int8:
-        return _PAIRS if is_paired(kv_cache) else DTYPES.get(kv_cache.dtype)
+        return _BF16_PAIRS if has_pair_layout(kv_cache) else DTYPES.get(kv_cache.dtype)
     problem = attention_problem(kv_cache.shape[3], dtype, torch.int8, head_size)
     if problem or kv_cache.shape[4] != head_size + kv_scale_bytes(torch.int8, head_size):
         raise ValueError(
@@ -73,7 +75,7 @@ def _kv_dtype(kv_cache: Tensor, dtype: torch.dtype, head_size: int) -> int | Non
     return _INT8
 
 
-def _refuse_int8(kv_cache: Tensor) -> None:
+def _reject_int8(kv_cache: Tensor) -> None:
     if kv_cache.dtype == torch.int8:
         raise ValueError("an int8 KV cache is for the C kernels alone, without k_scale and v_scale")
 
@@ -93,20 +95,23 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype(kv_cache, qkv.dtype, head_size)
-    usual = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
-    usual = usual and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
-    usual = usual and k_scale == v_scale == 1.0
-    paired = kv_dtype == _PAIRS
-    if library is None or dtype is None or kv_dtype is None or not usual:
-        _refuse_int8(kv_cache)
-        plain = unpair(kv_cache) if paired else kv_cache  # right, and slow: nothing that is served comes here
+    """See `octavo_kernels.rope_and_cache`. Raises ValueError for an int8 cache that needs plain torch."""
+    library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype_code(kv_cache, qkv.dtype, head_size)
+    supported = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
+    supported = (
+        supported and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
+    )
+    supported = supported and k_scale == v_scale == 1.0
+    pair_layout = kv_dtype == _BF16_PAIRS
+    if library is None or dtype is None or kv_dtype is None or not supported:
+        _reject_int8(kv_cache)
+        plain = from_pair_layout(kv_cache) if pair_layout else kv_cache  # slow; not on the path of any served model
         q = reference.rope_and_cache(
             qkv, positions, cos_sin_cache, plain, slot_mapping, num_heads, num_kv_heads, head_size,
             q_norm_weight, k_norm_weight, eps, k_scale, v_scale,
         )  # fmt: skip
-        if paired:
-            kv_cache.copy_(pair(plain))
+        if pair_layout:
+            kv_cache.copy_(to_pair_layout(plain))
         return q
     qkv, positions, slot_mapping = (
         as_contiguous(qkv),
@@ -152,8 +157,9 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
+    """See `octavo_kernels.paged_attention`. Raises ValueError for an int8 cache that needs plain torch."""
     rows, num_heads, head_size = q.shape
-    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype(kv_cache, q.dtype, head_size)
+    library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype_code(kv_cache, q.dtype, head_size)
     if (
         library is None
         or dtype is None
@@ -162,8 +168,8 @@ def paged_attention(
         or not kv_cache.is_contiguous()
         or not k_scale == v_scale == 1.0
     ):
-        _refuse_int8(kv_cache)
-        plain = unpair(kv_cache) if is_paired(kv_cache) else kv_cache
+        _reject_int8(kv_cache)
+        plain = from_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
         return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale)
     q = as_contiguous(q)
     table = metadata.block_table
@@ -202,6 +208,7 @@ def paged_attention(
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+    """See `octavo_kernels.copy_blocks`."""
     library = get_library()
     if pairs.numel() == 0:
         return

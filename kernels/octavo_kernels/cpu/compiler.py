@@ -55,6 +55,7 @@ class BuildError(RuntimeError):
 
 
 def machine() -> str:
+    """The architecture of this machine: x86_64, aarch64, or its own name."""
     name = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
@@ -91,10 +92,12 @@ def source_hash() -> str:
 
 
 def library_name(isa: str) -> str:
+    """The file name of the library for ``isa``, which changes with the sources."""
     return f"octavo_cpu-{machine()}-{isa}-{source_hash()}.so"
 
 
 def find_compiler() -> str | None:
+    """The C compiler: $CC, else the first of cc, gcc and clang on the path; None without one."""
     named = os.environ.get("CC")
     if named:
         return named
@@ -150,6 +153,7 @@ def build_several(isas: Iterable[str]) -> list[Path]:
 
 
 def main() -> int:
+    """The command ``python compiler.py [--all]``; returns the exit status."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument(
         "--all", action="store_true", help="every instruction set of this architecture, not only this CPU's"

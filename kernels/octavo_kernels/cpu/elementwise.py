@@ -10,6 +10,7 @@ from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threa
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `octavo_kernels.rms_norm`."""
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None or weight.dtype != x.dtype:
         return reference.rms_norm(x, weight, eps)
@@ -25,6 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.fused_add_rms_norm`."""
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None or weight.dtype != x.dtype or residual.dtype != x.dtype:
         return reference.fused_add_rms_norm(x, residual, weight, eps)
@@ -56,6 +58,7 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """See `octavo_kernels.silu_and_mul`."""
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None:
         return reference.silu_and_mul(x)
@@ -68,6 +71,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """See `octavo_kernels.embedding`."""
     library = get_library()
     if library is None or not weight.is_contiguous():
         return reference.embedding(ids, weight)

@@ -73,6 +73,7 @@ class Library:
         }
 
     def pack(self, name: str, *args: int | float) -> bytes:
+        """The bytes of operation ``name`` with these arguments, which `run` takes."""
         packer, code, words = self._packers[name]
         return packer.pack(code, words, *args)
 
@@ -85,10 +86,10 @@ class Library:
 
     def run_at(self, program: bytes | int, words: int, threads: int | None = None) -> None:
         """`run` for packed operations that may also be given by their address."""
-        bad = self._run(program, words, threads or torch.get_num_threads())
-        if bad:
+        malformed = self._run(program, words, threads or torch.get_num_threads())
+        if malformed:
             raise RuntimeError(
-                f"{self.path.name} does not know the operation at word {bad - 1}, or its sizes: rebuild the kernels"
+                f"{self.path.name}: unknown operation or wrong sizes at word {malformed - 1}; rebuild the kernels"
             )
 
 
@@ -121,7 +122,7 @@ def load(isa: str) -> Library:
 
 
 @cache
-def best() -> tuple[Library | None, str]:
+def load_best() -> tuple[Library | None, str]:
     """The library for this CPU, or None and the reason. OCTAVO_CPU_ISA names an instruction set instead."""
     isas = compiler.supported_isas()
     wanted = os.environ.get(ISA_ENV)
@@ -146,7 +147,7 @@ def get_library() -> Library | None:
     """The library for this CPU, loaded at the first call; None (said once) when there is none."""
     global _library, _loaded
     if not _loaded:
-        _library, reason = best()
+        _library, reason = load_best()
         _loaded = True
         if _library is None:
             logger.warning("CPU kernels are not there, plain torch is used instead, about 50 times slower: %s", reason)
@@ -161,7 +162,7 @@ def use_library(chosen: Library | None) -> None:
 
 def unavailable_reason() -> str | None:
     """Why the C kernels cannot run here, or None."""
-    return None if get_library() is not None else best()[1] or "switched off"
+    return None if get_library() is not None else load_best()[1] or "switched off"
 
 
 def threads_for(elements: int) -> int | None:

@@ -38,7 +38,7 @@ class Prefault:
             weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
             self._c.oct_prefault_until(self._thread, self._ahead)
 
-    def used(self, highest: int) -> None:
+    def mark_used(self, highest: int) -> None:
         """Blocks up to ``highest`` are used from now on: those that are not ready are made so before this returns."""
         end = highest + 1
         if self._thread is None or end <= self._used:

@@ -29,6 +29,7 @@ def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor
 
 
 def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
+    """See `octavo_kernels.quantize_rows`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES:
         return reference.quantize_rows(x, terms)
@@ -40,6 +41,7 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
 def rms_norm_quantize(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
 ) -> tuple[QuantizedRows, Tensor]:
+    """See `octavo_kernels.rms_norm_quantize`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES or weight.dtype != x.dtype:
         return reference.rms_norm_quantize(x, weight, eps, residual, terms)
@@ -51,6 +53,7 @@ def rms_norm_quantize(
 
 
 def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+    """See `octavo_kernels.silu_and_mul_quantize`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES:
         return reference.silu_and_mul_quantize(x, terms)
@@ -60,6 +63,7 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
+    """See `octavo_kernels.quantized_linear`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES:
         return reference.quantized_linear(x, packed, bias)
@@ -82,7 +86,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
             count,
             part.channels,
             packed.groups,
-            packed.terms,
+            packed.activation_terms,
             part.bits,
             part.affine,
             packed.channels,
@@ -131,12 +135,13 @@ def _rows(library: Library, x: Tensor | QuantizedRows, packed: PackedLinear) -> 
     if isinstance(x, QuantizedRows):
         rows = x
     else:
-        rows, program, *keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.terms)
+        rows, program, *keep = _quantize(library, _PLAIN, x, x.shape[-1], packed.activation_terms)
     _check(rows, packed)
     return rows, program, keep
 
 
 def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
+    """See `octavo_kernels.gated_linear_quantize`."""
     library, inner = get_library(), packed.channels // 2
     if library is None or x.dtype not in DTYPES or len(packed.parts) != 1 or inner % GROUP:
         return silu_and_mul_quantize(quantized_linear(x, packed), terms)
@@ -146,13 +151,14 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     op = library.pack(
         "gated_linear",
         x.pairs.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.pairs.data_ptr(), rows.meta.data_ptr(),
-        count, inner, packed.groups, packed.terms, part.bits, part.affine, terms, DTYPES[x.dtype],
+        count, inner, packed.groups, packed.activation_terms, part.bits, part.affine, terms, DTYPES[x.dtype],
     )  # fmt: skip
     library.run(op)
     return rows
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    """See `octavo_kernels.quantized_embedding`."""
     library = get_library()
     if library is None or dtype not in DTYPES or len(packed.parts) != 1:
         return reference.quantized_embedding(ids, packed, dtype)
@@ -168,10 +174,10 @@ def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -
 
 
 def _check(rows: QuantizedRows, packed: PackedLinear) -> None:
-    if rows.width != packed.width or rows.terms != packed.terms:
+    if rows.width != packed.width or rows.terms != packed.activation_terms:
         raise ValueError(
             f"x: rows of {rows.width} values in {rows.terms} terms do not fit a weight of width {packed.width} "
-            f"that takes {packed.terms}"
+            f"that takes {packed.activation_terms}"
         )
 
 

@@ -25,7 +25,7 @@ from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Librar
 T = TypeVar("T")
 
 # How torch makes room. Beside that it may only look at tensors in another shape in a recorded step.
-_ROOM = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
+_ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
 
 
 class RecordingError(RuntimeError):
@@ -39,9 +39,9 @@ class Program(Generic[T]):
         """``words`` int64: the packed operations. ``memory``: what must live as long as the program."""
         self._library, self._words, self._memory = library, words, memory
         self._address = words.ctypes.data
-        places, self._sequences = _places(words, ROWS), _places(words, SEQUENCES)
-        heights = words[places]
-        self._rows = [places[heights == height] for height in dict.fromkeys(heights.tolist())]
+        indices, self._sequences = _argument_indices(words, ROWS), _argument_indices(words, SEQUENCES)
+        row_counts = words[indices]
+        self._rows = [indices[row_counts == row_count] for row_count in dict.fromkeys(row_counts.tolist())]
         self.outputs = outputs
 
     def replay(self, *rows: int, sequences: int | None = None, threads: int | None = None) -> None:
@@ -53,9 +53,9 @@ class Program(Generic[T]):
         """
         if rows:
             if len(rows) != len(self._rows):
-                raise ValueError(f"rows: {len(rows)} given, the step's operations have {len(self._rows)} heights")
-            for places, count in zip(self._rows, rows, strict=True):
-                self._words[places] = count
+                raise ValueError(f"rows: {len(rows)} given, the step's operations have {len(self._rows)} row_counts")
+            for indices, count in zip(self._rows, rows, strict=True):
+                self._words[indices] = count
         if sequences is not None:
             self._words[self._sequences] = sequences
         self._library.run_at(self._address, len(self._words), threads)
@@ -84,7 +84,7 @@ def _operations(words: np.ndarray) -> list[tuple[int, int]]:
     return found
 
 
-def _places(words: np.ndarray, arguments: dict[int, list[int]]) -> np.ndarray:
+def _argument_indices(words: np.ndarray, arguments: dict[int, list[int]]) -> np.ndarray:
     """int64 indices of the given arguments of all operations."""
     return np.array(
         [at + 2 + argument for at, _ in _operations(words) for argument in arguments[int(words[at])]], dtype=np.int64
@@ -118,37 +118,39 @@ def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
         raise RecordingError("the CPU kernels are not there: see octavo_kernels.cpu.unavailable_reason()")
     if library.recorder is not None:
         raise RecordingError("a step is being recorded already")
-    watch = _Watch()
+    mode = _RecordingMode()
     library.recorder = []
     try:
-        with watch:
+        with mode:
             result = step()
         operations = library.recorder
     finally:
         library.recorder = None
     words = np.frombuffer(b"".join(operations), dtype=np.int64).copy()
     outputs = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
-    memory, moved = _plan(words, watch.buffers, outputs, arena)
+    memory, moved = _plan_memory(words, mode.buffers, outputs, arena)
     return Program(library, words, moved[0] if isinstance(result, Tensor) else moved, (*memory, *moved))  # type: ignore[arg-type]
 
 
-class _Watch(TorchDispatchMode):
-    """Keeps every tensor made while the step runs, and lets torch do nothing else: what the inputs hold is not yet
-    theirs, and what an operation writes may be anybody's."""
+class _RecordingMode(TorchDispatchMode):
+    """Keeps every tensor that the step allocates, and refuses all other operations of torch: while a step is recorded,
+    its tensors do not hold their values yet."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.buffers: list[Tensor] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing compiles these steps, and to skip the compiler torch would first import it, for a second and
-        more in the middle of the first step, and keep it in memory."""
+        """False: nothing compiles these steps, and to skip the compiler torch would first import it, which takes more
+        than a second in the middle of the first step."""
         return False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
-        if name in _ROOM:
+        if name in _ALLOCATIONS:
             result = func(*args, **kwargs)
             self.buffers.append(result)
             return result
@@ -174,7 +176,7 @@ def _storages(value: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def _plan(
+def _plan_memory(
     words: np.ndarray, buffers: list[Tensor], outputs: list[Tensor], arena: Arena | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Move the step's intermediate tensors into one piece of memory, where those share bytes that are not needed at the
@@ -184,12 +186,12 @@ def _plan(
     cache instead of many megabytes.
     """
     results = {t.untyped_storage().data_ptr() for t in outputs}
-    inner = sorted(
+    intermediates = sorted(
         (b for b in buffers if b.numel() and (arena or b.untyped_storage().data_ptr() not in results)),
         key=Tensor.data_ptr,
     )
-    starts = [b.data_ptr() for b in inner]
-    sizes = [b.untyped_storage().nbytes() for b in inner]
+    starts = [b.data_ptr() for b in intermediates]
+    sizes = [b.untyped_storage().nbytes() for b in intermediates]
     uses: list[tuple[int, int]] = []  # (word of the program, buffer)
     first: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -203,22 +205,22 @@ def _plan(
                 uses.append((at + 2 + argument, index))
                 first.setdefault(index, operation)
                 last[index] = operation
-    for index, buffer in enumerate(inner):
+    for index, buffer in enumerate(intermediates):
         if buffer.untyped_storage().data_ptr() in results:
             last[index] = len(operations)  # read after the program's end
     offsets: dict[int, int] = {}
-    living: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
+    live: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
     size = 0
     for index in sorted(first, key=lambda i: first[i]):
-        living = [item for item in living if item[2] >= first[index]]
+        live = [item for item in live if item[2] >= first[index]]
         need = -(-sizes[index] // 64) * 64
         offset = 0
-        for start, end, _ in living:
+        for start, end, _ in live:
             if offset + need <= start:
                 break
             offset = max(offset, end)
         offsets[index] = offset
-        living = sorted([*living, (offset, offset + need, last[index])])
+        live = sorted([*live, (offset, offset + need, last[index])])
         size = max(size, offset + need)
     memory = (arena or Arena()).take(size + 64)
     base = -(-memory.data_ptr() // 64) * 64

@@ -21,7 +21,7 @@ def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
     return part_nbytes(channels, width, form.bits, form.affine) if form else part_nbytes(channels, width, 8, False)
 
 
-def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1) -> PackedLinear:
+def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], activation_terms: int = 1) -> PackedLinear:
     """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
     The codes are the file's own, and so are scales of 8 bits. Those of 4 bits and minima become 16-bit integers beside
@@ -36,10 +36,10 @@ def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], terms: int = 1)
         raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
     data = cpu.pack_gguf(raw, qtype, channels, width // GROUP)
     if data is not None:
-        return PackedLinear((PackedPart(data, channels, bits, affine),), channels, width, terms)
+        return PackedLinear((PackedPart(data, channels, bits, affine),), channels, width, activation_terms)
     blocks = torch.from_numpy(np.array(raw)).view(channels, -1, block_bytes)
     codes, scales, minima = read(blocks)
-    return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, terms=terms)
+    return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, activation_terms=activation_terms)
 
 
 # Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups]
@@ -83,8 +83,8 @@ def _read_q4_k(blocks: Tensor) -> _Read:
     codes = blocks[:, :, 16:].unflatten(2, (4, 32))
     codes = torch.stack([codes & 15, codes >> 4], dim=3)
     scale = _half(blocks, 0).float()[:, :, None] * scales.float()
-    least = -_half(blocks, 2).float()[:, :, None] * minima.float()
-    return codes, scale.flatten(1).to(torch.float16), least.flatten(1).to(torch.float16)
+    minimum = -_half(blocks, 2).float()[:, :, None] * minima.float()
+    return codes, scale.flatten(1).to(torch.float16), minimum.flatten(1).to(torch.float16)
 
 
 class GGUFFormat(NamedTuple):

@@ -10,18 +10,18 @@ from torch import Tensor
 from octavo_kernels.quant import (
     BLOCK,
     GROUP,
-    LEAST_BITS,
+    OFFSET_BITS,
+    RELATIVE_BITS,
     SCALE_BITS,
-    SHARE_BITS,
     STRIP,
-    ZERO,
+    ZERO_POINT,
     PackedLinear,
     PackedPart,
 )
 
 
 def pack_codes(
-    codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, terms: int = 1
+    codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, activation_terms: int = 1
 ) -> PackedLinear:
     """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
     channels, groups, _ = codes.shape
@@ -36,20 +36,24 @@ def pack_codes(
     stream = [strips.reshape(count, pairs, -1)]
     if bits == 8:
         by_vector = scales.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
-        return _packed(None, [*stream, _bytes(by_vector, 2)], channels, groups, 8, False, terms)
+        return _packed(None, [*stream, _bytes(by_vector, 2)], channels, groups, 8, False, activation_terms)
     wide = scales.float()
-    least = None
+    offsets = None
     if minima is not None:
-        least = torch.nn.functional.pad(minima.to(torch.float16), fill).float() + ZERO[4] * wide
-    top = wide.abs() if least is None else torch.maximum(wide.abs(), least.abs() * 2.0 ** (LEAST_BITS - SHARE_BITS))
+        offsets = torch.nn.functional.pad(minima.to(torch.float16), fill).float() + ZERO_POINT[4] * wide
+    top = (
+        wide.abs()
+        if offsets is None
+        else torch.maximum(wide.abs(), offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
+    )
     exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
     unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
     unit[channels:] = 0.0
-    for values, fraction, highest in ((wide, SCALE_BITS, 32767), (least, LEAST_BITS, (1 << SHARE_BITS) - 1)):
+    for values, fraction, highest in ((wide, SCALE_BITS, 32767), (offsets, OFFSET_BITS, (1 << RELATIVE_BITS) - 1)):
         if values is not None:
             integers = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
             stream.append(_bytes(integers.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
-    return _packed(unit, stream, channels, groups, 4, least is not None, terms)
+    return _packed(unit, stream, channels, groups, 4, offsets is not None, activation_terms)
 
 
 def _bytes(values: Tensor, dims: int) -> Tensor:
@@ -58,15 +62,23 @@ def _bytes(values: Tensor, dims: int) -> Tensor:
 
 
 def _packed(
-    unit: Tensor | None, stream: list[Tensor], channels: int, groups: int, bits: int, affine: bool, terms: int
+    unit: Tensor | None,
+    stream: list[Tensor],
+    channels: int,
+    groups: int,
+    bits: int,
+    affine: bool,
+    activation_terms: int,
 ) -> PackedLinear:
     data = torch.cat(stream, dim=2).flatten(1)
     if unit is not None:
         data = torch.cat([_bytes(unit.view(-1, STRIP), 1), data], dim=1)
-    return PackedLinear((PackedPart(data.flatten(), channels, bits, affine),), channels, groups * GROUP, terms)
+    return PackedLinear(
+        (PackedPart(data.flatten(), channels, bits, affine),), channels, groups * GROUP, activation_terms
+    )
 
 
-def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
+def pack_w8(weight: Tensor, activation_terms: int = 1) -> PackedLinear:
     """Quantise a floating-point weight ``[N, K]`` to 8 bits, symmetric, one scale for each 32 columns of a channel.
 
     Raises ValueError for weights that are not finite or too large for a float16 scale.
@@ -86,15 +98,17 @@ def pack_w8(weight: Tensor, terms: int = 1) -> PackedLinear:
         inverse = torch.where(scales > 0, 1.0 / scales.float(), torch.zeros_like(highest))
         codes = (wide * inverse[:, :, None]).round().clamp(-127, 127).to(torch.int8).view(torch.uint8) ^ 128
         pieces.append((codes, scales))
-    packed = pack_codes(torch.cat([c for c, _ in pieces]), torch.cat([s for _, s in pieces]), bits=8, terms=terms)
-    return PackedLinear(packed.parts, channels, width, terms)
+    packed = pack_codes(
+        torch.cat([c for c, _ in pieces]), torch.cat([s for _, s in pieces]), bits=8, activation_terms=activation_terms
+    )
+    return PackedLinear(packed.parts, channels, width, activation_terms)
 
 
 def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
     """Weights of one width stacked along the channels; neighbours of one kind become one part."""
     first = packed[0]
-    if any(p.width != first.width or p.terms != first.terms for p in packed):
-        raise ValueError("packed: weights to be stacked differ in width or in terms")
+    if any(p.width != first.width or p.activation_terms != first.activation_terms for p in packed):
+        raise ValueError("packed: weights to be stacked differ in width or in activation_terms")
     parts: list[PackedPart] = []
     for part in (part for p in packed for part in p.parts):
         last = parts[-1] if parts else None
@@ -103,4 +117,4 @@ def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
             parts[-1] = PackedPart(data, last.channels + part.channels, part.bits, part.affine)
         else:
             parts.append(part)
-    return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.terms)
+    return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.activation_terms)

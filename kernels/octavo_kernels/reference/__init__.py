@@ -38,7 +38,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
-    "unsuited_reason",
+    "unsupported_device_reason",
 ]
 
 CAPTURABLE = False  # lengths and slots are read on the host
@@ -49,7 +49,7 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def unsuited_reason(device: torch.device) -> str | None:
+def unsupported_device_reason(device: torch.device) -> str | None:
     """Why this backend cannot serve tensors on ``device``: it serves all."""
     return None
 

@@ -24,8 +24,10 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
+    """See `octavo_kernels.rope_and_cache`."""
     rows = qkv.shape[0]
-    q, k, v = qkv.view(rows, -1, head_size).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    heads: tuple[Tensor, ...] = qkv.view(rows, -1, head_size).split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    q, k, v = heads
     if q_norm_weight is not None:
         q = rms_norm(q, q_norm_weight, eps)
     if k_norm_weight is not None:
@@ -72,6 +74,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
+    """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -102,6 +105,7 @@ def paged_attention(
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+    """See `octavo_kernels.copy_blocks`."""
     if pairs.numel() == 0:
         return
     source, destination = pairs.unbind(dim=1)

@@ -16,6 +16,7 @@ def decode_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> DecodeStep:
+    """See `octavo_kernels.decode_inputs`."""
     real = rows >= 0
     computed, table = num_computed[rows], block_table[rows]  # -1: the last row, which is nobody's
     num_computed[rows] = computed + real

@@ -8,10 +8,10 @@ from torch import Tensor
 from octavo_kernels.quant import (
     BLOCK,
     GROUP,
-    LEAST_BITS,
+    OFFSET_BITS,
+    RELATIVE_BITS,
     SCALE_BITS,
-    SHARE_BITS,
-    ZERO,
+    ZERO_POINT,
     PackedLinear,
     QuantizedRows,
     Unpacked,
@@ -21,8 +21,8 @@ from octavo_kernels.quant import (
 from octavo_kernels.reference.elementwise import fused_add_rms_norm, rms_norm, silu_and_mul
 
 
-def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) -> QuantizedRows:
-    """``rest_where_large``: second terms only in groups with a value of a third of the row's largest and more."""
+def quantize_rows(x: Tensor, terms: int = 1, *, second_term_where_large: bool = False) -> QuantizedRows:
+    """See `octavo_kernels.quantize_rows`. ``second_term_where_large``: as in `octavo_kernels.rms_norm_quantize`."""
     width = x.shape[-1]
     wide = torch.nn.functional.pad(x.float(), (0, -width % (2 * GROUP))).unflatten(-1, (-1, GROUP))
     highest = wide.abs().amax(dim=-1)
@@ -32,37 +32,39 @@ def quantize_rows(x: Tensor, terms: int = 1, *, rest_where_large: bool = False) 
     scaled = torch.where(usable[..., None], wide, torch.zeros_like(wide)) * inverse[..., None]
     values = scaled.round()
     scale = torch.where(wide.isfinite().all(dim=-1), highest / 127.0, torch.full_like(highest, float("nan")))
-    stored, has_rest = [values], torch.full_like(highest, terms == 2, dtype=torch.bool)
+    stored, has_second_term = [values], torch.full_like(highest, terms == 2, dtype=torch.bool)
     if terms == 2:
         rest = ((scaled - values) * 256.0).round().clamp(-127, 127)
-        if rest_where_large:
-            has_rest = 3.0 * highest >= highest.amax(dim=-1, keepdim=True)
-            rest = torch.where(has_rest[..., None], rest, torch.zeros_like(rest))
+        if second_term_where_large:
+            has_second_term = 3.0 * highest >= highest.amax(dim=-1, keepdim=True)
+            rest = torch.where(has_second_term[..., None], rest, torch.zeros_like(rest))
         stored.append(rest)
     unit = scale.amax(dim=-1, keepdim=True)  # NaN if one is
-    inverse = torch.where((unit > 2.0**-100) & unit.isfinite(), 2.0**SHARE_BITS / unit, torch.zeros_like(unit))
-    share = (scale * inverse).nan_to_num(0.0)
-    pairs = torch.stack([_pairs(integers, share) for integers in stored], dim=1)
-    rests = stored[-1].sum(dim=-1) if terms == 2 else torch.zeros_like(scale)
-    integers = [field.to(torch.int32).view(torch.float32) for field in (values.sum(dim=-1), rests, has_rest)]
+    inverse = torch.where((unit > 2.0**-100) & unit.isfinite(), 2.0**RELATIVE_BITS / unit, torch.zeros_like(unit))
+    relative_scale = (scale * inverse).nan_to_num(0.0)
+    pairs = torch.stack([_pairs(integers, relative_scale) for integers in stored], dim=1)
+    second_sums = stored[-1].sum(dim=-1) if terms == 2 else torch.zeros_like(scale)
+    integers = [
+        field.to(torch.int32).view(torch.float32) for field in (values.sum(dim=-1), second_sums, has_second_term)
+    ]
     meta = torch.nn.functional.pad(torch.cat([scale, *integers, unit], dim=-1), (0, 15))
     return QuantizedRows(pairs, meta, width, x.dtype)
 
 
-def _pairs(values: Tensor, share: Tensor) -> Tensor:
+def _pairs(values: Tensor, relative_scale: Tensor) -> Tensor:
     """uint8 [T, G / 2, 80] (cpu/csrc/quant.h: row_pair) of integers [T, G, 32] and float32 [T, G]."""
     sums = values.sum(dim=-1)
     fields = [
-        (-ZERO[4] * sums).to(torch.int32),
-        share.round().to(torch.int16),
-        (sums * share * 2.0**-LEAST_BITS).round().to(torch.int16),
+        (-ZERO_POINT[4] * sums).to(torch.int32),
+        relative_scale.round().to(torch.int16),
+        (sums * relative_scale * 2.0**-OFFSET_BITS).round().to(torch.int16),
         values.to(torch.int8).unflatten(-2, (-1, 2)).unflatten(-1, (8, 4)).transpose(-3, -2),
     ]
     split = [*(field.unflatten(-1, (-1, 2)) for field in fields[:3]), fields[3]]
     return torch.cat([field.contiguous().view(torch.uint8).flatten(2) for field in split], dim=-1)
 
 
-def integers_of(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
+def unpack_rows(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
     """int8 [T, terms, G, 32]; the groups' shares and shared sums, int16 [T, terms, G]."""
     pairs = rows.pairs
     values = pairs[..., 16:].contiguous().view(torch.int8).unflatten(-1, (8, 2, 4)).transpose(-3, -2)
@@ -73,18 +75,21 @@ def integers_of(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
 def rms_norm_quantize(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
 ) -> tuple[QuantizedRows, Tensor]:
+    """See `octavo_kernels.rms_norm_quantize`."""
     if residual is None:
-        return quantize_rows(rms_norm(x, weight, eps), terms, rest_where_large=True), x
+        return quantize_rows(rms_norm(x, weight, eps), terms, second_term_where_large=True), x
     normed, total = fused_add_rms_norm(x, residual, weight, eps)
-    return quantize_rows(normed, terms, rest_where_large=True), total
+    return quantize_rows(normed, terms, second_term_where_large=True), total
 
 
 def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+    """See `octavo_kernels.silu_and_mul_quantize`."""
     return quantize_rows(silu_and_mul(x), terms)
 
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
-    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.terms)
+    """See `octavo_kernels.quantized_linear`."""
+    rows = x if isinstance(x, QuantizedRows) else quantize_rows(x, packed.activation_terms)
     result = _product(rows, packed, bias, rows.terms)
     if packed.margin:
         first = _product(rows, packed, bias, 1)
@@ -96,6 +101,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
 
 
 def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
+    """See `octavo_kernels.gated_linear_quantize`."""
     return silu_and_mul_quantize(quantized_linear(x, packed), terms)
 
 
@@ -104,13 +110,13 @@ def _product(rows: QuantizedRows, packed: PackedLinear, bias: Tensor | None, ter
     out = []
     for part in packed.parts:
         weight = unpack_part(part, packed.groups)
-        out.append((_product8 if weight.units is None else _product4)(rows, weight, terms))
+        out.append((_product_8bit if weight.units is None else _product_4bit)(rows, weight, terms))
     result = torch.cat(out, dim=1)
     return result if bias is None else result + bias.float()
 
 
-def _product8(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
-    values = integers_of(rows)[0].double()
+def _product_8bit(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+    values = unpack_rows(rows)[0].double()
     integers = values[:, 0] if terms == 1 else values[:, 0] * 256.0 + values[:, 1]
     total = torch.zeros(len(values), len(weight.codes))
     for g in range(weight.codes.shape[1]):
@@ -119,21 +125,22 @@ def _product8(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
     return total if terms == 1 else total * (1.0 / 256.0)
 
 
-def _product4(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+def _product_4bit(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
     """With the integers of the C kernels (cpu/csrc/quantized_tile.h)."""
     assert weight.units is not None
-    values, share, shared_sum = (x.double() for x in integers_of(rows))
+    values, relative_scale, scaled_sum = (x.double() for x in unpack_rows(rows))
     out = torch.zeros(len(values), len(weight.codes), dtype=torch.float64)
     for term in range(terms):
         for g in range(weight.codes.shape[1]):
             exact = values[:, term, g] @ weight.codes[:, g].double().T
             scaled = (exact * weight.scales[:, g].double() * 2.0**-SCALE_BITS + 0.5).floor()
-            added = scaled * share[:, term, g, None]
-            if weight.leasts is not None:
-                added += shared_sum[:, term, g, None] * weight.leasts[:, g].double()
+            added = scaled * relative_scale[:, term, g, None]
+            if weight.offsets is not None:
+                added += scaled_sum[:, term, g, None] * weight.offsets[:, g].double()
             out += added * 2.0 ** (-8 * term)
-    return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-SHARE_BITS))
+    return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-RELATIVE_BITS))
 
 
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+    """See `octavo_kernels.quantized_embedding`."""
     return dequantize(packed)[ids].to(dtype)

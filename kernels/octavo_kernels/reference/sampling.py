@@ -11,6 +11,7 @@ _M32 = 0xFFFFFFFF
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
+    """See `octavo_kernels.sample`."""
     logits = logits.float()
     if rows.constraints is not None:
         logits = constrained(logits, rows.constraints)
@@ -70,6 +71,7 @@ def kept_tokens(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
 
 
 def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `octavo_kernels.top_logprobs`."""
     logprobs = logits[rows].float().log_softmax(-1)
     chosen = logprobs.gather(1, token_ids[:, None])
     ranks = (logprobs > chosen).sum(-1) + 1

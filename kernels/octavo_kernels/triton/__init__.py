@@ -47,7 +47,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "top_logprobs",
     "unavailable_reason",
-    "unsuited_reason",
+    "unsupported_device_reason",
 ]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton decides when a kernel is defined: when this is imported
@@ -61,7 +61,7 @@ def unavailable_reason() -> str | None:
     return "there is no CUDA device; TRITON_INTERPRET=1 runs the kernels in Triton's interpreter (slow, for tests)"
 
 
-def unsuited_reason(device: torch.device) -> str | None:
+def unsupported_device_reason(device: torch.device) -> str | None:
     """Why these kernels cannot serve tensors on ``device``, None when they can."""
     if INTERPRETED or device.type == "cuda":
         return None

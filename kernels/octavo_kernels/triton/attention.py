@@ -13,7 +13,7 @@ from octavo_kernels.triton import attention_configs as configs
 from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
 from octavo_kernels.triton.attention_plan import LANES, plan_decode
 from octavo_kernels.triton.attention_prefill import prefill_attention
-from octavo_kernels.triton.dependent_launch import early
+from octavo_kernels.triton.dependent_launch import pdl_options
 
 _LOG2_E = math.log2(math.e)
 
@@ -88,7 +88,7 @@ def paged_attention(
         prefill_attention[(num_heads, prompt_tiles)](
             q, kv_cache, out, starts, seq_lens, table,
             num_seqs, rows, max_queries, window or 0, *scales, *strides,
-            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_lanes(num_seqs),
+            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_padded_seqs(num_seqs),
             **prefill.launch(), **tile,
         )  # fmt: skip
     if short_rows < num_rows:
@@ -99,20 +99,21 @@ def paged_attention(
         ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
         ("MIN_CHUNK", splits.min_chunk), *chunk.items(),
     )  # fmt: skip
-    work, owners = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
+    work, row_chunks = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
     maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
     rows_of = {"NUM_KV_HEADS": num_kv_heads, "BLOCK_M": decode.block_m}
     if items:
         decode_attention[(items * num_kv_heads,)](
             q, kv_cache, out, sums, maxima, weights, work, table, window or 0, *scales, *strides,
-            BLOCK_N=decode.block_n, **decode.launch(), **early(q.device), **rows_of, **tile,
+            BLOCK_N=decode.block_n, **decode.launch(), **pdl_options(q.device), **rows_of, **tile,
         )  # fmt: skip
     group_pad = configs.next_power_of_2(group)
     at_once, reduce_warps = configs.reduction(group_pad * head_pad, short_rows * num_kv_heads, splits)
     reduce_chunks[(short_rows, num_kv_heads)](
-        out, sums, maxima, weights, owners, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **early(q.device), **rows_of, **head, **chunk,
+        out, sums, maxima, weights, row_chunks, v_scale,
+        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **rows_of, **head, **chunk,
+        **pdl_options(q.device),
     )  # fmt: skip
     return out
 
@@ -123,21 +124,21 @@ def _plan(
     max_queries: int,
     window: int | None,
     programs: int,
-    items: int,
-    owners: int,
+    num_items: int,
+    num_planned_rows: int,
     splitting: tuple[tuple[str, int], ...],
 ) -> tuple[Tensor, Tensor]:
     """The work lists of a step, see `plan_decode`: made by the first layer that asks for them."""
-    key = (num_rows, max_queries, window, programs, items, owners, splitting)
+    key = (num_rows, max_queries, window, programs, num_items, num_planned_rows, splitting)
     if key not in metadata.plans:
         seq_lens = metadata.seq_lens
         num_seqs = len(seq_lens)
-        plan = seq_lens.new_empty(items, 8), seq_lens.new_empty(owners, 4)
+        plan = seq_lens.new_empty(num_items, 8), seq_lens.new_empty(num_planned_rows, 4)
         plan_decode[(num_seqs,)](
             metadata.query_start_loc, seq_lens, *plan,
-            num_seqs, num_rows, max_queries, window or 0, programs, items, owners,
-            HAS_WINDOW=window is not None, SEQS=_lanes(num_seqs), LANES=LANES, **dict(splitting),
-            **early(seq_lens.device),
+            num_seqs, num_rows, max_queries, window or 0, programs, num_items, num_planned_rows,
+            HAS_WINDOW=window is not None, SEQS=_padded_seqs(num_seqs), LANES=LANES, **dict(splitting),
+            **pdl_options(seq_lens.device),
         )  # fmt: skip
         metadata.plans[key] = plan
     return metadata.plans[key]
@@ -145,7 +146,7 @@ def _plan(
 
 def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tuple[int, int]:
     """At most how many sequences are decoded, and up to which row: all, where the host does not know."""
-    starts = metadata.host_starts
+    starts = metadata.query_start_loc_cpu
     if starts is None:
         return metadata.seq_lens.shape[0], num_rows
     short = np.flatnonzero(np.diff(starts) <= max_queries)
@@ -181,6 +182,6 @@ def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
         raise ValueError(f"scale={scale} must be greater than 0")
 
 
-def _lanes(num_seqs: int) -> int:
+def _padded_seqs(num_seqs: int) -> int:
     """Lanes for the sequences of a step: few sizes, so that few kernels are compiled."""
     return max(256, configs.next_power_of_2(num_seqs))

@@ -32,6 +32,7 @@ class Config:
     max_registers: int | None = None  # a thread
 
     def launch(self) -> dict[str, int | None]:
+        """The launch options for Triton."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
 
 
@@ -140,4 +141,5 @@ def reduction(width: int, programs: int, splits: Splits) -> tuple[int, int]:
 
 
 def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
     return 1 << (n - 1).bit_length()

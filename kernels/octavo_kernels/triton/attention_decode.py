@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from octavo_kernels.triton.attention_tiles import attend, merge
-from octavo_kernels.triton.dependent_launch import await_previous
+from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
 
 
 # The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
@@ -52,13 +52,13 @@ def decode_attention(
     A sequence of one chunk is written to ``out``; else the tile's sums go to ``sums [item, kv head, M, D]``, its row
     maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
     """
-    await_previous()
+    wait_for_previous_kernel()
     head = tl.program_id(0) % NUM_KV_HEADS
     item = tl.program_id(0) // NUM_KV_HEADS
-    mine = items_ptr + item * 8
-    r = tl.load(mine)
-    row, queries, position = tl.load(mine + 1), tl.load(mine + 2), tl.load(mine + 3)
-    low, high, chunks = tl.load(mine + 4), tl.load(mine + 5), tl.load(mine + 6)
+    entry = items_ptr + item * 8
+    r = tl.load(entry)
+    row, queries, position = tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    low, high, chunks = tl.load(entry + 4), tl.load(entry + 5), tl.load(entry + 6)
     if r < 0:
         return
     # Known to the compiler, this makes neighbouring keys' pages one load.
@@ -107,7 +107,7 @@ def reduce_chunks(
     sums_ptr,
     maxima_ptr,
     weights_ptr,
-    owners_ptr,
+    row_chunks_ptr,
     out_scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -122,11 +122,11 @@ def reduce_chunks(
 
     With a fixed chunk they are added in order, as a prompt's kernel does; else BLOCK_C of them at a time.
     """
-    await_previous()
+    wait_for_previous_kernel()
     t = tl.program_id(0)
     head = tl.program_id(1)
-    mine = owners_ptr + t * 4
-    item, place_in_tile, chunks = tl.load(mine), tl.load(mine + 1), tl.load(mine + 2)
+    entry = row_chunks_ptr + t * 4
+    item, place_in_tile, chunks = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     if chunks == 1:  # written already, or a prompt's
         return
     g = tl.arange(0, GROUP_PAD)
@@ -151,8 +151,8 @@ def reduce_chunks(
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
         # The next ones are under way in shared memory, where there is room.
-        AHEAD: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * HEAD_PAD <= 16384 else 1
-        for first_chunk in tl.range(0, chunks, BLOCK_C, num_stages=AHEAD):
+        PREFETCH: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * HEAD_PAD <= 16384 else 1
+        for first_chunk in tl.range(0, chunks, BLOCK_C, num_stages=PREFETCH):
             c = first_chunk + tl.arange(0, BLOCK_C)
             there = (c < chunks)[:, None] & (g < GROUP)[None, :]
             place = base + c.to(tl.int64)[:, None] * step + g[None, :]

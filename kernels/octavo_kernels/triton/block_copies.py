@@ -58,6 +58,7 @@ def copy_blocks_kernel(
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+    """See `octavo_kernels.copy_blocks`. Raises ValueError for blocks that are not contiguous."""
     if pairs.numel() == 0:
         return
     for caches in _alike(kv_caches):

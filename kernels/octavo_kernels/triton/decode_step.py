@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import DecodeStep
-from octavo_kernels.triton.dependent_launch import await_previous, early
+from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 
 CHUNK = 2048  # entries of a block table that a program copies: 16 a thread, 32,768 tokens in blocks of 16
 SMALLEST = 128  # one a thread
@@ -40,7 +40,7 @@ def decode_inputs_kernel(
     It counts the token while the row's other programs may be about to look how many there are. Whether they find the
     old count or the new one makes no difference: by the new one they copy an entry that is not needed yet, at worst.
     """
-    await_previous()
+    wait_for_previous_kernel()
     i = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + i)
@@ -77,6 +77,7 @@ def decode_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> DecodeStep:
+    """See `octavo_kernels.decode_inputs`."""
     count, width = len(rows), block_table.shape[1]
     token_ids, positions, next_positions, slots = (torch.empty_like(rows) for _ in range(4))
     step = DecodeStep(
@@ -106,6 +107,6 @@ def decode_inputs(
         BLOCK_SIZE=block_size,
         CHUNK=chunk,
         num_warps=4,
-        **early(rows.device),
+        **pdl_options(rows.device),
     )
     return step

@@ -1,12 +1,11 @@
-"""Programmatic dependent launch: a kernel's programs start while the kernel before it ends, and wait there for it.
+"""Programmatic dependent launch (PDL): a kernel's programs start while the previous kernel ends, and wait for it.
 
-What a launch costs passes beside the end of the kernel before. The order of memory is that of ordinary launches by two
-rules: every program of a kernel that is launched so calls `await_previous`, also a program that has nothing to do, and
-before it neither writes anything nor reads what an earlier kernel of the same step may write; and waiting ends only
-when the kernel before is complete and its writes are seen. So a kernel that is complete implies that all before it are,
-however they were launched.
+This hides the latency of a launch. Memory is ordered as with ordinary launches, by two rules. First, every program of a
+kernel that is launched this way calls `wait_for_previous_kernel`, even if it has no work, and before that call it
+neither writes nor reads what an earlier kernel of the same step may write. Second, the wait ends only when the previous
+kernel is complete and its writes are visible. So when a kernel is complete, all earlier ones are, however launched.
 
-Weights, which no kernel of a step writes, may be asked for before: `prefetch_constants`.
+Weights, which no kernel of a step writes, may be prefetched before the wait: `prefetch_constants`.
 """
 
 from __future__ import annotations
@@ -24,32 +23,33 @@ _COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 @triton.jit
 def prefetch_constants(pointers):
-    """Ask for the cache lines that ``pointers`` lie in, all of them in tensors, while the kernel before still runs.
+    """Prefetch the cache lines of ``pointers``, which must lie in tensors, while the previous kernel still runs.
 
-    They come into the L2 cache, the same for all programs; what is in them is read only by a load.
+    They are loaded into the L2 cache, which all programs share; only a load reads their contents.
     """
     if _COMPILED:  # noqa: SIM102  (as below)
         if cuda_capability_geq(9, 0):
-            # Elementwise means a result for each pointer, which nobody wants.
+            # An elementwise operation must return a result for each pointer; it is not used.
             asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
             tl.inline_asm_elementwise(asm, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def await_previous():
-    """What a kernel that may be launched so begins with. Does nothing where it was not, or no GPU can."""
+def wait_for_previous_kernel():
+    """Wait for the previous kernel. Does nothing where the launch was an ordinary one or the GPU has no PDL."""
     if _COMPILED:  # noqa: SIM102  (the interpreter has no device to ask for)
         if cuda_capability_geq(9, 0):
             gdc_wait()
-            # Programs of the next kernel may come as soon as all of this one have: they wait for its end.
+            # The next kernel's programs may start once all of this one's have; they wait for its end.
             gdc_launch_dependents()
 
 
 @cache
 def supported(device: torch.device) -> bool:
+    """Whether ``device`` has programmatic dependent launch: compute capability 9.0 and above."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def early(device: torch.device) -> dict[str, bool]:
-    """How to launch a kernel that calls `await_previous`."""
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Launch options for a kernel that calls `wait_for_previous_kernel`."""
     return {"launch_pdl": supported(device)}

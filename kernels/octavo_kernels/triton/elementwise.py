@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo_kernels.triton.dependent_launch import await_previous, early
+from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 
 BLOCK = 1024  # elements a program of silu_and_mul or embedding: 8 a thread, and a single row still makes many programs
 
@@ -31,7 +31,8 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    await_previous()
+    """Grid (rows): RMS norm of a row; with ADD of its sum with the residual, which goes to ``total``."""
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -49,10 +50,12 @@ def rms_norm_kernel(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `octavo_kernels.rms_norm`."""
     return _launch(x, None, weight, eps)[0]
 
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.fused_add_rms_norm`."""
     return _launch(x, residual, weight, eps)
 
 
@@ -76,14 +79,15 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             BLOCK=triton.next_power_of_2(width),
             ADD=residual is not None,
             num_warps=_warps_for(width),
-            **early(x.device),
+            **pdl_options(x.device),
         )
     return out, total
 
 
 @triton.jit
 def silu_and_mul_kernel(x_ptr, x_stride, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    await_previous()
+    """Grid (rows, blocks of BLOCK columns)."""
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -96,18 +100,22 @@ def silu_and_mul_kernel(x_ptr, x_stride, out_ptr, WIDTH: tl.constexpr, BLOCK: tl
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
+    """See `octavo_kernels.silu_and_mul`."""
     rows = _rows_of(x)
     width = x.shape[-1] // 2
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (len(rows), triton.cdiv(width, BLOCK))
-        silu_and_mul_kernel[grid](rows, rows.stride(0), out, WIDTH=width, BLOCK=BLOCK, num_warps=4, **early(x.device))
+        silu_and_mul_kernel[grid](
+            rows, rows.stride(0), out, WIDTH=width, BLOCK=BLOCK, num_warps=4, **pdl_options(x.device)
+        )
     return out
 
 
 @triton.jit
 def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    await_previous()
+    """Grid (ids, blocks of BLOCK columns)."""
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -119,6 +127,7 @@ def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDT
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """See `octavo_kernels.embedding`."""
     width = weight.shape[1]
     ids = ids.contiguous()
     out = torch.empty(*ids.shape, width, dtype=weight.dtype, device=weight.device)
@@ -133,7 +142,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
             WIDTH=width,
             BLOCK=BLOCK,
             num_warps=4,
-            **early(ids.device),
+            **pdl_options(ids.device),
         )
     return out
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo_kernels.triton.dependent_launch import await_previous, early
+from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 
 HEADS = 4  # a program: with 128 elements a head, 4 a thread; a row of an 8B model makes a dozen programs
 FLOAT8_MAX = 448.0  # of e4m3; beyond it a conversion would give NaN
@@ -54,7 +54,8 @@ def rope_and_cache_kernel(
     NORM: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    await_previous()
+    """Grid (rows, tiles of HEADS heads)."""
+    wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     # The grid's second axis counts query tiles, then key tiles, then value tiles: a program has heads of one kind.
     q_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
@@ -128,6 +129,7 @@ def rope_and_cache(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
+    """See `octavo_kernels.rope_and_cache`. Raises ValueError for one norm without the other, or scales without fp8."""
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight come together or not at all")
     if kv_cache.stride(4) != 1:
@@ -169,6 +171,6 @@ def rope_and_cache(
         NORM=q_norm_weight is not None,
         LIMIT=FLOAT8_MAX if is_float8 else 0.0,
         num_warps=4 if head_size * heads >= 256 else 1,
-        **early(qkv.device),
+        **pdl_options(qkv.device),
     )
     return q

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from octavo_kernels.reference import sampling as reference
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows
-from octavo_kernels.triton.dependent_launch import early
+from octavo_kernels.triton.dependent_launch import pdl_options
 from octavo_kernels.triton.sampling_kernels import draw_kernel, scan_kernel
-from octavo_kernels.triton.sampling_truncation import cut_kernel, logprobs_kernel, wide_kernel
+from octavo_kernels.triton.sampling_truncation import full_row_kernel, logprobs_kernel, truncated_kernel
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class _Shape:
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
+    """See `octavo_kernels.sample`."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     count, vocab = logits.shape
@@ -71,34 +72,35 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     constrained = rows.constraints is not None
     source = (constraints, logits, logits.stride(0), vocab)
     cuts = (table.top_k, table.top_p, table.min_p)
-    lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained, **early(device)}
+    lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained, **pdl_options(device)}
     scan_kernel[(shape.chunks, count)](
         *source, rows.index, rows.index, rows.positions, table.temperature, table.streams,
         bound, best, peak, mass,
-        RAW=False, CUTS=rows.truncated, **lanes, num_warps=config.scan_warps, **_EXACT,
+        RAW=False, TRUNCATED=rows.truncated, **lanes, num_warps=config.scan_warps, **_EXACT,
     )  # fmt: skip
     lanes |= {"BLOCKS": shape.padded_blocks, "num_warps": config.row_warps}
     whose = (rows.index, rows.positions, table.temperature, *cuts, table.streams)
     flags = invalid.view(torch.int8)
     draw_kernel[(count,)](
         *source, *whose, bound, tokens, flags, shape.chunks,
-        CUTS=rows.truncated, **lanes, **_EXACT,
+        TRUNCATED=rows.truncated, **lanes, **_EXACT,
     )  # fmt: skip
     if rows.truncated:
         chosen = torch.empty(count, shape.keep, dtype=torch.int32, device=device)
         pending = torch.empty(count, dtype=torch.int32, device=device)
         total = torch.empty(count, device=device)
-        cut_kernel[(count,)](
+        truncated_kernel[(count,)](
             *source, *whose, best, peak, mass, chosen, tokens, flags, pending, total, shape.chunks,
             CHUNKS=shape.padded_chunks, KEEP=shape.keep, **lanes, **_EXACT,
         )  # fmt: skip
-        wide_kernel[(count,)](
+        full_row_kernel[(count,)](
             *source, *whose, bound, best, tokens, pending, total, shape.chunks, **lanes, **_EXACT,
         )  # fmt: skip
     return SampledRows(tokens, invalid)
 
 
 def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See `octavo_kernels.top_logprobs`."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     vocab = logits.shape[1]
@@ -117,15 +119,15 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
     source = (logits, logits.stride(0), vocab, rows)
     scan_kernel[(shape.chunks, count)](
         (), *source, rows, rows, rows, rows, best, best, peak, mass,
-        TILE=shape.tile, STEPS=shape.steps, RAW=True, CUTS=True, CONSTRAINED=False, num_warps=CONFIG.scan_warps,
-        **early(device),
+        TILE=shape.tile, STEPS=shape.steps, RAW=True, TRUNCATED=True, CONSTRAINED=False, num_warps=CONFIG.scan_warps,
+        **pdl_options(device),
     )  # fmt: skip
     logprobs_kernel[(count,)](
         *source, token_ids, best, peak, mass,
         torch.empty(count, shape.keep, dtype=torch.int32, device=device),
         ids, values, ranks, shape.chunks, k,
         TILE=shape.tile, STEPS=shape.steps, BLOCKS=shape.padded_blocks, CHUNKS=shape.padded_chunks, KEEP=shape.keep,
-        num_warps=CONFIG.row_warps, **early(device),
+        num_warps=CONFIG.row_warps, **pdl_options(device),
     )  # fmt: skip
     return ids, values, ranks
 

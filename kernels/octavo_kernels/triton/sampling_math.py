@@ -9,13 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BIG = tl.constexpr(2**31 - 1)
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32's finite numbers
+MAX_INT32 = tl.constexpr(2**31 - 1)
+LOWEST_FLOAT = tl.constexpr(-3.4028234663852886e38)  # of float32's finite numbers
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def open_row(row, logits_ptr, logits_stride, vocab, constraints, CONSTRAINED: tl.constexpr):
+    """The ``source`` of a row, see above."""
     logits = logits_ptr + row.to(tl.int64) * logits_stride
     if CONSTRAINED:
         bitmask_ptr, bitmask_index_ptr, edit_start_ptr, edit_ids_ptr, edit_values_ptr = constraints[:5]
@@ -62,13 +63,13 @@ def logits_of(source, ids, wanted):
         if source[9] >= 0:
             word = tl.load(source[10] + (ids >> 5), mask=wanted, other=0)
             seen = ((word >> (ids & 31)) & 1 != 0) & wanted
-            punished = tl.where(x > 0, tl.div_rn(x, source[13]), x * source[13])
+            penalized = tl.where(x > 0, tl.div_rn(x, source[13]), x * source[13])
             if source[11] >= 0:
                 # Memory is touched only where a token was seen: this costs what the history costs, not the vocabulary.
                 count = tl.load(source[12] + ids, mask=seen, other=0)
-                punished = punished - source[14] * count.to(tl.float32)
-                punished = punished - tl.where(count > 0, source[15], 0.0)
-            x = tl.where(seen, punished, x)
+                penalized = penalized - source[14] * count.to(tl.float32)
+                penalized = penalized - tl.where(count > 0, source[15], 0.0)
+            x = tl.where(seen, penalized, x)
     return x
 
 
@@ -124,14 +125,14 @@ def gumbel_bound(ids, key0, key1):
 
 
 @triton.jit
-def ordered(x):
+def sort_key(x):
     """int32 keys in the order of float32 ``x``; -0 and 0 are one."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def rank_line(keys, low, high, least, most):
+def rank_threshold(keys, low, high, least, most):
     """The largest key that ``least`` or more of ``keys`` reach, or any that at most ``most`` reach beside: by bisection
     between ``low``, which enough of them reach, and ``high``, which too few do (int32)."""
     while low + 1 < high:
@@ -144,18 +145,20 @@ def rank_line(keys, low, high, least, most):
 
 
 @triton.jit
-def min_p_line(peak, min_p):
+def min_p_threshold(peak, min_p):
     """The key that a token's score must reach: log(min_p) below the best. Scores of -inf never do."""
     line = peak.to(tl.float64) + tl.log(tl.where(min_p > 0, min_p, 1.0))
-    line = tl.where(min_p > 0, line.to(tl.float32), LOWEST)
-    return ordered(tl.maximum(line, LOWEST))
+    line = tl.where(min_p > 0, line.to(tl.float32), LOWEST_FLOAT)
+    return sort_key(tl.maximum(line, LOWEST_FLOAT))
 
 
 # ---- the draw
 
 
 @triton.jit
-def race(bounds, block, source, temperature, key0, key1, low, pivot, pivot_id, TILE: tl.constexpr, STEPS: tl.constexpr):
+def gumbel_argmax(
+    bounds, block, source, temperature, key0, key1, low, pivot, pivot_id, TILE: tl.constexpr, STEPS: tl.constexpr
+):
     """The winner among the tokens of blocks with these ``bounds`` (float32): where score + noise is largest.
 
     Only blocks whose bound reaches the best true value are looked into, hardly more than two a row. Tokens below
@@ -165,21 +168,21 @@ def race(bounds, block, source, temperature, key0, key1, low, pivot, pivot_id, T
     best = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), -1, tl.int32)
     score = tl.full((), float("-inf"), tl.float32)
-    floor = tl.full((), LOWEST, tl.float32)
+    floor = tl.full((), LOWEST_FLOAT, tl.float32)
     top = tl.max(bounds)
     while top >= floor:
-        at = tl.min(tl.where(bounds == top, block, BIG))
+        at = tl.min(tl.where(bounds == top, block, MAX_INT32))
         ids = (at // TILE) * (TILE * STEPS) + at % TILE + tl.arange(0, STEPS) * TILE
         s = tl.div_rn(logits_of(source, ids, ids < source[1]), temperature)
-        runs = (ordered(s) >= low) & ((s > pivot) | ((s == pivot) & (ids < pivot_id)))
+        runs = (sort_key(s) >= low) & ((s > pivot) | ((s == pivot) & (ids < pivot_id)))
         value = tl.where(runs, s.to(tl.float64) + gumbel(ids, key0, key1), float("-inf"))
         first = tl.max(value)
         if first > best:
             best = first
-            token = tl.min(tl.where(value == first, ids, BIG))
+            token = tl.min(tl.where(value == first, ids, MAX_INT32))
             score = tl.max(tl.where(ids == token, s, float("-inf")))
             # The bound is computed in float32 and with the reciprocal of the temperature: room for its rounding.
-            floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST)
+            floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST_FLOAT)
         bounds = tl.where(block == at, float("-inf"), bounds)
         top = tl.max(bounds)
     return token, score

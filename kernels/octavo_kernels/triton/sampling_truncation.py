@@ -5,20 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.dependent_launch import await_previous
-from octavo_kernels.triton.sampling_kernels import is_cut
+from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
+from octavo_kernels.triton.sampling_kernels import is_truncated
 from octavo_kernels.triton.sampling_math import (
-    BIG,
     LOG2_E,
-    LOWEST,
+    LOWEST_FLOAT,
+    MAX_INT32,
     gumbel,
+    gumbel_argmax,
     gumbel_bound,
     logits_of,
-    min_p_line,
+    min_p_threshold,
     open_row,
-    ordered,
-    race,
-    rank_line,
+    rank_threshold,
+    sort_key,
     stream_keys,
 )
 
@@ -36,39 +36,39 @@ def _gather(source, bests, block, floor, list_ptr, temperature, KEEP, TILE: tl.c
     at = tl.load(list_ptr + slot, mask=taken, other=0)
     ids = ((at // TILE) * (TILE * STEPS) + at % TILE)[:, None] + (tl.arange(0, STEPS) * TILE)[None, :]
     scores = tl.div_rn(logits_of(source, ids, taken[:, None] & (ids < source[1])), temperature)
-    return ids, tl.where(ordered(scores) >= floor, scores, float("-inf"))
+    return ids, tl.where(sort_key(scores) >= floor, scores, float("-inf"))
 
 
 @triton.jit
-def _race_tile(bounds, ids, scores, key0, key1):
-    """`race` among tokens at hand. Returns (token, score)."""
+def _gumbel_argmax_tile(bounds, ids, scores, key0, key1):
+    """`gumbel_argmax` among tokens at hand. Returns (token, score)."""
     best = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), -1, tl.int32)
     score = tl.full((), float("-inf"), tl.float32)
-    floor = tl.full((), LOWEST, tl.float32)
+    floor = tl.full((), LOWEST_FLOAT, tl.float32)
     top = tl.max(tl.max(bounds, axis=1), axis=0)
     while top >= floor:
-        at = tl.min(tl.min(tl.where(bounds == top, ids, BIG), axis=1), axis=0)
+        at = tl.min(tl.min(tl.where(bounds == top, ids, MAX_INT32), axis=1), axis=0)
         s = tl.max(tl.max(tl.where(ids == at, scores, float("-inf")), axis=1), axis=0)
         value = s.to(tl.float64) + gumbel(at, key0, key1)
         if value > best:
             best = value
             token = at
             score = s
-            floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST)
+            floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST_FLOAT)
         bounds = tl.where(ids == at, float("-inf"), bounds)
         top = tl.max(tl.max(bounds, axis=1), axis=0)
     return token, score
 
 
 @triton.jit
-def mass_needed(top_p, total):
+def required_mass(top_p, total):
     """Never 0: before the best token there is no mass, and it must stay for top_p = 0 too."""
     return tl.maximum(top_p * total, 1e-300)
 
 
 @triton.jit
-def cut_kernel(
+def truncated_kernel(
     constraints,
     logits_ptr,
     logits_stride,
@@ -104,7 +104,7 @@ def cut_kernel(
     is above it for top-p, all that is not above it is out, and the rest draws again with the same noise (rejection as
     in FlashInfer's sampling without sorting, Ye et al. 2025, with a fixed noise).
     """
-    await_previous()
+    wait_for_previous_kernel()
     row = tl.program_id(0)
     state = tl.load(index_ptr + row)
     tl.store(pending_ptr + row, 0)
@@ -113,7 +113,7 @@ def cut_kernel(
     temperature = tl.load(temperature_ptr + state)
     if tl.load(invalid_ptr + row) != 0:
         return
-    if not is_cut(state, vocab, temperature, top_k_ptr, top_p_ptr, min_p_ptr):
+    if not is_truncated(state, vocab, temperature, top_k_ptr, top_p_ptr, min_p_ptr):
         return
     top_k = tl.load(top_k_ptr + state).to(tl.int32)
     top_p = tl.load(top_p_ptr + state)
@@ -126,47 +126,47 @@ def cut_kernel(
     )
     bests = tl.div_rn(bests, temperature)
     peak = tl.max(bests)
-    keys = ordered(bests)
-    line = min_p_line(peak, min_p)
+    keys = sort_key(bests)
+    line = min_p_threshold(peak, min_p)
 
     floor = line
     least = tl.where(top_k <= KEEP, top_k, KEEP // 2)
     whole = tl.sum((keys >= line).to(tl.int32)) <= KEEP
     if not whole:
-        floor = rank_line(keys, line, ordered(peak) + 1, least, KEEP)
+        floor = rank_threshold(keys, line, sort_key(peak) + 1, least, KEEP)
         if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties
             floor += 1
         whole = tl.sum((keys >= floor).to(tl.int32)) >= top_k
     # Without top-k and min-p, what reaches the mass is all that top-p asks for.
-    hopeless = (whole == 0) & ((top_k < vocab) | (min_p > 0) | (top_p >= 1))
+    undecided = (whole == 0) & ((top_k < vocab) | (min_p > 0) | (top_p >= 1))
     needed = tl.full((), 2.0, tl.float64)
     if (whole == 0) & (top_p < 1):
         chunk = tl.arange(0, CHUNKS)
         known = chunk < chunks
-        peaks = tl.load(peak_ptr + row * chunks + chunk, mask=known, other=LOWEST)
+        peaks = tl.load(peak_ptr + row * chunks + chunk, mask=known, other=LOWEST_FLOAT)
         masses = tl.load(mass_ptr + row * chunks + chunk, mask=known, other=0.0)
         # The largest logit is peak * temperature, but for its rounding.
         total = tl.sum(masses * tl.exp2((peaks - tl.max(peaks)) * (LOG2_E / temperature)))
         tl.store(total_ptr + row, total)
-        needed = mass_needed(top_p, total)
+        needed = required_mass(top_p, total)
         # No block has more than STEPS times its best; the margin is for rounding.
         most = tl.sum(tl.where(keys >= floor, tl.exp2((bests - peak) * LOG2_E), 0.0)) * (STEPS * 1.001)
-        hopeless = hopeless | (most < needed)
-    if hopeless:
+        undecided = undecided | (most < needed)
+    if undecided:
         tl.store(pending_ptr + row, 1)
         return
     ids, scores = _gather(source, keys, block, floor, list_ptr + row * KEEP, temperature, KEEP, TILE, STEPS)
-    token_keys = tl.reshape(ordered(scores), (KEEP * STEPS,))
+    token_keys = tl.reshape(sort_key(scores), (KEEP * STEPS,))
     if whole and tl.sum((token_keys >= floor).to(tl.int32)) > top_k:
-        floor = rank_line(token_keys, floor, ordered(peak) + 1, top_k, top_k)
-    alive = ordered(scores) >= floor
+        floor = rank_threshold(token_keys, floor, sort_key(peak) + 1, top_k, top_k)
+    alive = sort_key(scores) >= floor
 
     weights = tl.zeros_like(scores)
     if top_p < 1:
         weights = tl.where(alive, tl.exp2((scores - peak) * LOG2_E), 0.0)
         inside = tl.sum(tl.sum(weights, axis=1), axis=0)
         if whole:
-            needed = mass_needed(top_p, inside)
+            needed = required_mass(top_p, inside)
         else:
             whole = inside >= needed
     if not whole:
@@ -174,12 +174,12 @@ def cut_kernel(
         return
 
     bounds = tl.where(alive, scores + gumbel_bound(ids, key0, key1), float("-inf"))
-    token, score = _race_tile(bounds, ids, scores, key0, key1)
+    token, score = _gumbel_argmax_tile(bounds, ids, scores, key0, key1)
     if top_p < 1:
         ahead = (scores > score) | ((scores == score) & (ids < token))
         while tl.sum(tl.sum(tl.where(ahead, weights, 0.0), axis=1), axis=0).to(tl.float64) >= needed:
             bounds = tl.where(ahead, bounds, float("-inf"))
-            token, score = _race_tile(bounds, ids, scores, key0, key1)
+            token, score = _gumbel_argmax_tile(bounds, ids, scores, key0, key1)
             ahead = (scores > score) | ((scores == score) & (ids < token))
     tl.store(token_ptr + row, token)
 
@@ -198,10 +198,10 @@ def _tokens_before(source, best_ptr, chunks, temperature, peak, key, token, TILE
     mass = tl.zeros((part, TILE), tl.float32)
     for at in range(chunks * (STEPS // part)):
         chunk = at // (STEPS // part)
-        live = ordered(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= key
+        live = sort_key(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= key
         ids = (at * part + step)[:, None] * TILE + lane[None, :]
         scores = tl.div_rn(logits_of(source, ids, live[None, :] & (ids < source[1])), temperature)
-        keys = ordered(scores)
+        keys = sort_key(scores)
         before = (keys > key) | ((keys == key) & (ids < token))
         count += before.to(tl.int32)
         mass += tl.where(before, tl.exp2((scores - peak) * LOG2_E), 0.0)
@@ -209,7 +209,7 @@ def _tokens_before(source, best_ptr, chunks, temperature, peak, key, token, TILE
 
 
 @triton.jit
-def _bounds_before(
+def _write_bounds_before(
     source, best_ptr, bound_ptr, chunks, temperature, key0, key1, low, pivot, pivot_id, TILE, STEPS: tl.constexpr
 ):
     """Write the bounds of all blocks anew, of the tokens only that are not below the key ``low`` and rank before
@@ -219,19 +219,19 @@ def _bounds_before(
     step = tl.arange(0, part)
     tl.debug_barrier()
     for chunk in range(chunks):
-        live = ordered(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= low
+        live = sort_key(tl.div_rn(tl.load(best_ptr + chunk * TILE + lane), temperature)) >= low
         bound = tl.full((TILE,), float("-inf"), tl.float32)
         for first in range(0, STEPS, part):
             ids = (chunk * STEPS + first + step)[:, None] * TILE + lane[None, :]
             scores = tl.div_rn(logits_of(source, ids, live[None, :] & (ids < source[1])), temperature)
-            runs = (ordered(scores) >= low) & ((scores > pivot) | ((scores == pivot) & (ids < pivot_id)))
+            runs = (sort_key(scores) >= low) & ((scores > pivot) | ((scores == pivot) & (ids < pivot_id)))
             bound = tl.maximum(bound, tl.max(tl.where(runs, scores + gumbel_bound(ids, key0, key1), float("-inf")), 0))
         tl.store(bound_ptr + chunk * TILE + lane, bound)
     tl.debug_barrier()  # other threads read what these wrote
 
 
 @triton.jit
-def wide_kernel(
+def full_row_kernel(
     constraints,
     logits_ptr,
     logits_stride,
@@ -254,8 +254,8 @@ def wide_kernel(
     BLOCKS: tl.constexpr,
     CONSTRAINED: tl.constexpr,
 ):
-    """The rows that `cut_kernel` left pending: as there, but each look is one at the whole row."""
-    await_previous()
+    """The rows that `truncated_kernel` left pending: as there, but each look is one at the whole row."""
+    wait_for_previous_kernel()
     row = tl.program_id(0)
     if tl.load(pending_ptr + row) == 0:
         return
@@ -271,38 +271,44 @@ def wide_kernel(
     bests = tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf"))
     bests = tl.div_rn(bests, temperature)
     peak = tl.max(bests)
-    keys = ordered(bests)
-    least = ordered(tl.full((), LOWEST, tl.float32))
-    low = min_p_line(peak, tl.load(min_p_ptr + state))
+    keys = sort_key(bests)
+    least = sort_key(tl.full((), LOWEST_FLOAT, tl.float32))
+    low = min_p_threshold(peak, tl.load(min_p_ptr + state))
     if top_k < vocab:
-        reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
+        reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, low, MAX_INT32, TILE, STEPS)
         if reach > top_k:
-            high = ordered(peak) + 1
+            high = sort_key(peak) + 1
             if tl.sum((keys >= low).to(tl.int32)) >= top_k:
-                low = rank_line(keys, low, high, top_k, top_k + top_k // 8)
+                low = rank_threshold(keys, low, high, top_k, top_k + top_k // 8)
             while low + 1 < high:
                 middle = (low >> 1) + (high >> 1) + (low & high & 1)
-                reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, middle, BIG, TILE, STEPS)
+                reach, _ = _tokens_before(source, best_row, chunks, temperature, peak, middle, MAX_INT32, TILE, STEPS)
                 low = tl.where(reach >= top_k, middle, low)
                 high = tl.where(reach > top_k, high, tl.where(reach == top_k, middle + 1, middle))
 
     if low > least:
-        _bounds_before(source, best_row, bound_row, chunks, temperature, key0, key1, low, float("-inf"), 0, TILE, STEPS)
+        _write_bounds_before(
+            source, best_row, bound_row, chunks, temperature, key0, key1, low, float("-inf"), 0, TILE, STEPS
+        )
     bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
-    token, score = race(bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS)
+    token, score = gumbel_argmax(
+        bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS
+    )
     if top_p < 1:
         total = tl.load(total_ptr + row)
         if low > least:
-            _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, BIG, TILE, STEPS)
-        needed = mass_needed(top_p, total)
-        _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
+            _, total = _tokens_before(source, best_row, chunks, temperature, peak, low, MAX_INT32, TILE, STEPS)
+        needed = required_mass(top_p, total)
+        _, mass = _tokens_before(source, best_row, chunks, temperature, peak, sort_key(score), token, TILE, STEPS)
         while mass.to(tl.float64) >= needed:
-            _bounds_before(source, best_row, bound_row, chunks, temperature, key0, key1, low, score, token, TILE, STEPS)
+            _write_bounds_before(
+                source, best_row, bound_row, chunks, temperature, key0, key1, low, score, token, TILE, STEPS
+            )
             bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
-            token, score = race(
+            token, score = gumbel_argmax(
                 bounds, block, source, temperature, key0, key1, low, score, token, TILE=TILE, STEPS=STEPS
             )
-            _, mass = _tokens_before(source, best_row, chunks, temperature, peak, ordered(score), token, TILE, STEPS)
+            _, mass = _tokens_before(source, best_row, chunks, temperature, peak, sort_key(score), token, TILE, STEPS)
     tl.store(token_ptr + row, token)
 
 
@@ -310,18 +316,18 @@ def wide_kernel(
 
 
 @triton.jit
-def _next_of_value(source, best_ptr, chunks, key, after, TILE, STEPS: tl.constexpr):
-    """The lowest id above ``after`` whose logit has this key; BIG if there is none."""
+def _next_with_value(source, best_ptr, chunks, key, after, TILE, STEPS: tl.constexpr):
+    """The lowest id above ``after`` whose logit has this key; MAX_INT32 if there is none."""
     lane = tl.arange(0, TILE)
-    found = tl.full((), BIG, tl.int32)
+    found = tl.full((), MAX_INT32, tl.int32)
     chunk = tl.maximum(after, 0) // (TILE * STEPS)
-    while (chunk < chunks) & (found == BIG):
-        live = ordered(tl.load(best_ptr + chunk * TILE + lane)) >= key
+    while (chunk < chunks) & (found == MAX_INT32):
+        live = sort_key(tl.load(best_ptr + chunk * TILE + lane)) >= key
         for step in range(STEPS):
             ids = (chunk * STEPS + step) * TILE + lane
             wanted = live & (ids < source[1])
-            same = wanted & (ordered(logits_of(source, ids, wanted)) == key) & (ids > after)
-            found = tl.minimum(found, tl.min(tl.where(same, ids, BIG)))
+            same = wanted & (sort_key(logits_of(source, ids, wanted)) == key) & (ids > after)
+            found = tl.minimum(found, tl.min(tl.where(same, ids, MAX_INT32)))
         chunk += 1
     return found
 
@@ -349,19 +355,19 @@ def logprobs_kernel(
     KEEP: tl.constexpr,
 ):
     """Of each of the ``rows``: the chosen token's log-probability and rank, and the k best tokens in order."""
-    await_previous()
+    wait_for_previous_kernel()
     row = tl.program_id(0)
     source = open_row(tl.load(rows_ptr + row), logits_ptr, logits_stride, vocab, (), False)
     best_row = best_ptr + row.to(tl.int64) * chunks * TILE
     chunk = tl.arange(0, CHUNKS)
-    peaks = tl.load(peak_ptr + row * chunks + chunk, mask=chunk < chunks, other=LOWEST)
+    peaks = tl.load(peak_ptr + row * chunks + chunk, mask=chunk < chunks, other=LOWEST_FLOAT)
     masses = tl.load(mass_ptr + row * chunks + chunk, mask=chunk < chunks, other=0.0)
     peak = tl.max(peaks)
     norm = peak + tl.log(tl.sum(masses * tl.exp2((peaks - peak) * LOG2_E)))
 
     chosen = tl.load(chosen_ptr + row).to(tl.int32)
     value = tl.load(source[0] + chosen).to(tl.float32)
-    before, _ = _tokens_before(source, best_row, chunks, 1.0, peak, ordered(value), -1, TILE, STEPS)
+    before, _ = _tokens_before(source, best_row, chunks, 1.0, peak, sort_key(value), -1, TILE, STEPS)
     out = row * (k + 1)
     tl.store(ids_ptr + out, chosen)
     tl.store(values_ptr + out, value - norm)
@@ -369,12 +375,12 @@ def logprobs_kernel(
     if k > 0:
         block = tl.arange(0, BLOCKS)
         bests = tl.load(best_row + block, mask=block < chunks * TILE, other=float("-inf"))
-        keys = ordered(bests)
-        lowest = ordered(tl.full((), LOWEST, tl.float32))
+        keys = sort_key(bests)
+        lowest = sort_key(tl.full((), LOWEST_FLOAT, tl.float32))
         floor = lowest
-        rest = ordered(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor
+        rest = sort_key(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor
         if tl.sum((keys >= floor).to(tl.int32)) > KEEP:
-            floor = rank_line(keys, lowest, ordered(peak) + 1, k, KEEP)
+            floor = rank_threshold(keys, lowest, sort_key(peak) + 1, k, KEEP)
             if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties, of which the lowest ids are wanted
                 rest = floor
                 floor += 1
@@ -383,10 +389,10 @@ def logprobs_kernel(
         for place in range(1, k + 1):
             top = tl.max(tl.max(scores, axis=1), axis=0)
             if top > float("-inf"):
-                at = tl.min(tl.min(tl.where(scores == top, ids, BIG), axis=1), axis=0)
+                at = tl.min(tl.min(tl.where(scores == top, ids, MAX_INT32), axis=1), axis=0)
                 scores = tl.where(ids == at, float("-inf"), scores)
             else:
-                at = _next_of_value(source, best_row, chunks, rest, after, TILE, STEPS)
+                at = _next_with_value(source, best_row, chunks, rest, after, TILE, STEPS)
                 after = at
                 top = tl.load(source[0] + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
             tl.store(ids_ptr + out + place, at)

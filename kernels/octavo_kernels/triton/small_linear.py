@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
-from octavo_kernels.triton.dependent_launch import await_previous, early, prefetch_constants
+from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
 
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
@@ -24,14 +24,18 @@ BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
 # Three programs an SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB under way in all.
 PROGRAMS = 396
 MAX_SPLITS = 8
-AHEAD = tl.constexpr(4)  # blocks of its weight that a program asks for before it waits: a block more than its stages
+PREFETCH_BLOCKS = tl.constexpr(
+    4
+)  # blocks of its weight that a program asks for before it waits: a block more than its stages
 # Smaller weights, in bytes, are read in a few microseconds, of which the counters and sums of parts take too many: left
 # to cuBLAS until measured.
-LEAST_BYTES = 8 << 20
+MIN_WEIGHT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class SmallConfig:
+    """The columns of a tile, the parts that K is split into, and the warps and pipeline stages of a program."""
+
     block_k: int
     splits: int
     num_warps: int = 4
@@ -47,7 +51,7 @@ def small_config(n: int, k: int) -> SmallConfig | None:
     """How to multiply at most 16 rows with a weight [n, k]; None where cuBLAS should."""
     if (n, k) in MEASURED:
         return MEASURED[n, k]
-    return None if 2 * n * k < LEAST_BYTES else split_config(n, k)
+    return None if 2 * n * k < MIN_WEIGHT_BYTES else split_config(n, k)
 
 
 def split_config(n: int, k: int) -> SmallConfig | None:
@@ -58,16 +62,19 @@ def split_config(n: int, k: int) -> SmallConfig | None:
     blocks = k // block_k
     # Parts of equal length, and none empty.
     choices = {triton.cdiv(blocks, triton.cdiv(blocks, s)) for s in range(1, max(1, min(MAX_SPLITS, blocks // 2)) + 1)}
-    durations = {splits: duration(n, k, block_k, splits) for splits in choices}
+    durations = {splits: estimated_duration(n, k, block_k, splits) for splits in choices}
     # Of those within 5 % of the best, the fewest.
     return SmallConfig(block_k, min(s for s in choices if 20 * durations[s] <= 21 * min(durations.values())))
 
 
-def duration(n: int, k: int, block_k: int, splits: int) -> int:
-    """How long ``splits`` parts take, in the time that a program needs for a column of its tile: waves of programs, of
-    which each reads its part of K. A start costs as much as 128 columns, and the sum of a part as much as 64."""
-    waves = triton.cdiv(triton.cdiv(n, BLOCK_N) * splits, PROGRAMS)
-    return waves * (triton.cdiv(k // block_k, splits) * block_k + 128 + 64 * (splits > 1))
+def estimated_duration(n: int, k: int, block_k: int, splits: int) -> int:
+    """How long ``splits`` parts take, in units of the time that a program needs for one column of its tile.
+
+    Programs run in waves, and each reads its part of K. A start costs as much as 128 columns, the sum of a part 64.
+    """
+    waves: int = triton.cdiv(triton.cdiv(n, BLOCK_N) * splits, PROGRAMS)
+    columns: int = triton.cdiv(k // block_k, splits) * block_k
+    return waves * (columns + 128 + 64 * (splits > 1))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -89,6 +96,7 @@ def small_linear_kernel(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
+    """Grid (tiles of BLOCK_N weight rows, parts of K)."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -101,18 +109,18 @@ def small_linear_kernel(
     # Weights are written when they are loaded, before any step: their way from memory may begin before the wait, by
     # lines of 128 bytes. Past this program's part of a row lies the next one's, past the row nothing.
     line: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    lines = begin * BLOCK_K + tl.arange(0, AHEAD * BLOCK_K // line) * line
+    lines = begin * BLOCK_K + tl.arange(0, PREFETCH_BLOCKS * BLOCK_K // line) * line
     prefetch_constants(weight_rows + tl.minimum(lines, K - 1)[None, :])
-    await_previous()
+    wait_for_previous_kernel()
     weights = weight_rows + k[None, :]
     rows = x_ptr + row.to(tl.int64)[None, :] * x_stride + k[:, None]
-    known = (row < num_rows)[None, :]
+    row_mask = (row < num_rows)[None, :]
     sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
     for block in range(begin, tl.minimum(begin + each, blocks)):
         w = tl.load(weights + block * BLOCK_K, eviction_policy="evict_first")
-        x = tl.load(rows + block * BLOCK_K, mask=known, other=0.0)
+        x = tl.load(rows + block * BLOCK_K, mask=row_mask, other=0.0)
         sums = tl.dot(w, x, sums)
-    wanted = (n < N)[:, None] & known
+    wanted = (n < N)[:, None] & row_mask
     place = row[None, :] * N + n[:, None]
     if SPLITS > 1:
         tl.store(parts_ptr + split * (num_rows * N) + place, sums, mask=wanted)
@@ -129,11 +137,12 @@ def small_linear_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """See `octavo_kernels.linear`."""
     if x.device.type != "cpu" and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype in DTYPES:
         config = small_config(*weight.shape)
         if config is not None and x.dtype == weight.dtype and x.stride(1) == weight.stride(1) == 1:
             return small_linear(x, weight, bias, config)
-    return F.linear(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallConfig) -> Tensor:
@@ -164,7 +173,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallCo
         HAS_BIAS=bias is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **early(x.device),
+        **pdl_options(x.device),
     )
     return out
 

@@ -108,7 +108,7 @@ class StepInputs:
             max_query_len=int(num_scheduled.max()),
             max_seq_len=max_seq_len,
             num_actual_tokens=total,
-            host_starts=starts,
+            query_start_loc_cpu=starts,
         )
 
     def to(self, put: Callable[[np.ndarray], torch.Tensor]) -> None:

@@ -156,7 +156,7 @@ class ModelRunner:
         for change in step.scheduled_cached_reqs:
             self.batch.update_blocks(change)
         if self._prefault:
-            self._prefault.used(self.batch.highest_block)
+            self._prefault.mark_used(self.batch.highest_block)
 
     def _add_row(self, data: NewRequestData) -> None:
         row = self.batch.add(data)

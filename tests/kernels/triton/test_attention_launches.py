@@ -56,7 +56,7 @@ def test_prompts_have_no_chunks_reduced(
     reduce, decode = Launches(attention.reduce_chunks), Launches(attention.decode_attention)
     monkeypatch.setattr(attention, "reduce_chunks", reduce)
     monkeypatch.setattr(attention, "decode_attention", decode)
-    known = replace(metadata, host_starts=metadata.query_start_loc.cpu().numpy())
+    known = replace(metadata, query_start_loc_cpu=metadata.query_start_loc.cpu().numpy())
     assert torch.equal(attention.paged_attention(q, kv_cache, known, 0.125), expected)
     assert [grid[0] for grid in reduce.grids] == [reduced][: bool(reduced)]
     assert len(decode.grids) == bool(reduced)

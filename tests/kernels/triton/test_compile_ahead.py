@@ -16,7 +16,15 @@ from octavo.fetch.cache import cache_dir
 SCRIPT = Path(__file__).parents[3] / "benchmarks/kernels_sm90.py"
 OF_A_DECODE_STEP = {
     *("embedding_kernel", "rms_norm_kernel", "rope_and_cache_kernel", "silu_and_mul_kernel", "small_linear_kernel"),
-    *("plan_decode", "decode_attention", "reduce_chunks", "scan_kernel", "draw_kernel", "cut_kernel", "wide_kernel"),
+    *(
+        "plan_decode",
+        "decode_attention",
+        "reduce_chunks",
+        "scan_kernel",
+        "draw_kernel",
+        "truncated_kernel",
+        "full_row_kernel",
+    ),
     "decode_inputs_kernel",
 }
 OLDEST = "3.6.0"  # the one that torch 2.11 brings

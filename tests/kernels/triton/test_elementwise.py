@@ -92,9 +92,9 @@ def test_splits_leave_no_part_empty(n, k):
         assert rest == 0
         assert (config.splits - 1) * each < blocks <= config.splits * each
         assert config.splits <= small_linear.MAX_SPLITS
-        durations = [small_linear.duration(n, k, config.block_k, s) for s in range(1, config.splits + 1)]
+        durations = [small_linear.estimated_duration(n, k, config.block_k, s) for s in range(1, config.splits + 1)]
         assert durations[-1] <= min(durations[0], 1.05 * min(durations))
-    assert small_linear.small_config(n, k) == (config if 2 * n * k >= small_linear.LEAST_BYTES else None)
+    assert small_linear.small_config(n, k) == (config if 2 * n * k >= small_linear.MIN_WEIGHT_BYTES else None)
 
 
 @pytest.mark.parametrize(

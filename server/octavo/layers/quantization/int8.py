@@ -67,7 +67,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """See `LinearMethod`."""
-        parts = [replace(self._parts[part], terms=self.activation_terms) for part in sorted(self._parts)]
+        parts = [replace(self._parts[part], activation_terms=self.activation_terms) for part in sorted(self._parts)]
         self.packed = replace(concat(parts), margin=self.margin)
         self._parts.clear()
         for number, part in enumerate(self.packed.parts):
