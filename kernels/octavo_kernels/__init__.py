@@ -1,16 +1,16 @@
 """The kernels of the engine: one interface, several backends.
 
-Every function here takes torch tensors and hands them to a backend module that has a function of the same name:
-``reference`` (plain torch, obviously right), ``cpu`` (C made for speed) or ``triton`` (CUDA). Which one is decided by
-the device of the tensors, unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
+Every function here takes torch tensors and calls the function of the same name in a backend module: ``reference``
+(plain torch, which defines the results), ``cpu`` (C) or ``triton`` (CUDA). The device of the tensors decides which one,
+unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` names one.
 
 Shapes: T rows (tokens) of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size. The KV cache of one
 layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values. An int8 one has
 `kv_scale_bytes` more than D.
 
-In float32 every row of a result depends on that row's own data alone: not on how many rows, chunks or requests are in
-the step, nor on the block size or the number of threads. ``linear`` keeps this on a CPU alone, for T a multiple of 8:
-cuBLAS chooses by T how it sums.
+In float32 every row of a result depends on that row's own data only: not on the number of rows, chunks or requests in
+the step, the block size or the number of threads. For ``linear`` this holds on CPUs only and for T a multiple of 8: the
+order of cuBLAS's sums depends on T.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ def decode_inputs(
     block_table: Tensor,
     block_size: int,
 ) -> DecodeStep:
-    """The inputs of a step in which each of ``rows`` int64 [R] computes its last token, which ``num_computed`` counts.
+    """Inputs of a step in which each of ``rows`` int64 [R] computes its last token. Adds 1 to their ``num_computed``.
 
     ``last_tokens``, ``num_computed``, ``num_kv_tokens`` int64 [S] and ``block_table`` int32 [S, max_blocks] are the
-    state that rows point into, all contiguous; positions below ``num_kv_tokens`` are not written again. Rows are
-    distinct but for -1, which is padding and changes nothing; the last row of the state is nobody's.
+    contiguous state that rows point into. Positions below ``num_kv_tokens`` are not written again. Rows are distinct
+    except for -1, which is padding and changes nothing; the last row of the state belongs to no sequence.
     """
     return backend_for(rows).decode_inputs(rows, last_tokens, num_computed, num_kv_tokens, block_table, block_size)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of each row of ``x [T, H]``: computed in float32, cast to x.dtype, then times ``weight [H]``."""
+    """RMS norm of each row of ``x [T, H]``: computed in float32, rounded to x.dtype, then times ``weight [H]``."""
     return backend_for(x).rms_norm(x, weight, eps)
 
 
@@ -119,17 +119,17 @@ def rope_and_cache(
 ) -> Tensor:
     """Split ``qkv [T, (Hq + 2 Hkv) D]``, norm and rotate q and k, write k and v to the cache; returns ``q [T, Hq, D]``.
 
-    ``q_norm_weight``/``k_norm_weight [D]`` ask for an RMS norm of each head (Qwen3). ``cos_sin_cache [positions,
+    ``q_norm_weight`` and ``k_norm_weight [D]`` add an RMS norm of each head (Qwen3). ``cos_sin_cache [positions,
     rot_dim]`` float32 holds the cosines in its first half and the sines in its second; the first ``rot_dim`` elements
-    of a head are rotated, halves paired (GPT-NeoX style); None leaves positions to the model. Row t goes to slot
+    of a head are rotated, halves paired (GPT-NeoX style); with None nothing is rotated. Row t goes to slot
     ``slot_mapping[t]`` (int64, block * block_size + offset); -1 writes nothing. ``positions`` is int64 ``[T]``. An
-    fp8 (e4m3) cache holds ``k / k_scale`` and ``v / v_scale``, cut to +-448. Raises ValueError for a ``rot_dim`` that
-    is odd or above D.
+    fp8 (e4m3) cache holds ``k / k_scale`` and ``v / v_scale``, clamped to +-448. Raises ValueError for a ``rot_dim``
+    that is odd or above D.
     """
     if cos_sin_cache is not None and (cos_sin_cache.shape[1] > head_size or cos_sin_cache.shape[1] % 2):
         raise ValueError(
-            f"cos_sin_cache: {cos_sin_cache.shape[1]} elements of a head cannot be rotated, it has {head_size}; "
-            "they must be even and no more"
+            f"cos_sin_cache: {cos_sin_cache.shape[1]} elements of a head cannot be rotated; "
+            f"use an even number up to head_size={head_size}"
         )
     return backend_for(qkv).rope_and_cache(
         qkv,
@@ -158,12 +158,12 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor:
-    """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's pages; returns ``[T, Hq, D]`` in q.dtype.
+    """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 
-    Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and sees the positions up to its own, only the
-    last ``window`` of them when that is set (itself included). ``softcap`` c bends scores to ``c * tanh(score / c)``.
-    Decode and prefill rows may be mixed. Padding rows (from ``metadata.num_actual_tokens`` on) give zeros.
-    The cache holds ``k / k_scale`` and ``v / v_scale`` (for an fp8 one).
+    Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and attends to the positions up to its own, with
+    ``window`` only to the last ``window`` of them (itself included). ``softcap`` c replaces scores by
+    ``c * tanh(score / c)``. Decode and prefill rows may be mixed. Padding rows (``metadata.num_actual_tokens`` and
+    later) give zeros. An fp8 cache holds ``k / k_scale`` and ``v / v_scale``.
     """
     return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale)
 
@@ -183,7 +183,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x [T, K] @ weight [N, K]^T (+ bias [N])``: unquantised. Returns ``[T, N]``."""
+    """``x [T, K] @ weight [N, K]^T (+ bias [N])``, all in one floating-point dtype. Returns ``[T, N]``."""
     return backend_for(x).linear(x, weight, bias)
 
 
@@ -191,19 +191,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
-    """Draw one token for each row of ``logits [R, V]`` (any float dtype, left as they are).
+    """Draw one token for each row of ``logits [R, V]`` (any floating-point dtype; not changed).
 
-    The order of operations: constraints, temperature, min-p, top-k, top-p, and the largest of score + Gumbel noise. The
-    noise is a hash of (stream, position, token), so a draw depends on its own row alone and repeats bit for bit.
+    The order of operations is constraints, temperature, min-p, top-k, top-p, then the largest score + Gumbel noise. The
+    noise is a hash of (stream, position, token), so a draw depends only on its own row and is reproducible bit for bit.
     """
     return backend_for(logits).sample(logits, rows)
 
 
 def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of ``rows`` (int64 [N]) of ``logits [R, V]``: the chosen token's first, then the ``k`` best.
+    """Log-probabilities of ``rows`` (int64 [N]) of ``logits [R, V]``: of the sampled token, then the ``k`` largest.
 
-    ``token_ids`` int64 [N] are the chosen ones. Returns ids int64 and values float32 ``[N, k + 1]`` (the lower id first
-    among equals), and the chosen tokens' ranks int64 [N], from 1.
+    ``token_ids`` int64 [N] are the sampled ones. Returns ids int64 and values float32 ``[N, k + 1]`` (the lower id
+    first among equals), and the sampled tokens' ranks int64 [N], counted from 1.
     """
     return backend_for(logits).top_logprobs(logits, rows, token_ids, k)
 
@@ -212,7 +212,7 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
 
 
 def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
-    """Rows ``x [T, K]`` as int8 in groups of 32 with a scale each; with two ``terms``, as 15-bit numbers."""
+    """Rows ``x [T, K]`` as int8 in groups of 32 with a scale each; with two ``terms`` as 15-bit numbers."""
     return backend_for(x).quantize_rows(x, terms)
 
 
@@ -221,9 +221,9 @@ def rms_norm_quantize(
 ) -> tuple[QuantizedRows, Tensor]:
     """`rms_norm` or, with ``residual``, `fused_add_rms_norm`, then `quantize_rows`, in one pass.
 
-    Returns the rows and the new residual (``x`` itself without one), bit-equal to the separate steps but for second
-    ``terms``: only groups with a value of a third of the row's largest and more have them. What 8 bits lose grows with
-    a group's largest value, so that these few would lose nearly all of it, and the rest costs no arithmetic.
+    Returns the rows and the new residual (``x`` itself without one). They are bit-equal to the separate steps, except
+    for second ``terms``: only groups with a value of at least a third of the row's largest have them. The error of 8
+    bits grows with a group's largest value, so nearly all of it is in these few, and the others cost no arithmetic.
     """
     return backend_for(x).rms_norm_quantize(x, weight, eps, residual, terms)
 
@@ -235,9 +235,9 @@ def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """``x [T, K]`` times a packed weight ``[N, K]`` plus ``bias [N]``: ``[T, N]`` in x.dtype (float32 or bfloat16), or
-    float32 if the weight has a margin.
+    in float32 if the weight has a margin.
 
-    Each row's result is bit-equal whatever T is. Raises ValueError when widths or terms do not match.
+    The result of a row does not depend on T. Raises ValueError if widths or terms do not match.
     """
     return backend_for(x.pairs if isinstance(x, QuantizedRows) else x).quantized_linear(x, packed, bias)
 
@@ -245,7 +245,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
 def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1) -> QuantizedRows:
     """`silu_and_mul_quantize` of `quantized_linear` with gates and ups ``[2 I, K]``, bit-equal to the separate steps.
 
-    Returns rows of I values. Raises ValueError when widths or terms do not match.
+    Returns rows of I values. Raises ValueError if widths or terms do not match.
     """
     return backend_for(x.pairs).gated_linear_quantize(x, packed, terms)
 

@@ -1,4 +1,4 @@
-"""Which backend serves a call."""
+"""The choice of the backend that serves a call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _selected = False
 
 
 class BackendUnavailableError(RuntimeError):
-    """The backend that was asked for cannot run here; the message says why and what to do."""
+    """The selected backend cannot run on this machine; the message says why and what to do."""
 
 
 def select_backend(name: str = "auto") -> str:
-    """Choose the backend of this process: "auto" (by device), "reference", "cpu" or "triton"; returns the choice made.
+    """Select the backend of this process: "auto" (by device), "reference", "cpu" or "triton"; returns the selection.
 
-    "auto" follows OCTAVO_KERNEL_BACKEND when that is set. Raises ValueError for a name that is not one of these,
+    "auto" follows OCTAVO_KERNEL_BACKEND if that is set. Raises ValueError for any other name, and
     BackendUnavailableError for a backend that cannot run on this machine.
     """
     global _forced, _selected
@@ -69,26 +69,26 @@ def backend_name(device: torch.device) -> str:
 
 
 def check_device(device: torch.device) -> None:
-    """Raises BackendUnavailableError when the backend that would serve tensors on ``device`` cannot read them."""
+    """Raises BackendUnavailableError if the selected backend cannot read tensors on ``device``."""
     reason = _backend_on(device).unsupported_device_reason(device)
     if reason:
         raise BackendUnavailableError(f"the kernel backend {backend_name(device)!r} {reason}")
 
 
 def can_be_captured(device: torch.device) -> bool:
-    """Whether the kernels that serve ``device`` read nothing on the host, so that a graph can replay them."""
+    """Whether the kernels for ``device`` read no tensor on the host, so that a CUDA graph can capture them."""
     return _backend_on(device).CAPTURABLE
 
 
 def attention_problem(
     device: torch.device, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int
 ) -> str | None:
-    """Why attention on ``device`` refuses this; the text begins with the name of what is wrong. None: it does not."""
+    """Why attention on ``device`` does not support these values, beginning with the name of one; None if it does."""
     return _backend_on(device).attention_problem(block_size, dtype, kv_dtype, head_size)
 
 
 def kv_scale_bytes(device: torch.device, kv_dtype: torch.dtype, head_size: int) -> int:
-    """How many bytes a KV cache of ``kv_dtype`` has for the scales of one key or value, beside its elements."""
+    """Bytes of the scales of one key or value in a KV cache of ``kv_dtype``, beside its elements."""
     return _backend_on(device).kv_scale_bytes(kv_dtype, head_size) if kv_dtype == torch.int8 else 0
 
 
@@ -104,7 +104,7 @@ def _backend_on(device: torch.device) -> ModuleType:
 def _load(name: str) -> ModuleType:
     try:
         module = importlib.import_module(f"octavo_kernels.{name}")
-    except ImportError as error:  # triton is not on every machine
+    except ImportError as error:  # triton is not installed on every machine
         raise BackendUnavailableError(f"the kernel backend {name!r} cannot be imported: {error}") from error
     if not hasattr(module, "unavailable_reason"):
         raise BackendUnavailableError(f"the kernel backend {name!r} is not part of this installation")

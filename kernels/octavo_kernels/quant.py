@@ -1,13 +1,13 @@
 """Group-quantised weights and activations: how they lie in memory (`octavo_kernels.packing` makes them from files).
 
-A weight is held in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
-file (W4A8). Activations become int8 with one scale for each group of 32 of a row; sums within a group are exact
-integers, groups are added in their order, so a row's result never depends on the other rows. The layout of the packed
-bytes, and what becomes of a file's scales, is described in cpu/csrc/quant.h.
+A weight is stored in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
+file (W4A8). Activations become int8 with one scale for each group of 32 values of a row. Sums within a group are exact
+integers and groups are added in order, so a row's result never depends on other rows. cpu/csrc/quant.h describes the
+layout of the packed bytes and what happens to a file's scales.
 
-One int8 ``term`` costs about as much as the 8-bit weights do in accuracy; with ``terms=2`` activations have 15 bits (a
-second int8 for what the first leaves over) for twice the arithmetic; of the 15, products of 4-bit weights keep some 11.
-Of a head's logits only the best need them: with a ``margin`` the others make do with one term.
+Activations of one int8 ``term`` lose about as much accuracy as 8-bit weights do. With two terms they have 15 bits (a
+second int8 holds the remainder of the first) for twice the arithmetic; products with 4-bit weights keep about 11 bits.
+Only the largest logits of a head need two terms: with a ``margin`` the others are computed with one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # columns with one scale
-STRIP = 16  # channels that lie together
-BLOCK = 32  # what their number is padded to
-ZERO_POINT = {4: 8, 8: 128}  # the code that stands for 0, by bits
+STRIP = 16  # channels that are stored together
+BLOCK = 32  # the number of channels is padded to a multiple of this
+ZERO_POINT = {4: 8, 8: 128}  # the code of 0, by bits
 SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
     15,
     9,
@@ -30,21 +30,21 @@ SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
 
 @dataclass(frozen=True)
 class PackedPart:
-    """Channels of one kind. ``data`` uint8 is what the kernels read."""
+    """Channels of one kind. The kernels read ``data``, uint8."""
 
     data: Tensor
     channels: int
     bits: int  # 4 or 8
-    affine: bool  # has minima: scale * (q - zero) + least instead of scale * (q - zero)
+    affine: bool  # with offsets: scale * (q - zero point) + offset instead of scale * (q - zero point)
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A quantised weight ``[channels, width]``: parts one after the other, as merged layers have several kinds.
+    """A quantised weight ``[channels, width]`` in consecutive parts: merged layers may have parts of several kinds.
 
-    ``margin`` above 0, for one part and two terms (a head's): products are float32 whatever the rows' dtype, and of
-    each row only those BLOCKs of channels are computed with the second term that have a product within ``margin`` of
-    the row's largest (by the first term alone).
+    It takes rows of ``activation_terms`` terms. A ``margin`` above 0 is for one part and two terms, as in a head:
+    products are float32 whatever the rows' dtype, and for each row the second term is applied only to BLOCKs of
+    channels with a product (of the first term) within ``margin`` of the row's largest.
     """
 
     parts: tuple[PackedPart, ...]
@@ -72,10 +72,11 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Activations ``[T, width]`` as the kernels take them (cpu/csrc/quant.h: row_pair, row_meta), with an even number
-    G of groups: ``pairs`` uint8 [T, terms, G / 2, 80], the integers of two groups and what comes of their sums;
-    ``meta`` float32 [T, 4 G + 16], the groups' scales, the sums of both terms, whether they have a second one (the bits
-    of int32), the largest scale, and room.
+    """Activations ``[T, width]`` in the layout of cpu/csrc/quant.h (row_pair, row_meta); G groups, an even number.
+
+    ``pairs`` uint8 [T, terms, G / 2, 80] holds the integers of two groups and values derived from their sums. ``meta``
+    float32 [T, 4 G + 16] holds the scales of groups, the sums of both terms, whether there is a second one (these as
+    the bits of int32), the largest scale, and padding.
     """
 
     pairs: Tensor
@@ -90,12 +91,12 @@ class QuantizedRows:
 
 
 def num_groups(width: int) -> int:
-    """The groups of a row: always even, as the kernels take two at a time."""
+    """The number of groups of a row, which is always even: the kernels take two at a time."""
     return -(-width // (2 * GROUP)) * 2
 
 
 def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> QuantizedRows:
-    """What a kernel fills."""
+    """Rows with undefined contents, for a kernel to fill."""
     groups = num_groups(width)
     pairs = torch.empty((rows, terms, groups // 2, 16 + 2 * GROUP), dtype=torch.uint8)
     return QuantizedRows(pairs, torch.empty((rows, 4 * groups + 16), dtype=torch.float32), width, dtype)
@@ -110,8 +111,8 @@ def part_nbytes(channels: int, width: int, bits: int, affine: bool) -> int:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What a part's bytes mean: ``codes`` int8 [N, G, 32] about zero; ``scales`` and, if affine, ``offsets`` [N, G],
-    float32 for 8 bits, for 4 bits int16 beside ``units`` float32 [N] (None for 8).
+    """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point, ``scales`` and, if affine, ``offsets``
+    [N, G]: float32 for 8 bits; int16 in ``units`` float32 [N] for 4 bits.
     """
 
     codes: Tensor
@@ -162,5 +163,5 @@ def unpack_part(part: PackedPart, groups: int) -> Unpacked:
 
 
 def dequantize(packed: PackedLinear) -> Tensor:
-    """The weight that the packed bytes stand for, float32 ``[channels, width]``."""
+    """The weight that the packed bytes represent, float32 ``[channels, width]``."""
     return torch.cat([unpack_part(part, packed.groups).values() for part in packed.parts])[:, : packed.width]

@@ -1,7 +1,7 @@
-"""What `octavo_kernels.sample` is told about the rows of a step, and what it answers.
+"""Arguments and results of `octavo_kernels.sample`.
 
-Everything that differs from row to row is a tensor, so that a step can be captured in a graph and replayed with other
-requests in other rows: requests keep their parameters in a table on the device, and a step names their entries.
+Everything that differs between rows is a tensor, so that a step can be captured in a graph and replayed with other
+requests: the parameters of requests are in a table on the device, and a step names their entries.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 @dataclass
 class SamplingTable:
-    """How each of S requests wants to be sampled."""
+    """The sampling parameters of S requests."""
 
-    temperature: Tensor  # float32 [S], 0: the best token
+    temperature: Tensor  # float32 [S], 0: greedy
     top_k: Tensor  # int64 [S], the vocabulary's size where off
     top_p: Tensor  # float64 [S], 1 where off
     min_p: Tensor  # float64 [S], 0 where off
@@ -24,17 +24,17 @@ class SamplingTable:
 
 @dataclass
 class Constraints:
-    """What changes the logits of some rows before the draw, in this order. R rows, vocabulary V."""
+    """Changes of the logits of some rows before the draw, in this order. R rows, vocabulary V."""
 
-    # A bit for each token, set where it is allowed: of row i, row bitmask_index[i] of the masks; -1: every token.
+    # A bit for each token, set if it is allowed. Row i has row bitmask_index[i] of the masks; -1: all are allowed.
     bitmask: Tensor  # int32 [N, ceil(V / 32)]
     bitmask_index: Tensor  # int32 [R]
-    # Added to single logits: row i has the entries edit_start[i] : edit_start[i + 1]. -inf forbids a token.
+    # Added to single logits. Row i has the entries edit_start[i] : edit_start[i + 1]; -inf forbids a token.
     edit_start: Tensor  # int32 [R + 1]
     edit_ids: Tensor  # int32 [E]
     edit_values: Tensor  # float32 [E]
-    # Penalties of the tokens whose bit is set in row seen_index[i] of `seen`; -1: none. `counts` says how often a
-    # token was output, in row counts_index[i]; -1: the row has neither frequency nor presence penalty.
+    # Penalties of the tokens whose bit is set in row seen_index[i] of `seen`; -1: none. Row counts_index[i] of `counts`
+    # has the number of times each token was output; -1: neither frequency nor presence penalty.
     seen: Tensor  # int32 [slots, ceil(V / 32)]
     seen_index: Tensor  # int32 [R]
     counts: Tensor  # int32 [count slots, V]
@@ -49,16 +49,17 @@ class SamplingRows:
     """The rows of a step."""
 
     table: SamplingTable
-    index: Tensor  # int64 [R], each row's entry of the table; -1: a row of padding, which gets token 0
-    positions: Tensor  # int64 [R], absolute position of the token that the row is about to get
-    truncated: bool  # whether top_k, top_p or min_p may be on in any row
+    index: Tensor  # int64 [R], each row's entry in the table; -1: a padding row, which gets token 0
+    positions: Tensor  # int64 [R], absolute position of the sampled token
+    truncated: bool  # whether any row may have top_k, top_p or min_p
     constraints: Constraints | None = None
 
 
 @dataclass
 class SampledRows:
-    """``invalid`` marks rows that had nothing to choose from (a NaN or +inf among the logits, or every token
-    forbidden); their token is 0."""
+    """The sampled tokens. ``invalid`` marks rows that cannot be sampled: a NaN or +inf among the logits, or every token
+    forbidden. Their token is 0.
+    """
 
     token_ids: Tensor  # int64 [R]
     invalid: Tensor  # bool [R]

@@ -117,7 +117,7 @@ def test_a_program_does_smaller_steps_too(threads):
         assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
 
 
-def test_a_step_of_operations_of_several_heights_takes_one_number_for_each(threads):
+def test_operations_with_different_numbers_of_rows_take_one_number_each(threads):
     """As the layers have all rows and the head has those that get a token."""
     threads(2)
     recorded, plain, wanted = Decoder(), Decoder(), torch.zeros(ROWS - 1, dtype=torch.int64)
@@ -141,7 +141,7 @@ def test_a_step_of_operations_of_several_heights_takes_one_number_for_each(threa
         for output, value in zip(program.outputs, [expected, *cpu.argmax(expected)], strict=True):
             assert torch.equal(output[:count], value) and (output[count:] == 7).all()
     for wrong in ((1,), (1, 1, 1)):
-        with pytest.raises(ValueError, match=r"rows: . given, the step's operations have 2 heights"):
+        with pytest.raises(ValueError, match=r"rows: . numbers of rows given, the step was recorded with 2"):
             program.replay(*wrong)
 
 
@@ -211,7 +211,7 @@ def test_without_the_library_nothing_is_recorded():
     before = get_library()
     use_library(None)
     try:
-        with pytest.raises(cpu.RecordingError, match="not there"):
+        with pytest.raises(cpu.RecordingError, match="unavailable"):
             cpu.record(lambda: torch.empty(1))
     finally:
         use_library(before)

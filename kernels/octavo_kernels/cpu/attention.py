@@ -1,4 +1,4 @@
-"""Rotary embedding with cache write, paged attention and block copies on CPU; the layouts of its caches."""
+"""Rotary embedding with cache write, paged attention and block copies on CPU; the layouts of CPU caches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/ops.h, which descri
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    """Why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
     if kv_dtype == torch.float8_e4m3fn:
         return "kv_cache_dtype: an fp8 cache is for GPUs; int8 takes as little memory on a CPU"
     if kv_dtype != torch.int8:
         return None
     if get_library() is None:
-        return "kv_cache_dtype: an int8 cache needs the C kernels, and they are not there"
+        return "kv_cache_dtype: an int8 cache needs the C kernels, which are unavailable"
     if dtype not in DTYPES:
         return f"kv_cache_dtype: an int8 cache does not go with a model in {dtype}; use float32 or bfloat16"
     if block_size % _CHUNK:
@@ -31,7 +31,7 @@ def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
 
 
 def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
-    """What a cache needs for the scales of one key or value, beside its elements."""
+    """Bytes of the scales of one key or value in a cache, beside its elements."""
     return max(4, head_size // 16) if kv_dtype == torch.int8 else 0
 
 

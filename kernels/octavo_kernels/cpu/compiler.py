@@ -1,8 +1,7 @@
 """Compile the C kernels: one small shared library for each instruction set, cached by a hash of the sources.
 
-Needs a C compiler (``CC``, else cc, gcc or clang) and nothing else: no Python headers, no OpenMP.
-Imports only the standard library, so that it runs before anything is installed: ``python compiler.py [--all]``, as
-`make setup`, the build hook of the wheel and the images do.
+Needs a C compiler (``CC``, else cc, gcc or clang), but neither Python headers nor OpenMP. Imports the standard library
+only, so that `make setup`, the wheel's build hook and the images can run ``python compiler.py [--all]`` first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LIBRARIES = Path(__file__).parent / "lib"
 
 _FLAGS = "-O3 -std=gnu11 -fPIC -shared -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off"
 
-# Best first: the first one whose CPU flags (as in /proc/cpuinfo) are all there is used.
+# Best first: the first one whose CPU flags (as in /proc/cpuinfo) are all present is used.
 _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "x86_64": {
         "avx512bf16": (
@@ -51,7 +50,7 @@ _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
 
 
 class BuildError(RuntimeError):
-    """The kernels cannot be compiled here; the message is one line and says what to do."""
+    """The kernels cannot be compiled on this machine; the message is one line and says what to do."""
 
 
 def machine() -> str:
@@ -61,12 +60,12 @@ def machine() -> str:
 
 
 def all_isas() -> list[str]:
-    """The instruction sets there is code for on this architecture, best first; empty if there is none."""
+    """The instruction sets that can be compiled for this architecture, best first; may be empty."""
     return list(_TARGETS.get(machine(), {}))
 
 
 def supported_isas() -> list[str]:
-    """Those of `all_isas` that this CPU runs, best first."""
+    """Those of `all_isas` that this CPU supports, best first."""
     flags = _cpu_flags()
     return [isa for isa, (_, needed) in _TARGETS.get(machine(), {}).items() if needed <= flags]
 
@@ -78,7 +77,7 @@ def _cpu_flags() -> frozenset[str]:
                 return frozenset(line.partition(":")[2].split())
     except OSError:
         pass
-    # No /proc (macOS): every arm64 Mac has the dot product, of others nothing is known.
+    # No /proc (macOS): every arm64 Mac has the dot product; nothing is known of others.
     return frozenset({"asimddp"}) if machine() == "aarch64" and sys.platform == "darwin" else frozenset()
 
 
@@ -105,10 +104,10 @@ def find_compiler() -> str | None:
 
 
 def build(isa: str, directory: Path = LIBRARIES) -> Path:
-    """Compile for ``isa`` into ``directory`` unless it is there; returns the library. Safe for several processes at
-    once.
+    """Compile for ``isa`` into ``directory`` unless the library exists; returns its path.
 
-    Raises BuildError when there is no compiler, it fails, or the directory cannot be written.
+    Several processes may do this at once. Raises BuildError if there is no compiler, if it fails, or if the directory
+    cannot be written.
     """
     target = directory / library_name(isa)
     if target.exists():
@@ -147,7 +146,7 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
 
 
 def build_several(isas: Iterable[str]) -> list[Path]:
-    """The libraries for several instruction sets, compiled side by side. Raises BuildError."""
+    """The libraries for several instruction sets, compiled in parallel. Raises BuildError."""
     with ThreadPool() as pool:
         return pool.map(build, isas)
 

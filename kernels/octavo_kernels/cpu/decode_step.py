@@ -1,4 +1,4 @@
-"""The inputs of a decoding step, made without Python."""
+"""The inputs of a decode step, computed in C."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from octavo_kernels.cpu.library import get_library
 
 
 class DecodeInputs:
-    """Fills the inputs of steps in which every sequence computes one token, from a batch's arrays; all stay in place.
+    """Fills the inputs of steps in which every sequence computes one token, from the arrays of a batch.
 
-    A dozen operations of numpy's, of which a step leaves nothing in the caches, cost a small model's over a percent.
-
-    Of the batch: ``num_computed``, ``num_kv_tokens`` int64 [S], ``token_ids`` and ``blocks`` int32 [S, ...]. Filled:
-    ``input_ids`` and ``positions`` int64, and ``metadata``. Raises RuntimeError where there are no C kernels.
+    A dozen numpy operations would take more than a percent of a small model's step. Arrays and tensors must not move.
+    The batch is ``num_computed``, ``num_kv_tokens`` int64 [S], ``token_ids`` and ``blocks`` int32 [S, ...]. Filled are
+    ``input_ids`` and ``positions`` int64, and ``metadata``. Raises RuntimeError without the C kernels.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class DecodeInputs:
     ) -> None:
         library = get_library()
         if library is None:
-            raise RuntimeError("the CPU kernels are not there")
+            raise RuntimeError("the CPU kernels are unavailable")
         self._library = library
         batch, step = (num_computed, num_kv_tokens, token_ids, blocks), (input_ids, positions, metadata)
         self._keep = batch, step
@@ -41,6 +40,6 @@ class DecodeInputs:
         self._sizes = token_ids.shape[1], blocks.shape[1], metadata.block_table.shape[1], block_size
 
     def fill(self, rows: np.ndarray) -> None:
-        """``rows`` int64 [R]: which sequences of the batch."""
+        """Fill the inputs of a step of sequences ``rows`` int64 [R] of the batch."""
         op = self._library.pack("decode_inputs", rows.ctypes.data, *self._addresses, len(rows), *self._sizes)
         self._library.run(op, 1)

@@ -45,7 +45,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest index of a largest element of each row of ``x [R, N]``, int64 [R], and that element [R].
 
-    A row with a NaN: the first of those. torch's own argmax is not vectorised on a CPU; numpy's is, on one thread.
+    A row with a NaN gives its first NaN. torch's argmax is not vectorised on CPUs; numpy's is, but on one thread.
     """
     library = get_library()
     if library is None or x.dtype != torch.float32 or not x.is_contiguous() or not x.shape[1]:

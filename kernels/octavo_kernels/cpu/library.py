@@ -61,7 +61,9 @@ class Library:
 
     def __init__(self, path: Path, isa: str) -> None:
         self.path, self.isa = path, isa
-        self.recorder: list[bytes] | None = None  # a list that takes what would be run, see recording.py
+        self.recorder: list[bytes] | None = (
+            None  # if set, operations are appended here instead of run, see recording.py
+        )
         self.c = library = ctypes.CDLL(str(path))
         self._run = library.oct_run
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
@@ -78,29 +80,32 @@ class Library:
         return packer.pack(code, words, *args)
 
     def run(self, program: bytes, threads: int | None = None) -> None:
-        """Run packed operations on ``threads`` (torch's number by default) of the OpenMP threads that torch uses."""
+        """Run packed operations on ``threads`` of torch's OpenMP threads (by default all of them)."""
         if self.recorder is not None:
             self.recorder.append(program)
         else:
             self.run_at(program, len(program) // 8, threads)
 
     def run_at(self, program: bytes | int, words: int, threads: int | None = None) -> None:
-        """`run` for packed operations that may also be given by their address."""
+        """Like `run`, for packed operations or the address of some; ``words`` is their length in words of 8 bytes.
+
+        Raises RuntimeError if the library does not know an operation, or its number of arguments.
+        """
         malformed = self._run(program, words, threads or torch.get_num_threads())
         if malformed:
             raise RuntimeError(
-                f"{self.path.name}: unknown operation or wrong sizes at word {malformed - 1}; rebuild the kernels"
+                f"{self.path.name}: unknown operation at word {malformed - 1}, or its sizes; rebuild the kernels"
             )
 
 
 def _share_openmp(library: ctypes.CDLL) -> None:
-    """Run on the OpenMP runtime that torch has loaded: two runtimes would have two sets of spinning threads."""
+    """Use the OpenMP runtime that torch has loaded: two runtimes would have two sets of spinning threads."""
     try:
         torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         functions = [ctypes.cast(getattr(torch_cpu, name), ctypes.c_void_p) for name in names]
     except (OSError, AttributeError):
-        logger.warning("torch has no OpenMP runtime here: the CPU kernels run on one thread.")
+        logger.warning("torch has no OpenMP runtime: the CPU kernels run on one thread.")
         return
     library.oct_set_openmp.argtypes = (ctypes.c_void_p,) * 3
     library.oct_set_openmp.restype = None
@@ -109,13 +114,13 @@ def _share_openmp(library: ctypes.CDLL) -> None:
 
 @cache
 def load(isa: str) -> Library:
-    """The library for one instruction set, compiled now if it is not there. Raises compiler.BuildError."""
+    """The library for one instruction set, compiled now if necessary. Raises compiler.BuildError."""
     name = compiler.library_name(isa)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "kernels"
     for directory in (compiler.LIBRARIES, cache):
         if (directory / name).exists():
             return Library(directory / name, isa)
-    # A source tree that `make setup` has not seen, or whose sources changed since.
+    # Neither `make setup` nor a wheel has built these sources.
     directory = compiler.LIBRARIES if os.access(compiler.LIBRARIES.parent, os.W_OK) else cache
     logger.info("Compiling the CPU kernels (%s) into %s", isa, directory)
     return Library(compiler.build(isa, directory), isa)
@@ -144,18 +149,20 @@ _loaded = False
 
 
 def get_library() -> Library | None:
-    """The library for this CPU, loaded at the first call; None (said once) when there is none."""
+    """The library for this CPU, loaded at the first call; None, with one warning, if there is none."""
     global _library, _loaded
     if not _loaded:
         _library, reason = load_best()
         _loaded = True
         if _library is None:
-            logger.warning("CPU kernels are not there, plain torch is used instead, about 50 times slower: %s", reason)
+            logger.warning(
+                "CPU kernels are unavailable, plain torch is used instead, about 50 times slower: %s", reason
+            )
     return _library
 
 
 def use_library(chosen: Library | None) -> None:
-    """Use this library from now on, or plain torch if None (tests compare instruction sets with it)."""
+    """Use this library from now on, or plain torch if None. Tests compare instruction sets with it."""
     global _library, _loaded
     _library, _loaded = chosen, True
 

@@ -1,4 +1,4 @@
-"""Memory of a KV cache, touched before it is needed."""
+"""Page faults of a KV cache, taken before its memory is needed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from octavo_kernels.cpu.library import Library, get_library
 
-AHEAD_BYTES = 128 << 20  # more would still be under way when the first requests come, and in theirs
+AHEAD_BYTES = 128 << 20  # with more, the thread would still be busy when the first requests come
 
 
 class Prefault:
-    """Keeps the pages of the next blocks of a KV cache ready, in time in which a core has nothing else to do.
+    """Touches the pages of the next blocks of a KV cache while a core is idle.
 
-    Blocks are expected to be handed out in their order. csrc/prefault.c says what a page's first use costs otherwise.
-    Does nothing where there are no C kernels, and on other systems than Linux.
+    Blocks are expected to be handed out in order. csrc/prefault.c tells what the first use of a page costs otherwise.
+    Does nothing without the C kernels, and on systems other than Linux.
     """
 
     def __init__(self, kv_caches: list[Tensor]) -> None:
@@ -39,7 +39,7 @@ class Prefault:
             self._c.oct_prefault_until(self._thread, self._ahead)
 
     def mark_used(self, highest: int) -> None:
-        """Blocks up to ``highest`` are used from now on: those that are not ready are made so before this returns."""
+        """Blocks up to ``highest`` are in use from now on. Touches those that are not ready before it returns."""
         end = highest + 1
         if self._thread is None or end <= self._used:
             return
@@ -61,5 +61,5 @@ def _declare(library: Library) -> ctypes.CDLL:
 
 
 def _stop(c: ctypes.CDLL, thread: int, pid: int, kv_caches: list[Tensor]) -> None:
-    if os.getpid() == pid:  # a fork has the caches but not the thread, and would wait for it for ever
+    if os.getpid() == pid:  # a forked process does not have the thread and would wait for it forever
         c.oct_prefault_stop(thread)

@@ -99,7 +99,7 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
 
 
 def quantized_head(x: Tensor, packed: PackedLinear, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Logits float32 [T, N] of ``x`` float32 or bfloat16 [T, K], and their `argmax`. None: there is no kernel for that.
+    """Logits float32 [T, N] of ``x`` float32 or bfloat16 [T, K], and their `argmax`; None without a kernel for that.
 
     ``packed`` has a margin. The logits are undefined where ``wants_logits`` int64 [1] is 0 when the operation runs:
     writing them takes a fifth of its time.
@@ -130,7 +130,7 @@ def _head(
 
 
 def _rows(library: Library, x: Tensor | QuantizedRows, packed: PackedLinear) -> tuple[QuantizedRows, bytes, object]:
-    """``x`` quantised, by the packed operations if there are any; and what must live until they have run."""
+    """``x`` quantised, the packed operations that do it, if any, and the objects that must live until they have run."""
     program, keep = b"", list[object]()
     if isinstance(x, QuantizedRows):
         rows = x

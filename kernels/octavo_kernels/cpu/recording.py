@@ -1,10 +1,10 @@
 """Record a step once, replay it with one call: the CPU's counterpart of a CUDA graph.
 
-A step of a small model is some 300 calls of a few microseconds of arithmetic each, and Python costs as much again. A
-recording keeps the packed operations of one step; replaying hands them to the threads as one program, without Python
-and without starting the threads anew for each. The rules are those of CUDA graphs: inputs are read and outputs written
-where they lay when the step was recorded, and only operations of this package may be part of it, which is checked.
-Unlike a CUDA graph a program also does smaller steps than the one that was recorded, and recording computes nothing.
+A step of a small model is about 300 calls with a few microseconds of arithmetic each, and Python takes as long again. A
+recording keeps the packed operations of one step. Replaying runs them as one program, without Python and without
+starting the threads for each operation. The rules are those of CUDA graphs: inputs are read and outputs written where
+they lay when the step was recorded, and only operations of this package may be part of a step, which is checked. Unlike
+a CUDA graph, a program can also run smaller steps than the recorded one, and recording computes nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Librar
 
 T = TypeVar("T")
 
-# How torch makes room. Beside that it may only look at tensors in another shape in a recorded step.
+# Operations that allocate a tensor. Apart from these, a recorded step may use views of tensors only.
 _ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"}
 
 
 class RecordingError(RuntimeError):
-    """The step cannot be recorded; the message names the operation that stands in the way."""
+    """The step cannot be recorded; the message names the operation that prevents it."""
 
 
 class Program(Generic[T]):
     """A recorded step. ``outputs`` is what it returned; every `replay` fills those tensors."""
 
     def __init__(self, library: Library, words: np.ndarray, outputs: T, memory: tuple[Tensor, ...]) -> None:
-        """``words`` int64: the packed operations. ``memory``: what must live as long as the program."""
+        """``words`` int64: the packed operations. ``memory``: tensors that must live as long as the program."""
         self._library, self._words, self._memory = library, words, memory
         self._address = words.ctypes.data
         indices, self._sequences = _argument_indices(words, ROWS), _argument_indices(words, SEQUENCES)
@@ -47,13 +47,15 @@ class Program(Generic[T]):
     def replay(self, *rows: int, sequences: int | None = None, threads: int | None = None) -> None:
         """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive.
 
-        ``rows``, ``sequences``: only that many of those that it was recorded with; none: as many as the last time.
-        Where the step's operations differ in their number of rows, one of ``rows`` for each number that it was recorded
-        with, in the order in which those came. Raises ValueError for more or fewer.
+        ``rows`` and ``sequences`` limit the step to so many of those that were recorded; without them the numbers of
+        the last replay hold. If operations of the step have different numbers of rows, give one number for each, in the
+        order of their first operations. Raises ValueError for more or fewer.
         """
         if rows:
             if len(rows) != len(self._rows):
-                raise ValueError(f"rows: {len(rows)} given, the step's operations have {len(self._rows)} row_counts")
+                raise ValueError(
+                    f"rows: {len(rows)} numbers of rows given, the step was recorded with {len(self._rows)}"
+                )
             for indices, count in zip(self._rows, rows, strict=True):
                 self._words[indices] = count
         if sequences is not None:
@@ -61,9 +63,9 @@ class Program(Generic[T]):
         self._library.run_at(self._address, len(self._words), threads)
 
     def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program[None]]:
-        """The operations of each kind as a program of its own, to see where the time goes. Results are meaningless.
+        """The operations of each kind as a program of its own, for profiling. Their results are meaningless.
 
-        ``label`` may tell apart what is of one kind: it is given the kind and how many of it came before.
+        ``label`` names the part of an operation, given its kind and the number of earlier operations of that kind.
         """
         kinds: dict[str, list[np.ndarray]] = {}
         seen: Counter[str] = Counter()
@@ -77,7 +79,7 @@ class Program(Generic[T]):
 
 
 def _operations(words: np.ndarray) -> list[tuple[int, int]]:
-    """Where each operation begins and ends."""
+    """The first word of each operation, and the word after its last."""
     found, at = [], 0
     while at < len(words):
         found.append((at, at := at + 2 + int(words[at + 1])))
@@ -92,15 +94,15 @@ def _argument_indices(words: np.ndarray, arguments: dict[int, list[int]]) -> np.
 
 
 class Arena:
-    """Memory that several programs use in turn, for intermediate tensors and outputs alike: what one returned is
-    overwritten when another one is replayed.
+    """Memory that several programs share, for intermediate tensors and outputs: replaying one overwrites the others'
+    outputs.
     """
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """uint8, at least ``size`` long. Programs that were given a smaller one keep it: doubling bounds their sum."""
+        """At least ``size`` bytes, uint8. Programs keep smaller buffers they were given; doubling bounds their sum."""
         if self._buffer.numel() < size:
             self._buffer = torch.empty(max(size, 2 * self._buffer.numel()), dtype=torch.uint8)
         return self._buffer
@@ -109,15 +111,15 @@ class Arena:
 def record(step: Callable[[], T], arena: Arena | None = None) -> Program[T]:
     """Record ``step``, which returns a tensor, or a tuple or list of tensors. Nothing is computed before a `replay`.
 
-    Tensors that ``step`` reads must stay where they are. It is recorded with as many rows and sequences as there may
-    ever be: memory that smaller steps do not touch costs nothing. With an ``arena``, the outputs lie in it.
-    Raises RecordingError when the step uses operations that are not this package's, or the C kernels are not there.
+    Tensors that ``step`` reads must not move. Record it with the largest number of rows and sequences: memory that
+    smaller steps do not touch costs nothing. With an ``arena``, the outputs lie in it. Raises RecordingError if the
+    step uses operations of other packages, or if the C kernels are unavailable.
     """
     library = get_library()
     if library is None:
-        raise RecordingError("the CPU kernels are not there: see octavo_kernels.cpu.unavailable_reason()")
+        raise RecordingError("the CPU kernels are unavailable: see octavo_kernels.cpu.unavailable_reason()")
     if library.recorder is not None:
-        raise RecordingError("a step is being recorded already")
+        raise RecordingError("another step is being recorded already")
     mode = _RecordingMode()
     library.recorder = []
     try:
@@ -162,9 +164,9 @@ class _RecordingMode(TorchDispatchMode):
 
 
 def _may_be_view(schema: Any) -> bool:
-    """Whether the schema lets an operation return its arguments in another shape, and keeps it from changing them.
+    """Whether an operation with this schema may return views of its arguments and cannot change them.
 
-    It may copy all the same: `to`, `contiguous` and `reshape` return a view or a copy, as the argument demands.
+    It may still copy: `to`, `contiguous` and `reshape` return a view or a copy, depending on the argument.
     """
     returns = [returned.alias_info for returned in schema.returns]
     return bool(returns) and not schema.is_mutable and all(info is not None for info in returns)
@@ -179,11 +181,11 @@ def _storages(value: Any) -> set[int]:
 def _plan_memory(
     words: np.ndarray, buffers: list[Tensor], outputs: list[Tensor], arena: Arena | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Move the step's intermediate tensors into one piece of memory, where those share bytes that are not needed at the
-    same time; into a given ``arena`` move the outputs too. Changes the addresses in ``words``.
+    """Place the step's intermediate tensors in one buffer, where those that are not live at the same time share bytes;
+    with an ``arena``, place the outputs there too. Changes the addresses in ``words``.
 
-    Returns the memory to keep, and where the outputs are then: a step touches a few hundred kilobytes that stay in the
-    cache instead of many megabytes.
+    Returns the memory to keep and the moved outputs. A step then touches a few hundred kilobytes that stay in the
+    processor's cache instead of many megabytes.
     """
     results = {t.untyped_storage().data_ptr() for t in outputs}
     intermediates = sorted(

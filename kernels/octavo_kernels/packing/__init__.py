@@ -1,4 +1,4 @@
-"""From weights as files hold them to the layouts that the kernels read: one file for each format of a checkpoint."""
+"""Packing of weights into the layouts that the kernels read: one module for each file format."""
 
 from octavo_kernels.packing.gguf import GGUF_TYPES, pack_gguf, packed_nbytes
 from octavo_kernels.packing.groups import concat, pack_codes, pack_w8

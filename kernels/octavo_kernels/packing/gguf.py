@@ -15,22 +15,21 @@ from octavo_kernels.quant import GROUP, PackedLinear, PackedPart, part_nbytes
 
 
 def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
-    """Bytes of a weight ``[channels, width]`` once it is packed: by `pack_gguf` if it is of such a ``qtype``, else by
-    `pack_w8`."""
+    """Bytes of a packed weight ``[channels, width]``: of `pack_gguf` if it takes ``qtype``, else of `pack_w8`."""
     form = FORMATS.get(qtype or "")
     return part_nbytes(channels, width, form.bits, form.affine) if form else part_nbytes(channels, width, 8, False)
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], activation_terms: int = 1) -> PackedLinear:
-    """Pack rows of a GGUF tensor as the file has them: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
+    """Pack rows of a GGUF tensor, in the bytes of the file: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
-    The codes are the file's own, and so are scales of 8 bits. Those of 4 bits and minima become 16-bit integers beside
-    their channel's largest (cpu/csrc/quant.h), Q4_K's after their products were rounded to float16.
-    Raises ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) or bytes that do not fit.
+    The codes are the file's own, and so are scales of 8-bit types. Scales and minima of 4-bit types become 16-bit
+    integers relative to their channel's largest (cpu/csrc/quant.h); those of Q4_K are rounded to float16 before. Raises
+    ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) and for bytes that do not fit.
     """
     channels, width = shape
     if qtype not in FORMATS:
-        raise ValueError(f"qtype: {qtype!r} is not packed as it is; known: {', '.join(GGUF_TYPES)}")
+        raise ValueError(f"qtype: {qtype!r} cannot be packed; known: {', '.join(GGUF_TYPES)}")
     read, block_width, block_bytes, bits, affine = FORMATS[qtype]
     if width % block_width or raw.shape != (channels, width // block_width * block_bytes):
         raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")

@@ -105,10 +105,13 @@ def pack_w8(weight: Tensor, activation_terms: int = 1) -> PackedLinear:
 
 
 def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
-    """Weights of one width stacked along the channels; neighbours of one kind become one part."""
+    """Stack weights of one width along the channels; neighbours of one kind become one part.
+
+    Raises ValueError for different widths or activation terms.
+    """
     first = packed[0]
     if any(p.width != first.width or p.activation_terms != first.activation_terms for p in packed):
-        raise ValueError("packed: weights to be stacked differ in width or in activation_terms")
+        raise ValueError("packed: weights to be stacked differ in width or in activation terms")
     parts: list[PackedPart] = []
     for part in (part for p in packed for part in p.parts):
         last = parts[-1] if parts else None

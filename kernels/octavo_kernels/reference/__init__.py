@@ -55,5 +55,5 @@ def unsupported_device_reason(device: torch.device) -> str | None:
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why attention of these shapes and dtypes is refused, beginning with what is wrong; None when it is not."""
+    """Why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
     return "kv_cache_dtype: only the C kernels of a CPU have an int8 cache" if kv_dtype == torch.int8 else None
