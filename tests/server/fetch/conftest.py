@@ -1,4 +1,4 @@
-"""Fixtures of the loader's tests."""
+"""Fixtures of the tests that fetch."""
 
 from __future__ import annotations
 
