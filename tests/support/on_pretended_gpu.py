@@ -23,7 +23,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 from safetensors.torch import save_file
 from support.overlapped import PARAMS, prompts_of
-from support.pretended_gpu import PretendedGpu, WaitsForTheHost
+from support.pretended_gpu import HostWaitError, PretendedGpu
 
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
@@ -174,7 +174,7 @@ def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
 def refused(work: Callable[[], object]) -> bool:
     try:
         work()
-    except (WaitsForTheHost, AssertionError, torch._subclasses.fake_tensor.DynamicOutputShapeException):
+    except (HostWaitError, AssertionError, torch._subclasses.fake_tensor.DynamicOutputShapeException):
         return True
     return False
 

@@ -40,7 +40,7 @@ VIEWS = {
 }
 
 
-class WaitsForTheHost(AssertionError):
+class HostWaitError(AssertionError):
     """The host and the device would wait for each other."""
 
 
@@ -130,15 +130,15 @@ class PretendedGpu(TorchDispatchMode):
 
     def _read_back(self, name: str) -> int:
         if self.strict or self._capturing:
-            raise WaitsForTheHost(f"{name}: a value is read back from the device")
+            raise HostWaitError(f"{name}: a value is read back from the device")
         return 0
 
     def _crosses(self, name: str, host: Tensor | None, non_blocking: bool) -> None:
         if self._capturing:
-            raise WaitsForTheHost(f"{name}: a copy between host and device in a captured step")
+            raise HostWaitError(f"{name}: a copy between host and device in a captured step")
         pinned = host is not None and host.untyped_storage().data_ptr() in self._pinned
         if self.strict and not (pinned and non_blocking):
-            raise WaitsForTheHost(f"{name}: a copy for which the host waits: not pinned, or not told not to")
+            raise HostWaitError(f"{name}: a copy for which the host waits: not pinned, or not told not to")
 
     def _account(self, tensor: FakeTensor) -> None:
         storage = tensor.untyped_storage()
