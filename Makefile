@@ -14,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: demo image setup serve test test-fast test-long test-smoke lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -50,10 +50,13 @@ $(VENV)/.serve: requirements/serve.txt requirements/server.txt pyproject.toml | 
 	@touch $@
 
 test: setup  ## every test that runs without a GPU or a cluster of your own
-	python -m pytest -m "not gpu and not cluster and not long" $(ARGS)
+	python -m pytest -n 2 --dist loadfile -m "not gpu and not cluster and not long" $(ARGS)
 
 test-fast: setup
-	python -m pytest -m "not gpu and not cluster and not long and not slow" $(ARGS)
+	python -m pytest -n 2 --dist loadfile -m "not gpu and not cluster and not long and not slow" $(ARGS)
+
+test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART ..."; into benchmarks/results/test-long.json
+	python tests/long.py $(ARGS)
 
 lint: setup
 	ruff check .

@@ -88,7 +88,7 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
         return done
 
     EngineCore.step = noted  # type: ignore[method-assign]
-    found += ask(llm, [32] * 128, max_tokens=100)
+    found += ask(llm, [32] * 128, max_tokens=80)
     steady = steps[10:-10]
     steps.clear()
     found += ask(llm, [40] * 7, max_tokens=1)
@@ -100,9 +100,11 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def every_kind(gpu: PretendedGpu, kv_heads: int, **arguments: Any) -> dict[str, Any]:
+def every_kind(gpu: PretendedGpu, kv_heads: int, max_num_seqs: int, **arguments: Any) -> dict[str, Any]:
     """Requests of every kind, in batches of many shapes; the kernels that were not known when the engine was ready."""
-    llm = engine(QWEN3 | {"num_key_value_heads": kv_heads}, max_model_len=4096, **arguments)
+    arguments |= {"max_num_seqs": max_num_seqs, "max_model_len": 4096}
+    llm = engine(QWEN3 | {"num_key_value_heads": kv_heads}, **arguments)
+    crowd = min(300, 2 * max_num_seqs)  # more would only wait longer
     known = set(gpu.kernels)
     gpu.strict = True
     found: list[str] = []
@@ -110,11 +112,11 @@ def every_kind(gpu: PretendedGpu, kv_heads: int, **arguments: Any) -> dict[str, 
         prompts = prompts_of(str(params), 3)
         found += errors(llm.generate(prompts * 2, SamplingParams(**params), use_tqdm=False))
     for length in range(1, 10):
-        for together in (1, 3, 40, 300):
+        for together in sorted({1, 3, min(40, crowd), crowd}):
             found += ask(llm, [length] * together)
     rng = random.Random(kv_heads)
     for together in (2, 5, 30, 100, 300, 30, 5):
-        lengths = [rng.choice([1, 2, 5, 8, 9, 33, 100, 700]) for _ in range(together)]
+        lengths = [rng.choice([1, 2, 5, 8, 9, 33, 100, 700]) for _ in range(min(together, crowd))]
         found += ask(llm, lengths, max_tokens=rng.choice([1, 3, 9]), **rng.choice(SAMPLING[len(PARAMS) :]))
     found += ask(llm, [4000]) + ask(llm, [4000] * 2)
     vectors = llm.embed(prompts_of("embeddings", 5))

@@ -1,14 +1,12 @@
 """Whatever schema, regex or grammar somebody sends: others are served as if nothing were.
 
-OCTAVO_HOSTILE_GRAMMARS=all tries all of them (10 minutes), one after the other, and also compares how quick the
-neighbour is.
+`make test-long` tries all of them (10 minutes), one after the other, and also compares how quick the neighbour is.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import statistics
 import threading
@@ -23,7 +21,6 @@ from support.hostile_grammars import SAMPLE, Case, cases
 
 LONGEST_GAP = 1.0  # seconds without a token
 MEMORY = 100 << 20
-ALL = os.environ.get("OCTAVO_HOSTILE_GRAMMARS") == "all"
 
 
 class Neighbour:
@@ -135,8 +132,8 @@ def test_hostile_grammars_hold_nobody_up_and_leave_nothing_behind(server, neighb
     assert "Traceback" not in server.log
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not ALL, reason="takes 10 minutes: OCTAVO_HOSTILE_GRAMMARS=all")
+@pytest.mark.long
+@pytest.mark.alone
 def test_each_of_all_hostile_grammars(server, neighbour):
     ask(server.url, "ordinary", body_of(("", "json", {"type": "integer"})))
     before, medians = memory_of(server.process.pid), []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from html.parser import HTMLParser
 
 import httpx
@@ -11,10 +10,11 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
+from support.examples import FACTOR
 
 from octavo.entrypoints.app import STATE_OPERATIONS, WORK_OPERATIONS
 
-EXAMPLES = int(os.environ.get("OCTAVO_SCHEMA_EXAMPLES", "15"))
+EXAMPLES = 15 * FACTOR
 load_all_checks()
 
 # What a schema cannot say: how many tokens a text has, and which fields need or exclude each other.

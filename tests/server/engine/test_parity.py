@@ -48,7 +48,7 @@ def test_tiny_checkpoints_give_the_tokens_of_transformers(family: str, tiny_chec
     llm.engine.check_integrity()
 
 
-@pytest.mark.slow
+@pytest.mark.long  # its logits are compared in tests/server/models/test_embedded.py, the engine with small models above
 def test_the_embedded_model_gives_the_tokens_of_transformers() -> None:
     subjects = ["France", "a river", "the moon", "bread", "a queue", "winter", "Python", "music", "a cell", "gravity"]
     prompts = [

@@ -34,8 +34,15 @@ def run(llm: LLM, prompts: list[dict[str, Any]], params: list[SamplingParams]) -
     return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob or 0.0) for o in outputs]
 
 
-@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "greedy"),
+    [
+        pytest.param(family, greedy, id=f"{family}-{'greedy' if greedy else 'seeded'}", marks=marks)
+        for family in FAMILIES
+        for greedy in (True, False)  # how tokens are drawn does not depend on the family: one family is enough
+        for marks in [[] if greedy or family == "llama" else [pytest.mark.long]]
+    ],
+)
 def test_tokens_do_not_depend_on_how_they_are_computed(
     family: str, greedy: bool, tiny_checkpoints: dict[str, Path]
 ) -> None:

@@ -58,7 +58,7 @@ def generate(llm: LLM) -> list[tuple[list[int], object]]:
     return [(o.outputs[0].token_ids, first) for o in outputs]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("llama", marks=pytest.mark.long)])
 def test_models_give_the_reference_backends_tokens(
     family: str, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,13 +68,13 @@ def test_models_give_the_reference_backends_tokens(
     assert generate(engine(tiny_checkpoints[family], "triton", monkeypatch)) == expected
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 3])
+@pytest.mark.parametrize(("max_num_seqs", "lengths"), [(1, (2, 9)), (3, (2, 5, 8, 9, 35))], ids=["one row", "three"])
 def test_steps_that_would_be_captured(
-    max_num_seqs: int, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    max_num_seqs: int, lengths: tuple[int, ...], tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens of plain steps, and again when what remains of a prompt after its known beginning is short."""
     monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
-    prompts = [{"prompt_token_ids": list(range(20, 20 + length))} for length in (2, 5, 8, 9, 35)]
+    prompts = [{"prompt_token_ids": list(range(20, 20 + length))} for length in lengths]
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
     def tokens(llm: LLM) -> list[list[int]]:

@@ -77,7 +77,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return KNOWN[request.param]()
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.data())
 def test_every_text_gets_the_tokens_that_it_gets_alone(tokenizer: Tokenizer, data: st.DataObject) -> None:
     known = PrefixTokens(tokenizer, min_chars=2)

@@ -77,7 +77,7 @@ def triton_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     octavo_kernels.select_backend("auto")
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_pretended_gpu.py shows the same by kernels that are really compiled, and does not run them
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
 def test_requests_compile_nothing(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, triton_backend: None
