@@ -7,6 +7,8 @@ SECTION ?= engine
 # What compiles ahead needs no GPU: `make test` has it.
 TESTS ?= tests/server/engine/test_gpu.py \
   $(filter-out %/test_compile_ahead.py,$(wildcard tests/kernels/triton/test_*.py))
+UNIT_TESTS := $(addprefix tests/,operator $(addprefix server/,core engine_io sample tools loader models worker engine)) \
+  $(wildcard tests/kernels/test_*.py)
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
 TAG ?= 0.1.0
 WITH_MODEL ?= 0
@@ -14,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast test-long test-smoke lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -57,6 +59,17 @@ test-fast: setup
 
 test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART ..."; into benchmarks/results/test-long.json
 	python tests/long.py $(ARGS)
+
+# Tests that run in pytest's own process: coverage.py more than doubles their time, and servers are processes of their own.
+coverage: setup  ## line coverage by the quick tests in one process, with a tenth of the draws: what they at least reach
+	mkdir -p build
+	OCTAVO_TEST_EXAMPLES_FACTOR=0.1 python -m coverage run -m pytest -q -p no:cacheprovider \
+	  -m "not gpu and not cluster and not long and not slow" $(UNIT_TESTS)
+	@python -m coverage report | sed -n '1p;$$p'
+
+# Also a part of .ci/run, where the machine may.
+test-smoke: setup  ## install, serve, roll, drain and heal on a real Kubernetes (Linux, root, 8 minutes once all is built)
+	OCTAVO_CLUSTER_TESTS=require OCTAVO_DRAINS=1,0 python -m pytest -m smoke tests/operator tests/e2e $(ARGS)
 
 lint: setup
 	ruff check .

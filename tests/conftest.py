@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
-from support.examples import FACTOR
+from support.examples import FACTOR, examples_of
 from support.turns import turn
 
 # Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test in {getattr(item.obj, "__func__", item.obj) for item in functions}:
         if is_hypothesis_test(test) and not hasattr(test, "_hypothesis_state_machine_class"):
             own = getattr(test, "_hypothesis_internal_use_settings", settings.default)
-            test._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * FACTOR)
+            test._hypothesis_internal_use_settings = settings(own, max_examples=examples_of(own.max_examples))
     for machine in {item.cls for item in functions if issubclass(item.cls or object, unittest.TestCase)}:
-        machine.settings = settings(machine.settings, max_examples=machine.settings.max_examples * FACTOR)
+        machine.settings = settings(machine.settings, max_examples=examples_of(machine.settings.max_examples))
 
 
 @pytest.hookimpl(wrapper=True)

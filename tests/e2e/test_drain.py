@@ -75,6 +75,7 @@ def scale(cluster: Cluster, namespace: str, count: int) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.smoke
 def test_scaling_down_loses_no_token(cluster: Cluster, deployed: str, clients: TokenClients) -> None:
     """To the last replica, and up again."""
     replicas = 1

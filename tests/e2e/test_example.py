@@ -18,7 +18,7 @@ import yaml
 from clusterrig.fixtures import Cluster, eventually
 from openai import OpenAI
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.smoke]
 
 ROOT = Path(__file__).parents[2]
 NAME = "smollm2"

@@ -73,6 +73,7 @@ def is_ready(cluster: Cluster, namespace: str, name: str = "toy") -> None:
     cluster.kubectl("wait", "--for=condition=Ready", f"llmd/{name}", "-n", namespace, "--timeout=60s", timeout=70)
 
 
+@pytest.mark.smoke
 def test_a_life_of_the_chart(cluster: Cluster, namespace: str, installed: Callable[..., None], helm: Helm) -> None:
     said = helm("test", "op", "-n", namespace, "--timeout=60s", "--logs")
     assert f"op-{NUMBER}" in said and "is the leader and serves 0 LLMDeployments" in said

@@ -113,6 +113,7 @@ def wait_for_memory(pid: int, before: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_hostile_grammars_hold_nobody_up_and_leave_nothing_behind(server, neighbour):
     every = cases()
     hostile = [(name, body_of(every[name])) for name in SAMPLE]

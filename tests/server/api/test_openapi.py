@@ -10,11 +10,11 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
-from support.examples import FACTOR
+from support.examples import examples_of
 
 from octavo.entrypoints.app import STATE_OPERATIONS, WORK_OPERATIONS
 
-EXAMPLES = 15 * FACTOR
+EXAMPLES = examples_of(15)
 load_all_checks()
 
 # What a schema cannot say: how many tokens a text has, and which fields need or exclude each other.
