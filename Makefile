@@ -52,10 +52,10 @@ $(VENV)/.serve: requirements/serve.txt requirements/server.txt pyproject.toml | 
 	@touch $@
 
 test: setup  ## every test that runs without a GPU or a cluster of your own
-	python -m pytest -n 2 --dist loadfile -m "not gpu and not cluster and not long" $(ARGS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not cluster and not long" $(ARGS)
 
 test-fast: setup
-	python -m pytest -n 2 --dist loadfile -m "not gpu and not cluster and not long and not slow" $(ARGS)
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not cluster and not long and not slow" $(ARGS)
 
 test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART ..."; into benchmarks/results/test-long.json
 	python tests/long.py $(ARGS)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "test-long.json"
-PYTEST = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not gpu and not cluster"]
+PYTEST = ["-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not gpu and not cluster"]
 SCRATCH = "{scratch}"
 # Arguments of python. Properties draw ten times as much as in `make test`, and tests marked `long` run.
 PARTS = {
