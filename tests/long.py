@@ -56,6 +56,11 @@ def counts_of(lines: list[str]) -> dict[str, int]:
 def run(name: str, scratch: str) -> dict[str, object]:
     """Run one part and show what it says; what it came to."""
     print(f"\n[long] {name}", flush=True)
+    tree = {
+        "commit": _git("rev-parse", "HEAD"),
+        "clean": not _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     command = [sys.executable, *(word.replace(SCRATCH, scratch) for word in PARTS[name])]
     start, lines = time.monotonic(), []
     with subprocess.Popen(
@@ -71,9 +76,7 @@ def run(name: str, scratch: str) -> dict[str, object]:
     if not any(counts.values()):  # a program, not pytest
         counts["failed" if process.returncode else "passed"] = 1
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "clean": not _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **tree,
         "exit_status": process.returncode,
         **counts,
         "seconds": round(time.monotonic() - start),
