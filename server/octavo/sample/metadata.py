@@ -115,7 +115,7 @@ class SamplingMetadata:
         return any(change is not None for change in changes)
 
     @property
-    def takes_the_best(self) -> bool:
+    def is_greedy_only(self) -> bool:
         """Whether the best token of each row is all that there is to do."""
         more = (self.plain, self.truncated, self.logprobs_rows, self.append)
         return not self.changes_logits and all(part is None for part in more)

@@ -27,7 +27,7 @@ from octavo.sample.metadata import (
 from octavo.sample.token_pool import TokenPool
 from octavo_kernels import SamplingRows, SamplingTable
 
-_HOTTEST = 1e30  # float32 keeps -inf / T = -inf
+MAX_TEMPERATURE = 1e30  # float32 keeps -inf / T = -inf
 
 
 @dataclass
@@ -115,7 +115,7 @@ class SamplingStates:
             output = self._checked(output_token_ids, "output_token_ids")
             slots = self.pool.add(torch.from_numpy(prompt), torch.from_numpy(output), count=penalised)
         self._slot[row], self._count_slot[row] = slots
-        self._temperature[row] = 0 if p.greedy else min(p.temperature, _HOTTEST)
+        self._temperature[row] = 0 if p.greedy else min(p.temperature, MAX_TEMPERATURE)
         self._top_k[row] = vocab if p.top_k < 1 else min(p.top_k, vocab)
         self._top_p[row] = p.top_p
         self._min_p[row] = p.min_p

@@ -224,7 +224,7 @@ class ModelRunner:
         """A token for each of the sequences ``ids``, which have just computed all that they have."""
         positions = self.batch.num_computed[rows]
         metadata = self._sampling_metadata(rows, positions, bitmask)
-        if best is not None and metadata.takes_the_best:
+        if best is not None and metadata.is_greedy_only:
             # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
             tokens, invalid, logprobs = best[0].tolist(), [x - x != 0.0 for x in best[1].tolist()], None
         else:
@@ -242,7 +242,7 @@ class ModelRunner:
         """Whether more than the best token of the sequences ``rows`` will be wanted at these positions."""
         if len(self.grammars):
             return True
-        return not self.states.make_metadata(rows.tolist(), positions.tolist()).takes_the_best
+        return not self.states.make_metadata(rows.tolist(), positions.tolist()).is_greedy_only
 
     def _sampling_metadata(
         self, rows: np.ndarray, positions: np.ndarray, bitmask: Callable[[], torch.Tensor | None]
