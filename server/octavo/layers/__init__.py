@@ -1,1 +1,1 @@
-"""The parts that models are made of. They know tensor parallelism and quantisation, so that models need not."""
+"""The parts that models are made of. Tensor parallelism and quantisation are their business, not the models'."""

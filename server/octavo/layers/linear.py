@@ -1,4 +1,4 @@
-"""Linear layers that know their part of a tensor-parallel group and that several checkpoint tensors may be one weight.
+"""Tensor-parallel linear layers; several of a checkpoint's tensors may be merged into one weight.
 
 The partitioning is Megatron-LM's (Shoeybi et al., 2019): column-parallel layers hold rows of the weight (outputs),
 row-parallel ones hold columns (inputs) and sum their results over the ranks.
@@ -25,6 +25,7 @@ class MergedColumnParallelLinear(LinearBase):
         super().__init__(shards, bias, tp)
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [T, input_size]``, whole; returns ``[T, output_size of this rank]``."""
         return self.method.apply(self, x, self.bias)
 
 
@@ -64,6 +65,7 @@ class QKVParallelLinear(LinearBase):
         self.num_heads, self.num_kv_heads = q_size // head_size, kv_size // head_size
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [T, hidden_size]``, whole; returns see above."""
         return self.method.apply(self, x, self.bias)
 
 
@@ -76,6 +78,7 @@ class RowParallelLinear(LinearBase):
         super().__init__([Shard((output_size, input_size), slice(0, output_size), columns, 0)], bias, tp)
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [T, input_size of this rank]``; returns ``[T, output_size]``, the same on every rank."""
         # The bias is added by one rank, or the sum would hold it several times.
         return self.tp.all_reduce(self.method.apply(self, x, self.bias if self.tp.rank == 0 else None))
 
@@ -87,6 +90,7 @@ class ReplicatedLinear(LinearBase):
         super().__init__([_rows(output_size, input_size, 0, output_size, 0)], bias, tp)
 
     def forward(self, x: Tensor) -> Tensor:
+        """``x [T, input_size]``; returns ``[T, output_size]``."""
         return self.method.apply(self, x, self.bias)
 
 

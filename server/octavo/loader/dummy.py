@@ -15,7 +15,7 @@ _SPREAD = 0.02 * 3**0.5  # uniform numbers with the standard deviation that mode
 
 
 class DummyWeight:
-    """A `WeightSource` of numbers made on the device, the same for the same seed, name and kind of device.
+    """A `WeightSource` of random numbers made on the device, the same for the same seed, name and kind of device.
 
     Norms (vectors called weight) are ones and biases zeros, so that activations stay of sane size at any depth.
     """
@@ -27,11 +27,13 @@ class DummyWeight:
         self._seed, self._device = seed, device
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
         target = torch.empty(self.shape, dtype=dtype, device=self._device)
         self.load_into(target)
         return target
 
     def load_into(self, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
         if len(self.shape) < 2:
             target.fill_(float(self.name.endswith(".weight")))
             return
@@ -44,6 +46,7 @@ class DummyWeight:
 def dummy_weights(
     slots: dict[str, list[WeightSlot]], seed: int, device: torch.device | str
 ) -> Iterator[tuple[str, DummyWeight]]:
+    """A tensor for every slot that needs one, under the weights' own names."""
     # Torch's generators want this module, which octavo.system.torch_import keeps from being imported.
     import torch._prims.rng_prims  # noqa: F401
 

@@ -27,18 +27,20 @@ _MAX_HEADER = 100 << 20  # the package's own limit
 
 
 class SafetensorsWeight:
-    """See `WeightSource`."""
+    """A `WeightSource` in a file: ``nbytes`` from byte ``offset`` on."""
 
     def __init__(self, path: Path, name: str, qtype: str, shape: tuple[int, ...], offset: int, nbytes: int) -> None:
         self.name, self.qtype, self.shape = name, qtype, shape
         self._path, self._offset, self._nbytes = path, offset, nbytes
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
         tensor = torch.empty(self.shape, dtype=_DTYPES[self.qtype])
         self._read(tensor)
         return tensor if dtype is None else tensor.to(dtype)
 
     def load_into(self, target: torch.Tensor) -> None:
+        """See `WeightSource`: read straight into it, or through `staging` to another device or dtype."""
         if target.device.type == "cpu" and target.is_contiguous() and target.dtype == _DTYPES[self.qtype]:
             self._read(target.detach())
         elif target.device.type in ("cpu", "cuda") and target.is_contiguous():
@@ -77,6 +79,7 @@ class SafetensorsFile:
         self._start = 8 + length
 
     def sources(self) -> Iterator[SafetensorsWeight]:
+        """Every tensor, in the order of the header. Raises ModelError for an entry that cannot be."""
         for name, entry in self.header.items():
             try:
                 qtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))

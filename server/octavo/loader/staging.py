@@ -17,11 +17,11 @@ import torch
 # The device takes 8 MB in a fraction of a millisecond, a read of as much lasts longer than all that goes with it.
 PIECE = 8 << 20
 
-_own = threading.local()
+_thread_local = threading.local()
 
 
 class Staging:
-    """Of one thread. ``event`` makes what tells when copies are done (as `torch.cuda.Event` does)."""
+    """One thread's two buffers of ``size`` bytes. ``event`` makes events as `torch.cuda.Event` does, one a buffer."""
 
     def __init__(self, event: Callable[[], Any], size: int = PIECE, pinned: bool = False) -> None:
         self._pieces = [(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), event()) for _ in range(2)]
@@ -48,8 +48,8 @@ class Staging:
                 copied.synchronize()
 
 
-class _AtOnce:
-    """A CPU has made its copies when they return."""
+class _NoEvent:
+    """Copies to a CPU are done when they return."""
 
     def record(self) -> None: ...
 
@@ -57,11 +57,11 @@ class _AtOnce:
 
 
 def staging(device: torch.device) -> Staging:
-    """This thread's own. It goes with the thread; torch keeps pinned memory for what is pinned next."""
-    found: dict[str, Staging] = _own.__dict__.setdefault("staging", {})
+    """This thread's buffers for ``device``, freed with the thread (torch keeps pinned memory for later use)."""
+    found: dict[str, Staging] = _thread_local.__dict__.setdefault("staging", {})
     if device.type not in found:
         on_cpu = device.type == "cpu"
         found[device.type] = (
-            Staging(_AtOnce) if on_cpu else Staging(partial(torch.cuda.Event, blocking=True), pinned=True)
+            Staging(_NoEvent) if on_cpu else Staging(partial(torch.cuda.Event, blocking=True), pinned=True)
         )
     return found[device.type]

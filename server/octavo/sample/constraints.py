@@ -1,4 +1,4 @@
-"""What a request may say at all: grammar and allowed-token bitmasks, bad words, min_tokens, logit_bias.
+"""Which tokens a request may use: grammar and allowed-token bitmasks, bad words, min_tokens, logit_bias.
 
 All functions change the logits (float32 [R, V]) in place; a forbidden token's logit becomes -inf.
 """
@@ -37,6 +37,7 @@ def apply_bitmask(logits: Tensor, bitmask: Tensor) -> None:
 
 
 def apply_allowed(logits: Tensor, allowed: RowBitmask) -> None:
+    """allowed_token_ids: forbid every other token of those rows."""
     rows = take_rows(logits, allowed.rows)
     apply_bitmask(rows, allowed.bitmask)
     if rows is not logits:
@@ -44,23 +45,25 @@ def apply_allowed(logits: Tensor, allowed: RowBitmask) -> None:
 
 
 def apply_min_tokens(logits: Tensor, stops: TokenLogits) -> None:
+    """Forbid EOS and stop tokens of rows that have not reached min_tokens."""
     logits[stops.rows, stops.token_ids] = -torch.inf
 
 
 def apply_logit_bias(logits: Tensor, bias: TokenLogits) -> None:
+    """logit_bias: add ``bias.values``."""
     assert bias.values is not None
     logits[bias.rows, bias.token_ids] += bias.values  # a request's ids are distinct
 
 
 def match_bad_words(words: BadWords, pool: TokenPool) -> Tensor:
-    """bool [N]: after which bad words' other tokens the output ends."""
+    """bool [N]: whether the output ends with all tokens of the bad word but its last."""
     match = words.positions - words.prompt_len >= words.prefix_len
     width = words.prefix.shape[1]
     if width:
         at = words.positions[:, None] - torch.arange(width, 0, -1, device=words.rows.device)
-        anything = words.prefix < 0
-        tail = pool.history[words.slots[:, None], at.clamp(min=0).masked_fill_(anything, 0)]
-        match &= ((tail == words.prefix) | anything).all(-1)
+        is_padding = words.prefix < 0
+        tail = pool.history[words.slots[:, None], at.clamp(min=0).masked_fill_(is_padding, 0)]
+        match &= ((tail == words.prefix) | is_padding).all(-1)
     return match
 
 

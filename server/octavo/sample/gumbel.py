@@ -46,7 +46,8 @@ def position_keys(stream_keys: NDArray[np.uint64], positions: Sequence[int] | ND
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))
-    return x.view(np.int32).reshape(-1, 2)
+    keys: NDArray[np.int32] = x.view(np.int32).reshape(-1, 2)
+    return keys
 
 
 def _xorshift_(x: Tensor, shift: int, scratch: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A step's constraints in the form that the sampling kernel reads, which applies them while it reads the logits."""
+"""A step's constraints as the sampling kernel takes them, which applies them while it reads the logits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def gather_constraints(metadata: SamplingMetadata) -> Constraints | None:
     device = m.kernel_rows.index.device
     bitmask, bitmask_index = _bitmasks(m, device)
     start, ids, values = _edits(m, device)
-    nobody = torch.full((m.num_rows,), -1, dtype=torch.int32, device=device)
-    seen_index, counts_index = nobody, nobody
+    no_slot = torch.full((m.num_rows,), -1, dtype=torch.int32, device=device)
+    seen_index, counts_index = no_slot, no_slot
     repetition = torch.ones(m.num_rows, device=device)
     frequency, presence = torch.zeros_like(repetition), torch.zeros_like(repetition)
     if m.penalties is not None:
         p = m.penalties
-        seen_index = nobody.index_copy(0, p.rows, p.slots.to(torch.int32))
-        counts_index = nobody.index_copy(0, p.rows, p.count_slots.to(torch.int32))
+        seen_index = no_slot.index_copy(0, p.rows, p.slots.to(torch.int32))
+        counts_index = no_slot.index_copy(0, p.rows, p.count_slots.to(torch.int32))
         repetition.index_copy_(0, p.rows, p.repetition[:, 0])
         frequency.index_copy_(0, p.rows, p.frequency[:, 0])
         presence.index_copy_(0, p.rows, p.presence[:, 0])
@@ -53,7 +53,8 @@ def _bitmasks(m: SamplingMetadata, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def _edits(m: SamplingMetadata, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Single logits by row: where each row's begin, the tokens, what is added."""
+    """Changes of single logits, sorted by row: where each row's begin int32 [R + 1], token ids int32 [N], what is added
+    float32 [N]."""
     rows, ids, values = [], [], []
     if m.bad_words is not None:
         match = match_bad_words(m.bad_words, m.pool)

@@ -27,6 +27,7 @@ class LogprobsTensors:
 
     @classmethod
     def padding(cls, num_rows: int, k: int, device: torch.device) -> LogprobsTensors:
+        """Rows that asked for none."""
         return cls(
             torch.full((num_rows, k + 1), -1, dtype=torch.int64, device=device),
             torch.full((num_rows, k + 1), -torch.inf, device=device),

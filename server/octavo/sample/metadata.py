@@ -33,6 +33,8 @@ class TokenLogits:
 
 @dataclass
 class RowBitmask:
+    """Rows with a bitmask of allowed tokens: bit ``id % 32`` of word ``id // 32``."""
+
     rows: Tensor  # [N]
     bitmask: Tensor  # int32 [N, ceil(V / 32)]
 
@@ -67,7 +69,7 @@ class Penalties:
 
 @dataclass
 class TokenAppend:
-    """Rows whose sampled token is noted in the pool: history[slots, positions] and counts[count_slots]."""
+    """Rows whose sampled token is appended in the pool: to history[slots, positions] and counts[count_slots]."""
 
     rows: Tensor
     slots: Tensor
@@ -116,7 +118,7 @@ class SamplingMetadata:
 
     @property
     def is_greedy_only(self) -> bool:
-        """Whether the best token of each row is all that there is to do."""
+        """Whether every row takes its best token as the logits stand, and nothing else is asked for."""
         more = (self.plain, self.truncated, self.logprobs_rows, self.append)
         return not self.changes_logits and all(part is None for part in more)
 

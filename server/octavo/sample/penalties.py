@@ -29,7 +29,7 @@ def apply_penalties(logits: Tensor, penalties: Penalties, pool: TokenPool) -> No
 
 
 def append_tokens(sampled: Tensor, append: TokenAppend, pool: TokenPool) -> None:
-    """Note the sampled tokens (int64 [R]) of the rows that keep a history."""
+    """Append the sampled tokens (int64 [R]) of the rows that keep a history."""
     pool.history[append.slots, append.positions] = sampled[append.rows].to(torch.int32)
     if pool.seen is not None:
         tokens = sampled[append.rows]

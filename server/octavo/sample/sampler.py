@@ -38,11 +38,9 @@ class Sampler:
         """``logits`` [R, V], overwritten when float32 on a CPU; row i belongs to row i of ``metadata``. ``best``: their
         best ids and logits, as `cpu.argmax` has them, where they are known."""
         with torch.inference_mode():
-            return self.forward(logits, metadata, best)
+            return self._forward(logits, metadata, best)
 
-    def forward(
-        self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None = None
-    ) -> SamplerOutput:
+    def _forward(self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None) -> SamplerOutput:
         if metadata.kernel_rows is not None:
             return self._forward_kernels(logits, metadata)
         logits = logits.float().contiguous()
@@ -110,7 +108,7 @@ class Sampler:
 
 
 def _spread(found: LogprobsTensors, metadata: SamplingMetadata) -> LogprobsTensors:
-    """What the rows with log-probabilities got, among all rows."""
+    """From the rows that asked for log-probabilities to all rows."""
     rows = metadata.logprobs_rows
     assert rows is not None
     if len(rows) == metadata.num_rows:
@@ -125,7 +123,7 @@ def _scores(logits: Tensor, rows: RandomRows) -> Tensor:
 
 
 def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest id among the best of each row, and its logit; NaN if there is one."""
+    """Each row's best id int64 [R], the lowest among equals, and its logit [R]; NaN if there is one."""
     if devices.on_cpu(logits):
         return cpu.argmax(logits)
     ids = logits.argmax(-1)

@@ -32,7 +32,7 @@ MAX_TEMPERATURE = 1e30  # float32 keeps -inf / T = -inf
 
 @dataclass
 class _Row:
-    """What does not fit a number a row; empty for most requests."""
+    """A request's parameters that are lists; empty for most requests."""
 
     stop_token_ids: NDArray[np.int64]
     bias_ids: NDArray[np.int64]
@@ -237,10 +237,10 @@ class SamplingStates:
         )
 
     def _find_steady(self, gathered: SamplingMetadata, rows: list[int]) -> float:
-        """From which positions on nothing of `_at_positions` concerns these rows; infinity: something always does."""
+        """The position from which on nothing of `_at_positions` concerns these rows; infinity: there is none."""
         every_token = (gathered.kernel_rows, gathered.plain, gathered.truncated, gathered.bad_words)
-        noted = (self._slot[rows] >= 0) | (self._repetition[rows] != 1) | (self._count_slot[rows] >= 0)
-        if noted.any() or any(part is not None for part in every_token):
+        tracked = (self._slot[rows] >= 0) | (self._repetition[rows] != 1) | (self._count_slot[rows] >= 0)
+        if tracked.any() or any(part is not None for part in every_token):
             return float("inf")
         return float(self._min_position[rows].max(initial=0))
 
@@ -262,13 +262,13 @@ class SamplingStates:
             out.min_tokens = TokenLogits(
                 self._put(np.repeat(early, [len(ids) for ids in stops])), self._put(np.concatenate(stops))
             )
-        if (noted := np.flatnonzero(self._slot[r] >= 0)).size:
-            self.pool.reserve(int(at[noted].max()) + 1)
+        if (tracked := np.flatnonzero(self._slot[r] >= 0)).size:
+            self.pool.reserve(int(at[tracked].max()) + 1)
             counted = np.flatnonzero(self._count_slot[r] >= 0)
             out.append = TokenAppend(
-                rows=self._put(noted),
-                slots=self._put(self._slot[r[noted]]),
-                positions=self._put(at[noted]),
+                rows=self._put(tracked),
+                slots=self._put(self._slot[r[tracked]]),
+                positions=self._put(at[tracked]),
                 count_rows=self._put(counted) if counted.size else None,
                 count_slots=self._put(self._count_slot[r[counted]]) if counted.size else None,
             )

@@ -1,7 +1,7 @@
 """Token histories on the device, for the requests that need them (penalties, bad words of several tokens).
 
-The device notes each sampled token itself, because the CPU learns of it only a step later. Memory is taken by the
-requests that use it: both pools grow by doubling and hand slots out again.
+Each sampled token is appended on the device, because the CPU learns of it only a step later. Memory is taken by the
+requests that use it: both pools grow by doubling and reuse slots.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from octavo.sample import devices
 
 
 class _Slots:
-    """Hands out small integers, lowest first as long as none came back."""
+    """Allocates small integers, the last freed one first."""
 
     def __init__(self) -> None:
-        self.free: list[int] = []
+        self._free: list[int] = []
         self.size = 0
 
-    def take(self) -> int:
-        if self.free:
-            return self.free.pop()
+    def allocate(self) -> int:
+        if self._free:
+            return self._free.pop()
         self.size += 1
         return self.size - 1
 
-    def give_back(self, slot: int) -> None:
-        self.free.append(slot)
+    def free(self, slot: int) -> None:
+        self._free.append(slot)
 
 
 class TokenPool:
@@ -46,8 +46,8 @@ class TokenPool:
         self._count_slots = _Slots()
 
     def add(self, prompt: Tensor, output: Tensor, count: bool) -> tuple[int, int]:
-        """Note a request's tokens (int64, CPU). Returns its history slot and its count slot (-1 without ``count``)."""
-        slot, count_slot = self._slots.take(), -1
+        """Store a request's tokens (int64, CPU). Returns its history slot and its count slot (-1 without ``count``)."""
+        slot, count_slot = self._slots.allocate(), -1
         length = prompt.numel() + output.numel()
         self.reserve(length + 1)
         self.history[slot, :length] = devices.put(torch.cat((prompt, output)).to(torch.int32), self.device)
@@ -58,7 +58,7 @@ class TokenPool:
             words = np.packbits(bits, bitorder="little").view(np.int32)
             self.seen[slot] = devices.put(words, self.device)
         if count:
-            count_slot = self._count_slots.take()
+            count_slot = self._count_slots.allocate()
             if count_slot >= self.counts.shape[0]:
                 self.counts = _grown(self.counts, min(self.max_slots, max(4, 2 * count_slot)), self.vocab_size)
             counts = torch.bincount(output, minlength=self.vocab_size)
@@ -66,9 +66,10 @@ class TokenPool:
         return slot, count_slot
 
     def remove(self, slot: int, count_slot: int) -> None:
-        self._slots.give_back(slot)
+        """Free a request's slots, as `add` returned them."""
+        self._slots.free(slot)
         if count_slot >= 0:
-            self._count_slots.give_back(count_slot)
+            self._count_slots.free(count_slot)
 
     def reserve(self, width: int) -> None:
         """Make room for histories of ``width`` tokens in every slot handed out."""
@@ -82,8 +83,8 @@ class TokenPool:
 
 
 def most_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:
-    """What a pool takes at most: every request with penalties and as long as can be, while a pool grows and the one
-    before, half as large, is still there."""
+    """The maximum number of bytes of a pool: every request has penalties and the maximum length, while the pool grows
+    and the one before, half as large, is still there."""
     history, counts, seen = max_model_len + 1, vocab_size, -(-vocab_size // 32)
     return 4 * max_slots * (2 * history + counts + seen) * 3 // 2
 

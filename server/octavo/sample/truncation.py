@@ -4,7 +4,7 @@ The three are cuts of the distribution from the top, made in this order: min-p, 
 stays), top-p over what is left (the smallest set that reaches the mass; among equals the lower ids), never empty.
 
 On the CPU a whole row is hardly ever sorted. `sample_truncated` tries, row by row, until one answers:
-- a look at the 128 best tokens or so, when the cut is top-k or min-p;
+- the 128 best tokens or so, when the cut is top-k or min-p;
 - rejection: the winner of the uncut draw is also the winner of the cut one when it is inside the cut, which a count or
   a sum over the row tells. If it is outside, so is everything below it, and the rest draws again with the same noise
   (the pivot of FlashInfer's sorting-free sampling, Ye et al. 2025, with a fixed noise instead of fresh draws);
@@ -25,7 +25,7 @@ from octavo.sample.candidates import LOWEST, block_floor, candidates
 from octavo.sample.gumbel import GumbelNoise
 from octavo.sample.metadata import RandomRows
 
-_FIRST_LOOK = 128  # candidates; every usual top_k is below
+_NUM_CANDIDATES = 128  # every usual top_k is below
 
 
 def sample_truncated(scores: Tensor, rows: RandomRows, noise: GumbelNoise) -> Tensor:
@@ -36,7 +36,7 @@ def sample_truncated(scores: Tensor, rows: RandomRows, noise: GumbelNoise) -> Te
     sampled = torch.empty(len(scores), dtype=torch.int64)
     todo = torch.arange(len(scores))
     for draw, suits in (
-        (_first_look, cuts.by_rank),
+        (_from_candidates, cuts.by_rank),
         (_by_rejection, ~(cuts.by_rank & cuts.by_mass)),
         (_by_sorting, torch.ones_like(cuts.by_mass)),
     ):
@@ -64,6 +64,7 @@ class Cuts:
 
     @classmethod
     def of(cls, scores: Tensor, rows: RandomRows) -> Cuts:
+        """From ``scores`` float32 [N, V] and the parameters of the same rows."""
         assert rows.top_k is not None and rows.top_p is not None and rows.min_p is not None
         best = scores.amax(-1, keepdim=True)
         top_k, top_p, min_p = rows.top_k[:, None], rows.top_p[:, None], rows.min_p[:, None]
@@ -71,6 +72,7 @@ class Cuts:
         return cls(best, top_k, top_p, line, (top_k < scores.shape[1]) | (min_p > 0), top_p < 1)
 
     def of_rows(self, index: Tensor) -> Cuts:
+        """Those of rows ``index`` int64 [M], in ascending order."""
         if len(index) == len(self.best):
             return self
         parts = (self.best, self.top_k, self.top_p, self.min_p_line, self.by_rank, self.by_mass)
@@ -102,8 +104,8 @@ def kept_tokens(values: Tensor, cuts: Cuts, floor: Tensor | None = None) -> tupl
     return keep & (values > -torch.inf), whole[:, 0]
 
 
-def _first_look(scores: Tensor, cuts: Cuts, keys: Tensor, noise: GumbelNoise) -> tuple[Tensor, Tensor]:
-    floor = block_floor(scores, _FIRST_LOOK)
+def _from_candidates(scores: Tensor, cuts: Cuts, keys: Tensor, noise: GumbelNoise) -> tuple[Tensor, Tensor]:
+    floor = block_floor(scores, _NUM_CANDIDATES)
     values, ids = candidates(scores, floor)
     keep, done = kept_tokens(values, cuts, floor)
     draw = noise.noise(keys, ids).add_(values).masked_fill_(~keep, -torch.inf)
