@@ -20,7 +20,7 @@ def page() -> str:
         "At `/metrics` of the main port and of the management port (8001 in pods).",
         _table(engine_registry()),
         "## Operator",
-        "At `/metrics` of port 8080 of its pods. Only the operator that leads speaks of LLMDeployments.",
+        "At `/metrics` of port 8080 of its pods. Only the leader exports metrics of LLMDeployments.",
         _table(operator_registry()),
     )
 
@@ -38,14 +38,9 @@ def engine_registry() -> Any:
 
 
 def operator_registry() -> Any:
-    controller = SimpleNamespace(
-        listed_seconds_ago=0.0, is_leading=True, queue=_Queue(), claims=SimpleNamespace(others=[])
-    )
-    return module_defining("Metrics", OPERATOR).Metrics(controller, 300.0).registry
-
-
-class _Queue(list[Any]):
-    num_failing = 0
+    module = module_defining("Metrics", OPERATOR)
+    state = module.OperatorState(is_leading=True, queue_depth=0, num_retrying=0, num_of_others=0, listing_age=0.0)
+    return module.Metrics(lambda: state, 300.0).registry
 
 
 def _table(registry: Any) -> str:
