@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Name of what is not in the release's own namespace: releases of one name in two namespaces do not collide. */ -}}
+{{- /* Name of cluster-scoped objects: releases of the same name in two namespaces must not collide. */ -}}
 {{- define "octavo.clusterName" -}}
 {{- printf "%s-%s" (include "octavo.fullname" .) .Release.Namespace -}}
 {{- end -}}
@@ -23,7 +23,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
-{{- /* What a pod of ours is selected by, and the user's labels beside it; where both name one, ours is kept. */ -}}
+{{- /* Pod labels: the selector's, and the user's; the selector's win. */ -}}
 {{- define "octavo.podLabels" -}}
 {{ toYaml (merge (include "octavo.selectorLabels" . | fromYaml) (default dict .Values.podLabels)) }}
 {{- end -}}
@@ -32,7 +32,7 @@ app.kubernetes.io/component: operator
 {{ include "octavo.labelsWith" (list . dict) }}
 {{- end -}}
 
-{{- /* Labels of one object, with some of its own. Takes (list context labels). A label twice is no valid YAML. */ -}}
+{{- /* Labels of an object with additional ones, without duplicate keys. Takes (list context labels). */ -}}
 {{- define "octavo.labelsWith" -}}
 {{- $context := index . 0 -}}{{- $more := index . 1 -}}
 {{- $ours := merge (include "octavo.selectorLabels" $context | fromYaml) (dict
@@ -49,11 +49,11 @@ app.kubernetes.io/component: operator
 {{- else if .Values.serviceAccount.create -}}
 {{- include "octavo.fullname" . -}}
 {{- else -}}
-{{- fail "serviceAccount.create is false: say which one to use by serviceAccount.name" -}}
+{{- fail "serviceAccount.create is false: set serviceAccount.name" -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* Image by digest, else by tag, else by the chart's appVersion. Takes (list image context). */ -}}
+{{- /* Image by digest, otherwise tag, otherwise the chart's appVersion. Takes (list image context). */ -}}
 {{- define "octavo.image" -}}
 {{- $image := index . 0 -}}{{- $context := index . 1 -}}
 {{- if $image.digest -}}
@@ -63,22 +63,22 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
-{{- /* The Service behind which the replica that works can be asked. */ -}}
+{{- /* The Service of the leader's metrics API. */ -}}
 {{- define "octavo.metricsService" -}}
 {{- printf "%s-metrics" (include "octavo.fullname" .) -}}
 {{- end -}}
 
-{{- /* The ClusterRole for the API of the whole cluster that the operator serves. */ -}}
+{{- /* The ClusterRole for serving external.metrics.k8s.io. */ -}}
 {{- define "octavo.metricsRole" -}}
 {{- printf "%s-metrics" (include "octavo.clusterName" .) -}}
 {{- end -}}
 
-{{- /* "true" where the operator may serve an API of the whole cluster. */ -}}
+{{- /* "true" where the operator may serve external.metrics.k8s.io. */ -}}
 {{- define "octavo.metricsApi" -}}
 {{- if and .Values.metricsApi.enabled (not .Values.watchNamespaces) -}}true{{- else -}}false{{- end -}}
 {{- end -}}
 
-{{- /* What the operator may do in the namespaces that it serves. Secrets are never read: pods refer to them by name. */ -}}
+{{- /* Permissions in the watched namespaces. Secrets are never read: pods refer to them by name. */ -}}
 {{- define "octavo.servingRules" -}}
 - apiGroups: [octavo.dev]
   resources: [llmdeployments]
@@ -113,7 +113,7 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
-# Does another operator that has claimed an LLMDeployment still live?
+# Leases of other operators, to tell whether their claims are valid.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get]
