@@ -12,6 +12,30 @@ Json = dict[str, Any]
 # On every LLMDeployment that tests make: the operator under test serves these alone, whatever else the cluster holds.
 SESSION = {"octavo.dev/test-session": uuid.uuid4().hex[:6]}
 MODEL = {"uri": "smollm2-135m-instruct"}
+FULL: dict[str, Any] = {
+    "model": {
+        "uri": "hf://org/name",
+        "name": "main",
+        "aliases": ["other"],
+        "revision": "abc",
+        "chatTemplate": {"configMapRef": {"name": "template"}},
+        "credentialsSecretRef": {"name": "hub"},
+        "cache": {"mode": "pvc", "pvc": {"size": "40Gi", "storageClassName": "fast", "accessModes": ["ReadWriteMany"]}},
+    },
+    "engine": {
+        "dtype": "bfloat16",
+        "maxModelLen": 8192,
+        "gpuMemoryUtilization": 85,
+        "prefixCaching": False,
+        "args": ["--seed", "3"],
+    },
+    "accelerator": {"count": 1},
+    "resources": {"requests": {"cpu": 4, "memory": "32Gi"}, "limits": {"memory": "48Gi"}},
+    "replicas": 3,
+    "routing": {"strategy": "clientIP"},
+    "auth": {"apiKeySecretRef": {"name": "keys"}},
+    "monitoring": {"labels": {"release": "prometheus"}},
+}  # a spec with most groups of fields
 
 
 def manifest(name: str = "toy", namespace: str = "default", **spec: Any) -> Json:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from support.llmd import manifest
 
 from octavo_operator.api import KIND
 from octavo_operator.autoscaling.registration import Registration
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
-from octavo_operator.kube.lease import LeaderElector
+from octavo_operator.kube.lease import LeaderElector, may_acquire
 
 Json = dict[str, Any]
 
@@ -130,3 +131,12 @@ def test_nothing_is_registered_while_the_lease_is_stale() -> None:
 
     assert asyncio.run(run(held=True)) == ["DELETE"], "nobody is scaled by it"
     assert asyncio.run(run(held=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "unchanged", "free"),
+    [("", 0, True), (None, 0, True), ("me", 0, True), ("other", 14, False), ("other", 16, True)],
+)
+def test_a_lease_is_taken_only_when_nobody_renews_it(holder: str | None, unchanged: float, free: bool) -> None:
+    lease = {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}}
+    assert may_acquire(lease, "me", unchanged) is free

@@ -1,0 +1,69 @@
+"""Conditions of the status."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.llmd import parsed
+
+from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
+from octavo_operator.status import Observation, events, expected_status
+
+
+def test_times_of_conditions_change_with_their_status_alone() -> None:
+    deployment = parsed()
+    first = expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
+    deployment.status.update(first)
+    assert expected_status(deployment, Observation(None, []), "cluster.local", 100.0) == first
+    assert events(first, first) == []
+
+
+def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
+    deployment = parsed(autoscaling={"maxReplicas": 4})
+    learnt = Observation(None, [], scaling=Scaling(capacity=8.2))
+    assert "replicaCapacity" not in expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
+    deployment.status.update(expected_status(deployment, learnt, "cluster.local", 0.0))
+    assert deployment.status["replicaCapacity"] == 8
+    assert expected_status(deployment, Observation(None, []), "cluster.local", 0.0)["replicaCapacity"] == 8
+    assert "replicaCapacity" not in expected_status(parsed(), learnt, "cluster.local", 0.0)
+
+
+@pytest.mark.parametrize(("wanted", "least", "most", "pods"), [(9, 1, 2, 2), (1, 3, 4, 3), (3, 1, 4, 3), (0, 1, 2, 0)])
+def test_pods_stay_within_the_limits_of_autoscaling(wanted: int, least: int, most: int, pods: int) -> None:
+    """Whatever was written into replicas: an autoscaler would take them away again a moment later. 0 turns it off."""
+    autoscaling = {"minReplicas": least, "maxReplicas": most}
+    assert parsed(replicas=wanted, autoscaling=autoscaling).replicas == pods
+    assert parsed(replicas=wanted, autoscaling=autoscaling, suspend=True).replicas == 0
+    assert parsed(replicas=wanted).replicas == wanted
+
+
+@pytest.mark.parametrize(
+    ("needed", "reason"), [(None, "AtMaxReplicas"), (3, "AtMaxReplicas"), (2, "Scaling"), (0, "Scaling")]
+)
+def test_the_maximum_is_blamed_only_when_the_load_needs_more(needed: int | None, reason: str) -> None:
+    """A HorizontalPodAutoscaler says TooManyReplicas of a number that was written by hand, too."""
+    said = [
+        {"type": "ScalingActive", "status": "True"},
+        {"type": "ScalingLimited", "status": "True", "reason": "TooManyReplicas"},
+    ]
+    deployment = parsed(autoscaling={"maxReplicas": 2})
+    verdict = autoscaler_ready(deployment, {"status": {"conditions": said}}, Scaling(needed=needed), frozenset())
+    assert verdict is not None
+    assert verdict[:2] == (True, reason)
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+def test_ready_never_lies(replicas: int, updated: int, available: int) -> None:
+    deployment = parsed(replicas=replicas)
+    counts = {
+        "observedGeneration": 1,
+        "replicas": max(updated, available),
+        "updatedReplicas": updated,
+        "availableReplicas": available,
+    }
+    live = {"metadata": {"generation": 1}, "spec": {"replicas": replicas}, "status": counts}
+    status = expected_status(deployment, Observation(live, []), "cluster.local", 0.0)
+    found = {condition["type"]: condition["status"] == "True" for condition in status["conditions"]}
+    assert found["Available"] is (available > 0)
+    assert found["Ready"] is (0 < replicas == updated == available)
