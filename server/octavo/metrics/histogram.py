@@ -1,4 +1,4 @@
-"""A histogram for values that come by the thousand a second: one a token."""
+"""A Prometheus histogram that is cheap enough to observe every token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prometheus_client.utils import floatToGoString
 
 
 class Histogram(Collector):
-    """As prometheus_client's with its labels given, without locks and without a walk over the buckets for each value.
+    """prometheus_client's histogram for one set of labels, without locks and with a binary search for the bucket.
 
-    Values are taken by one thread. ``buckets``: their upper bounds, ascending.
+    Only one thread may observe. ``buckets``: their upper bounds, ascending.
     """
 
     def __init__(
@@ -27,24 +27,27 @@ class Histogram(Collector):
         registry.register(self)
 
     def observe(self, value: float) -> None:
+        """Count one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def observe_all(self, values: Iterable[float]) -> None:
+        """Count several values."""
         counts, bounds = self._counts, self._bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
             self._sum += value
 
     def collect(self) -> Iterator[Metric]:
+        """The metric as a scrape reads it."""
         buckets, below = [], 0
         for bound, count in zip([*self._bounds, float("inf")], self._counts, strict=True):
             below += count
-            buckets.append((floatToGoString(bound), below))
+            buckets.append((floatToGoString(bound), below))  # type: ignore[no-untyped-call]
         family = HistogramMetricFamily(self.name, self._text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), buckets, self._sum)
         yield family
 
     def describe(self) -> list[Metric]:
-        """Its name, for the registry."""
+        """The metric's name, for the registry."""
         return [HistogramMetricFamily(self.name, self._text)]

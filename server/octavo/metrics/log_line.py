@@ -1,4 +1,4 @@
-"""A line in the log every ten seconds in which something was done: how much, how fast, how full."""
+"""The load line of the log: throughput, queue and cache usage, every ten seconds with work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIOD_SECONDS = 10.0
 
 
 class LoadLog:
-    """Wakes up only while there is something to tell: an idle engine logs one last line, then nothing."""
+    """Logs the load line. Its timer runs only after a step: an idle engine logs one last line, then nothing."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
@@ -27,10 +27,10 @@ class LoadLog:
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = self._preemptions = 0
 
     def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
-        """Take one step in; called on the event loop."""
+        """Add one step; called on the event loop."""
         if self._timer is None:
             self._reset()
-            self._timer = asyncio.get_running_loop().call_later(PERIOD_SECONDS, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(PERIOD_SECONDS, self._log)
         self._prompt_tokens += iteration.num_prompt_tokens
         self._generation_tokens += iteration.num_generation_tokens
         if stats is not None:
@@ -39,7 +39,7 @@ class LoadLog:
             self._hits += stats.prefix_cache_hits
             self._preemptions += stats.num_preemptions
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         seconds = time.monotonic() - self._since
         last, hit_rate = self._last, self._hits / self._queries if self._queries else 0.0
         logger.info(
@@ -51,5 +51,6 @@ class LoadLog:
         self._timer = None
 
     def close(self) -> None:
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()

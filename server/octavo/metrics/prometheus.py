@@ -1,8 +1,8 @@
-"""Instruments under vLLM's names, labels and buckets, so that its dashboards and scaling rules read us unchanged."""
+"""Prometheus metrics with vLLM's names, labels and buckets, so that its dashboards and scaling rules work unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -52,134 +52,144 @@ def buckets_1_2_5(limit: int) -> list[int]:
 
 
 class EngineMetrics:
-    """The engine's instruments. One registry an instance: two servers in one process do not mix."""
+    """The engine's metrics, in a registry of their own: two servers in one process do not mix."""
 
     def __init__(self, config: EngineConfig, model_name: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.model_name = model_name
         self._labels = {"model_name": model_name, "engine": "0"}
         lengths = buckets_1_2_5(config.scheduler.max_model_len)
 
-        # Now.
-        self._running = self._gauge("vllm:num_requests_running", "Sequences that the steps compute")
-        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait for a place in a step")
+        # Gauges.
+        self._running = self._gauge("vllm:num_requests_running", "Number of running sequences")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Number of waiting sequences")
         by_reason = self._family(
-            Gauge, "vllm:num_requests_waiting_by_reason", "Sequences that wait, by what they wait for", ("reason",)
+            Gauge, "vllm:num_requests_waiting_by_reason", "Number of waiting sequences by reason", ("reason",)
         )
         self._waiting_capacity = by_reason.labels(**self._labels, reason="capacity")
         by_reason.labels(**self._labels, reason="deferred").set(0)
-        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1")
+        self._kv_usage = self._gauge("vllm:kv_cache_usage_perc", "KV cache usage, from 0 to 1")
         sleep = self._family(
-            Gauge, "vllm:engine_sleep_state", "1 for the state that the engine is in", ("sleep_state",)
+            Gauge, "vllm:engine_sleep_state", "Sleep state of the engine: 1 for the current state", ("sleep_state",)
         )
         for state in ("awake", "weights_offloaded", "discard_all"):
             sleep.labels(**self._labels, sleep_state=state).set(state == "awake")
 
-        # So far.
-        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        for other in ("external_prefix_cache", "mm_cache"):  # tiers that there are none of
-            self._counter(f"vllm:{other}_queries", "Lookups in a cache that this engine does not have")
-            self._counter(f"vllm:{other}_hits", "Hits in a cache that this engine does not have")
-        self._preemptions = self._counter("vllm:num_preemptions", "Sequences put back to make room for others")
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were begun")
+        # Counters.
+        self._prefix_queries = self._counter("vllm:prefix_cache_queries", "Prefix cache queries, in tokens")
+        self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Prefix cache hits, in tokens")
+        for other, text in (("external_prefix_cache", "External prefix cache"), ("mm_cache", "Multi-modal cache")):
+            self._counter(f"vllm:{other}_queries", f"{text} queries; always 0: there is no such cache")
+            self._counter(f"vllm:{other}_hits", f"{text} hits; always 0: there is no such cache")
+        self._preemptions = self._counter("vllm:num_preemptions", "Number of preemptions")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Number of prompt tokens of started requests")
         sources = self._family(
             Counter,
             "vllm:prompt_tokens_by_source",
-            "Prompt tokens by where their keys and values came from",
+            "Number of prompt tokens by source: computed or cached",
             ("source",),
         )
         self._by_source = {source: sources.labels(**self._labels, source=source) for source in TOKEN_SOURCES}
-        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that needed no computing")
-        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated")
-        success = self._family(Counter, "vllm:request_success", "Sequences that ended, by how", ("finished_reason",))
+        self._cached_tokens = self._counter("vllm:prompt_tokens_cached", "Number of cached prompt tokens")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Number of generated tokens")
+        success = self._family(
+            Counter, "vllm:request_success", "Number of finished sequences by finish reason", ("finished_reason",)
+        )
         self._success = {r: success.labels(**self._labels, finished_reason=r) for r in FINISH_REASONS}
         self._rejections = Counter(
-            "vllm:admission_rejections", "Requests refused because of a limit of the queue", ("model_name", "reason"),
+            "vllm:admission_rejections", "Number of requests rejected by a queue limit", ("model_name", "reason"),
             registry=self.registry,
         )  # fmt: skip
         self._rejections.labels(model_name=model_name, reason=REJECTED_QUEUE_FULL)
 
-        # How long, how many.
+        # Histograms.
         histogram = self._histogram
-        self._h_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens a sequence", lengths)
-        self._h_generation = histogram("vllm:request_generation_tokens", "Tokens generated a sequence", lengths)
+        self._h_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens per sequence", lengths)
+        self._h_generation = histogram("vllm:request_generation_tokens", "Generated tokens per sequence", lengths)
         self._h_max_generation = histogram(
-            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest sequence", lengths
+            "vllm:request_max_num_generation_tokens", "Generated tokens of the longest sequence of a request", lengths
         )
-        self._h_iteration = histogram("vllm:iteration_tokens_total", "Tokens a step", _STEP_TOKENS)
-        self._h_n = histogram("vllm:request_params_n", "The parameter n", (1, 2, 5, 10, 20))
-        self._h_max_tokens = histogram("vllm:request_params_max_tokens", "The parameter max_tokens", lengths)
-        self._h_preemptions = histogram(
-            "vllm:request_num_preemptions", "How often a sequence was put back to make room for others", _PREEMPTIONS
-        )
+        self._h_iteration = histogram("vllm:iteration_tokens_total", "Tokens per engine step", _STEP_TOKENS)
+        self._h_n = histogram("vllm:request_params_n", "Request parameter n", (1, 2, 5, 10, 20))
+        self._h_max_tokens = histogram("vllm:request_params_max_tokens", "Request parameter max_tokens", lengths)
+        self._h_preemptions = histogram("vllm:request_num_preemptions", "Preemptions per sequence", _PREEMPTIONS)
         self._h_computed = histogram(
-            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens a sequence that had to be computed", lengths
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt tokens per sequence that were computed, not cached",
+            lengths,
         )
         self._h_ttft = histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_SECONDS
+            "vllm:time_to_first_token_seconds", "Time to first token in seconds", _FIRST_TOKEN_SECONDS
         )
-        self._h_itl = histogram("vllm:inter_token_latency_seconds", "From token to token", _TOKEN_SECONDS)
+        self._h_itl = histogram("vllm:inter_token_latency_seconds", "Inter-token latency in seconds", _TOKEN_SECONDS)
         self._h_tpot = histogram(
             "vllm:request_time_per_output_token_seconds",
-            "Mean time a token after the first, a sequence",
+            "Mean time per output token of a sequence, after its first, in seconds",
             _TOKEN_SECONDS,
         )
         self._h_seconds = {
             name: histogram(f"vllm:{metric}_seconds", text, _REQUEST_SECONDS)
             for name, metric, text in (
-                ("e2e", "e2e_request_latency", "From arrival to the end"),
-                ("queued", "request_queue_time", "From arrival to the first step"),
-                ("inference", "request_inference_time", "From the first step to the last token"),
-                ("prefill", "request_prefill_time", "From the first step to the first token"),
-                ("decode", "request_decode_time", "From the first to the last token"),
+                ("e2e", "e2e_request_latency", "End-to-end latency in seconds"),
+                ("queued", "request_queue_time", "Time in the queue, from arrival to the first step, in seconds"),
+                ("inference", "request_inference_time", "Time of prefill and decode in seconds"),
+                ("prefill", "request_prefill_time", "Time from the first step to the first token in seconds"),
+                ("decode", "request_decode_time", "Time from the first to the last token in seconds"),
             )
         }
 
-        # Ours: steps that computed prompts and steps that did not, apart.
+        # Ours. A step that computes prompt tokens is a prefill step.
         steps = self._family(
-            LabelledHistogram, "octavo:step_seconds", "Duration of a step", ("kind",), buckets=_STEP_SECONDS
+            LabelledHistogram,
+            "octavo:step_seconds",
+            "Duration of an engine step in seconds",
+            ("kind",),
+            buckets=_STEP_SECONDS,
         )
-        tokens = self._family(Counter, "octavo:step_tokens", "Tokens computed in steps", ("kind", "tokens"))
+        tokens = self._family(
+            Counter, "octavo:step_tokens", "Number of tokens computed, by kind of step", ("kind", "tokens")
+        )
         self._steps = {kind: steps.labels(**self._labels, kind=kind) for kind in ("prefill", "decode")}
         self._step_tokens = {
             (kind, what): tokens.labels(**self._labels, kind=kind, tokens=what)
             for kind in ("prefill", "decode")
             for what in ("prompt", "generation")
         }
-        self._startup = self._family(Gauge, "octavo:startup_seconds", "Duration of a phase of the start", ("phase",))
-        limit = self._gauge(
-            "octavo:max_num_seqs", "Most sequences that a step may compute: what autoscaling counts with"
+        self._startup = self._family(
+            Gauge, "octavo:startup_seconds", "Duration of a startup phase in seconds", ("phase",)
         )
+        limit = self._gauge("octavo:max_num_seqs", "Maximum number of sequences per step (--max-num-seqs)")
         limit.set(config.scheduler.max_num_seqs)
         self.registry.register(_Aliases(self))
 
-    # Making instruments.
+    # Creating metrics.
 
     def _family(self, kind: Any, name: str, text: str, labels: Sequence[str] = (), **options: Any) -> Any:
         return kind(name, text, (*self._labels, *labels), registry=self.registry, **options)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return self._family(Gauge, name, text).labels(**self._labels)
+        gauge: Gauge = self._family(Gauge, name, text).labels(**self._labels)
+        return gauge
 
     def _counter(self, name: str, text: str) -> Counter:
-        return self._family(Counter, name, text).labels(**self._labels)
+        counter: Counter = self._family(Counter, name, text).labels(**self._labels)
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, self._labels, buckets, self.registry)
 
-    # What happened.
+    # Recording.
 
     def record_cache(self, config: EngineConfig, num_blocks: int) -> None:
         """The KV cache that the core has made; called once. ``num_blocks`` counts the null block."""
         labels = {"engine": "0", **cache_config_labels(config, num_blocks)}
-        info = Gauge("vllm:cache_config_info", "The KV cache and its size", tuple(labels), registry=self.registry)
+        info = Gauge("vllm:cache_config_info", "KV cache configuration and size", tuple(labels), registry=self.registry)
         info.labels(**labels).set(1)
 
     def record_step(self, stats: SchedulerStats) -> None:
-        """The core's own account of one step."""
+        """One step's scheduler statistics."""
         self._running.set(stats.num_running_reqs)
         self._waiting.set(stats.num_waiting_reqs)
         self._waiting_capacity.set(stats.num_waiting_reqs)
@@ -194,7 +204,7 @@ class EngineMetrics:
             self._step_tokens[kind, "generation"].inc(stats.num_generation_tokens)
 
     def record_iteration(self, stats: IterationStats) -> None:
-        """What the step's outputs meant for the requests."""
+        """One step's results, as the requests saw them."""
         self._prompt_tokens.inc(stats.num_prompt_tokens)
         self._by_source["local_compute"].inc(stats.num_prompt_tokens - stats.num_cached_tokens)
         self._by_source["local_cache_hit"].inc(stats.num_cached_tokens)
@@ -225,16 +235,18 @@ class EngineMetrics:
             self._h_max_tokens.observe(sample.params.max_tokens)
 
     def record_rejection(self, reason: str) -> None:
+        """A request refused with 429; ``reason``: the limit's name."""
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
 
     def record_startup(self, phase: str, seconds: float) -> None:
+        """The duration of one phase of the start."""
         self._startup.labels(**self._labels, phase=phase).set(seconds)
 
-    def watch_device_memory(self, read: Any) -> None:
+    def watch_device_memory(self, read: Callable[[], tuple[int, int]]) -> None:
         """``read()`` gives the bytes in use on the engine's device and all there are; asked at every scrape."""
         self.registry.register(_DeviceMemory(read, self._labels))
 
-    def watch_progress(self, read: Any) -> None:
+    def watch_progress(self, read: Callable[[], Progress]) -> None:
         """``read()`` gives a `Progress`; asked at every scrape."""
         self.registry.register(_Progress(read, self._labels))
 
@@ -248,7 +260,7 @@ class EngineMetrics:
 
 
 class _DeviceMemory(Collector):
-    def __init__(self, read: Any, labels: dict[str, str]) -> None:
+    def __init__(self, read: Callable[[], tuple[int, int]], labels: dict[str, str]) -> None:
         self._read, self._labels = read, labels
 
     def describe(self) -> Iterable[Metric]:
@@ -258,7 +270,7 @@ class _DeviceMemory(Collector):
         for name, value in zip(("used", "total"), self._read(), strict=True):
             metric = GaugeMetricFamily(
                 f"octavo:device_memory_{name}_bytes",
-                f"Memory of the engine's device, {name}",
+                f"Device memory in bytes, {name}",
                 labels=list(self._labels),
             )
             metric.add_metric(list(self._labels.values()), value)
@@ -266,33 +278,33 @@ class _DeviceMemory(Collector):
 
 
 class _Progress(Collector):
-    """What the health routes judge by, as numbers: a stall is seen by whoever scrapes, whatever the probes do."""
+    """The values behind the health routes, so that a scrape shows a stall whatever the probes do."""
 
-    def __init__(self, read: Any, labels: dict[str, str]) -> None:
+    def __init__(self, read: Callable[[], Progress], labels: dict[str, str]) -> None:
         self._read, self._labels = read, labels
 
     def describe(self) -> Iterable[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        now: Progress = self._read()
+        now = self._read()
         labels, values = list(self._labels), list(self._labels.values())
         for name, text, value in (
-            ("alive", "1 while the engine makes progress, loads, or has nothing to do: /livez", now.alive),
-            ("ready", "1 while new requests are taken: /readyz", now.ready),
-            ("heartbeat_age_seconds", "How long the core has shown no sign of life", now.heartbeat_age),
-            ("stalled_seconds", "How long the core has had work without finishing a step", now.stalled),
+            ("alive", "1 while the engine is live (/livez)", now.alive),
+            ("ready", "1 while the engine is ready for requests (/readyz)", now.ready),
+            ("heartbeat_age_seconds", "Seconds since the last heartbeat of the engine core", now.heartbeat_age),
+            ("stalled_seconds", "Seconds since the engine core last finished a step, while it has work", now.stalled),
         ):
             gauge = GaugeMetricFamily(f"octavo:engine_{name}", text, labels=labels)
             gauge.add_metric(values, value)
             yield gauge
-        steps = CounterMetricFamily("octavo:engine_steps", "Steps that the core has finished", labels=labels)
+        steps = CounterMetricFamily("octavo:engine_steps", "Number of finished engine steps", labels=labels)
         steps.add_metric(values, now.num_steps)
         yield steps
 
 
 class _Aliases(Collector):
-    """Names of earlier versions that dashboards still read, with today's values."""
+    """Deprecated metric names that dashboards still read."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
@@ -306,15 +318,15 @@ class _Aliases(Collector):
         rate = hits / queries if queries else 0.0
         labels = list(metrics._labels)
         for name, text, value in (
-            ("vllm:gpu_cache_usage_perc", "vllm:kv_cache_usage_perc by its old name", _value(metrics._kv_usage)),
-            ("vllm:gpu_prefix_cache_hit_rate", "Prefix cache hits over queries since the start", rate),
-            ("vllm:cpu_prefix_cache_hit_rate", "Prefix cache hits over queries since the start", rate),
+            ("vllm:gpu_cache_usage_perc", "Deprecated name of vllm:kv_cache_usage_perc", _value(metrics._kv_usage)),
+            ("vllm:gpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
+            ("vllm:cpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
         ):
             gauge = GaugeMetricFamily(name, text, labels=labels)
             gauge.add_metric(list(metrics._labels.values()), value)
             yield gauge
         old = Metric(
-            "vllm:time_per_output_token_seconds", "vllm:inter_token_latency_seconds by its old name", "histogram"
+            "vllm:time_per_output_token_seconds", "Deprecated name of vllm:inter_token_latency_seconds", "histogram"
         )
         for family in metrics._h_itl.collect():
             for sample in family.samples:
@@ -323,39 +335,41 @@ class _Aliases(Collector):
         yield old
 
 
-def _value(instrument: Any) -> float:
-    return instrument._value.get()
+def _value(instrument: Counter | Gauge) -> float:
+    value: float = instrument._value.get()
+    return value
 
 
 class HttpMetrics:
-    """Requests as prometheus-fastapi-instrumentator counts them, whose names dashboards know."""
+    """HTTP metrics with the names of prometheus-fastapi-instrumentator, which dashboards know."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "http_requests", "Requests by route, method and class of status", ("handler", "method", "status"),
+            "http_requests", "Number of requests by route, method and status class", ("handler", "method", "status"),
             registry=registry,
         )  # fmt: skip
         self._seconds = LabelledHistogram(
-            "http_request_duration_seconds", "Duration by route", ("handler", "method"), buckets=(0.1, 0.5, 1.0),
-            registry=registry,
+            "http_request_duration_seconds", "Request duration in seconds by route", ("handler", "method"),
+            buckets=(0.1, 0.5, 1.0), registry=registry,
         )  # fmt: skip
         self._seconds_fine = LabelledHistogram(
-            "http_request_duration_highr_seconds", "Duration of all requests, in fine buckets",
+            "http_request_duration_highr_seconds", "Request duration in seconds, all routes, in fine buckets",
             buckets=(
                 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
             ),
             registry=registry,
         )  # fmt: skip
         self._request_bytes = Summary(
-            "http_request_size_bytes", "Size of bodies received, by route", ("handler",), registry=registry
+            "http_request_size_bytes", "Request body size in bytes by route", ("handler",), registry=registry
         )
         self._response_bytes = Summary(
-            "http_response_size_bytes", "Size of bodies sent, by route", ("handler",), registry=registry
+            "http_response_size_bytes", "Response body size in bytes by route", ("handler",), registry=registry
         )
 
     def record(
         self, handler: str, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
     ) -> None:
+        """One finished request; ``handler`` is its route's pattern."""
         self._requests.labels(handler, method, f"{status // 100}xx").inc()
         self._seconds.labels(handler, method).observe(seconds)
         self._seconds_fine.observe(seconds)

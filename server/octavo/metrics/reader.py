@@ -1,4 +1,4 @@
-"""Metrics as objects, for who reads them in the same process: the shapes of vllm.v1.metrics.reader."""
+"""What `LLM.get_metrics` returns, in the shapes of vllm.v1.metrics.reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Metric:
-    """``labels`` tell apart several of one name."""
+    """One value of a metric; ``labels`` distinguish values of the same name."""
 
     name: str
     labels: dict[str, str] = field(kw_only=True)
@@ -15,13 +15,13 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """Only ever grows."""
+    """A value that only increases."""
 
     value: int
 
 
 @dataclass
 class Gauge(Metric):
-    """As it is now."""
+    """A current value."""
 
     value: float

@@ -1,5 +1,4 @@
-"""What one step did to the requests, as the front end sees it. Plain data: collected by the output processor, counted
-by whoever keeps instruments."""
+"""Statistics of steps and finished requests: plain data from the output processor to metrics, log and traces."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 def cache_config_labels(config: EngineConfig, num_blocks: int) -> dict[str, str]:
-    """The labels of vllm:cache_config_info: the cache's configuration, and what came of it.
+    """The labels of vllm:cache_config_info: the cache's configuration and its size.
 
     ``num_blocks`` counts the null block, the label num_gpu_blocks does not. kv_cache_max_concurrency: sequences of
     max_model_len that fit at once.
@@ -30,7 +29,7 @@ def cache_config_labels(config: EngineConfig, num_blocks: int) -> dict[str, str]
 
 @dataclass
 class FinishedSample:
-    """One sequence from its arrival to its end. Times are seconds; None where it never came that far."""
+    """One finished sequence. Times are seconds; None where it ended before that."""
 
     reason: str  # stop | length | abort | error
     params: SamplingParams
@@ -46,6 +45,7 @@ class FinishedSample:
 
     @property
     def time_per_output_token(self) -> float | None:
+        """Mean seconds per token after the first; None with fewer than two tokens."""
         if self.decode is None or self.num_generation_tokens < 2:
             return None
         return self.decode / (self.num_generation_tokens - 1)
@@ -53,7 +53,7 @@ class FinishedSample:
 
 @dataclass
 class FinishedRequest:
-    """A request all of whose ``n`` sequences have ended. Times as in FinishedSample, over all of them."""
+    """A request whose ``n`` sequences have all finished. Times as in FinishedSample, over all of them."""
 
     request_id: str
     arrival_time: float  # seconds since the epoch
@@ -73,7 +73,7 @@ class FinishedRequest:
 
 @dataclass
 class IterationStats:
-    """One step's tokens and what they ended."""
+    """One step's tokens and the sequences and requests that finished with it."""
 
     num_prompt_tokens: int = 0  # of requests whose first token came, cached ones included
     num_cached_tokens: int = 0
@@ -86,7 +86,7 @@ class IterationStats:
 
 @dataclass(frozen=True)
 class Progress:
-    """Whether the engine gets on, at one moment. Times are seconds."""
+    """Health of the engine at one moment. Times are seconds."""
 
     alive: bool
     ready: bool

@@ -1,6 +1,6 @@
-"""One OpenTelemetry span a request, sent to a collector over OTLP; attributes as vLLM names them.
+"""One OpenTelemetry span per request, sent to a collector over OTLP, with vLLM's attribute names.
 
-The span is made when the request has ended, from the times that were taken anyway, so tracing costs nothing on the way.
+The span is created when the request has finished, from the times that are taken anyway, so tracing adds no work before.
 It continues the trace that the client's ``traceparent`` header names. opentelemetry is imported only when it is needed.
 """
 
@@ -21,7 +21,10 @@ incoming_headers: ContextVar[Mapping[str, str]] = ContextVar("incoming_headers",
 
 
 class Tracer:
-    """``endpoint`` is the collector's, for example http://localhost:4318/v1/traces."""
+    """Sends spans to ``endpoint``, a collector's URL such as http://localhost:4318/v1/traces.
+
+    Raises ConfigError when opentelemetry is not installed.
+    """
 
     def __init__(self, endpoint: str, model_name: str) -> None:
         try:
@@ -54,6 +57,7 @@ class Tracer:
         self._contexts[request_id] = self._extract(carrier) if carrier else None
 
     def record(self, stats: IterationStats) -> None:
+        """Send the spans of the requests that finished with a step."""
         for request in stats.finished_requests:
             if request.request_id in self._contexts:
                 self._send(request, self._contexts.pop(request.request_id))
