@@ -1,6 +1,6 @@
 """The pool of KV-cache blocks: reference counts, an O(1) LRU free queue and the prefix-cache index over them.
 
-Two ways lead to a cached block. ``cached_blocks`` maps the chained hash of a full block to the block. ``children``
+A cached block is found in two ways. ``cached_blocks`` maps the chained hash of a full block to the block. ``children``
 keeps, for every parent hash, the token contents of the blocks that continue it, sorted, so that the one with the
 longest common prefix is a neighbour of where the wanted tokens would be inserted: that finds partly filled and partly
 matching blocks in O(log children).
@@ -49,14 +49,17 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks += 1
 
     def append(self, block: KVCacheBlock) -> None:
+        """Make ``block`` the last to be evicted."""
         self._link(block, self._tail)
 
     def prepend(self, block: KVCacheBlock) -> None:
+        """Make ``block`` the next to be evicted."""
         first = self._head.next_free
         assert first is not None
         self._link(block, first)
 
     def remove(self, block: KVCacheBlock) -> None:
+        """Take ``block`` out of the queue."""
         before, after = block.prev_free, block.next_free
         assert before is not None and after is not None, f"{block} is not in the free queue"
         before.next_free, after.prev_free = after, before
@@ -64,6 +67,7 @@ class FreeKVCacheBlockQueue:
         self.num_free_blocks -= 1
 
     def popleft(self) -> KVCacheBlock:
+        """Take the next block to be evicted; there must be one."""
         block = self._head.next_free
         assert block is not None and block is not self._tail, "no free block"
         self.remove(block)
@@ -77,6 +81,7 @@ class FreeKVCacheBlockQueue:
 
 
 def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning of two sequences."""
     length = 0
     for x, y in zip(a, b, strict=False):
         if x != y:
@@ -101,10 +106,12 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that can be allocated, cached ones included."""
         return self.free_queue.num_free_blocks
 
     @property
     def num_usable_blocks(self) -> int:
+        """All blocks but the null block."""
         return len(self.blocks) - 1
 
     @property
@@ -112,10 +119,10 @@ class BlockPool:
         """Share of the blocks that running sequences hold, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_usable_blocks if self.num_usable_blocks else 0.0
 
-    # -- taking and giving back ------------------------------------------------------------------------------------
+    # -- allocation ------------------------------------------------------------------------------------------------
 
     def allocate(self) -> KVCacheBlock:
-        """The least recently used free block, forgotten by the prefix cache, with one reference."""
+        """Evict the least recently used free block: it leaves the prefix cache and has one reference."""
         block = self.free_queue.popleft()
         self._unindex(block)
         block.ref_cnt = 1
@@ -128,7 +135,7 @@ class BlockPool:
         block.ref_cnt += 1
 
     def release(self, block: KVCacheBlock) -> None:
-        """Give a reference back. A block nobody holds is reused soon when it is not indexed, else last of all."""
+        """Drop one reference. Without any, a block is evicted next when it is not indexed, else last."""
         block.ref_cnt -= 1
         if block.ref_cnt == 0:
             if block.parent_hash is None:
@@ -139,7 +146,7 @@ class BlockPool:
     # -- the prefix cache --------------------------------------------------------------------------------------------
 
     def index(self, block: KVCacheBlock, parent_hash: bytes, tokens: Tokens, block_hash: bytes | None) -> None:
-        """Say that ``block`` holds the KV of ``tokens`` after ``parent_hash``; ``block_hash`` is given when it is full.
+        """Offer ``block``, which holds the KV of ``tokens`` after ``parent_hash``. ``block_hash``: of a full block.
 
         A block whose contents another block already offers (or more than that) stays out of the index.
         """

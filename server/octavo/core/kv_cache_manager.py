@@ -1,4 +1,4 @@
-"""Who holds which KV-cache block: allocation, sharing with copy-on-write, prefix hits."""
+"""Block tables of all sequences: allocation, sharing with copy-on-write, prefix hits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.core.request import NO_LIMIT, Request
 
 @dataclass
 class PrefixHit:
-    """What the prefix cache offers a sequence: whole blocks to share, then perhaps a block to copy and continue."""
+    """A cached prefix: whole blocks to share, then perhaps a block to copy and continue."""
 
     blocks: list[KVCacheBlock] = field(default_factory=list)
     partial: KVCacheBlock | None = None
@@ -57,27 +57,31 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
+        """Share of the blocks that sequences hold, from 0 to 1."""
         return self.pool.usage
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that ``num_tokens`` need."""
         return -(-num_tokens // self.block_size)
 
     def block_ids(self, request: Request) -> list[int]:
+        """The ids in the sequence's block table, in order."""
         table = self._tables.get(request.req_id)
         return [block.block_id for block in table.blocks] if table is not None else []
 
     def num_blocks_of(self, request: Request) -> int:
+        """Number of blocks that the sequence holds."""
         table = self._tables.get(request.req_id)
         return len(table.blocks) if table is not None else 0
 
     @property
     def pinned_ids(self) -> set[int]:
-        """Free but for being the source of copies in the step just handed out."""
+        """Blocks held only as sources of copies in the last scheduled step."""
         pins = Counter(block.block_id for block in self._pinned)
         return {block_id for block_id, count in pins.items() if self.pool.blocks[block_id].ref_cnt == count}
 
     def begin_step(self) -> None:
-        """Copies of the step before have been handed out: their sources may be reused from now on."""
+        """The previous step's copies are scheduled: unpin their sources."""
         for block in self._pinned:
             self.pool.release(block)
         self._pinned.clear()
@@ -108,7 +112,7 @@ class KVCacheManager:
         return hit
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False, and nothing is forgotten, while sequences hold blocks."""
+        """Drop all cached prefixes. Returns False, and drops nothing, while sequences hold blocks."""
         if self._tables:
             return False
         self.pool.reset_prefix_cache()
@@ -245,7 +249,7 @@ class KVCacheManager:
         child.num_kv_tokens = child.num_prompt_tokens
 
     def free(self, request: Request) -> None:
-        """Give all blocks back, the tail to be evicted first. What is confirmed stays findable."""
+        """Release all blocks, the tail to be evicted first. What is confirmed stays in the prefix cache."""
         table = self._tables.pop(request.req_id, None)
         if table is None:
             return

@@ -11,11 +11,23 @@ from octavo.core.request import Request
 
 
 class RequestQueue(Protocol):
-    def add(self, request: Request) -> None: ...
-    def add_front(self, request: Request) -> None: ...
-    def peek(self) -> Request: ...
-    def pop(self) -> Request: ...
-    def remove(self, request: Request) -> None: ...
+    """The waiting sequences in the order in which they are to be admitted."""
+
+    def add(self, request: Request) -> None:
+        """Queue a new sequence."""
+
+    def add_front(self, request: Request) -> None:
+        """Queue a preempted sequence or a forked sample, before new ones."""
+
+    def peek(self) -> Request:
+        """The next sequence; the queue must not be empty."""
+
+    def pop(self) -> Request:
+        """Take the next sequence out."""
+
+    def remove(self, request: Request) -> None:
+        """Take a queued sequence out, wherever it is."""
+
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Request]: ...
 
@@ -27,19 +39,24 @@ class FCFSRequestQueue:
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
+        """Queue behind all others."""
         self._requests[request.req_id] = request
 
     def add_front(self, request: Request) -> None:
+        """Queue before all others."""
         self._requests[request.req_id] = request
         self._requests.move_to_end(request.req_id, last=False)
 
     def peek(self) -> Request:
+        """The next request; the queue must not be empty."""
         return next(iter(self._requests.values()))
 
     def pop(self) -> Request:
+        """Take the next request out."""
         return self._requests.popitem(last=False)[1]
 
     def remove(self, request: Request) -> None:
+        """Take a queued request out, wherever it is."""
         del self._requests[request.req_id]
 
     def __len__(self) -> int:
@@ -57,23 +74,27 @@ class PriorityRequestQueue:
         self._present: dict[str, Request] = {}
 
     def add(self, request: Request) -> None:
+        """Queue by priority."""
         self._present[request.req_id] = request
         heapq.heappush(self._heap, request)
 
     add_front = add
 
     def peek(self) -> Request:
+        """The next request; the queue must not be empty."""
         while self._present.get(self._heap[0].req_id) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0]
 
     def pop(self) -> Request:
+        """Take the next request out."""
         request = self.peek()
         heapq.heappop(self._heap)
         del self._present[request.req_id]
         return request
 
     def remove(self, request: Request) -> None:
+        """Take a queued request out, wherever it is."""
         del self._present[request.req_id]
         if len(self._heap) > 2 * len(self._present) + 16:
             self._heap = list(self._present.values())
@@ -87,4 +108,5 @@ class PriorityRequestQueue:
 
 
 def make_request_queue(policy: str) -> RequestQueue:
+    """The queue of a SchedulerConfig.policy, "fcfs" or "priority"."""
     return PriorityRequestQueue() if policy == "priority" else FCFSRequestQueue()

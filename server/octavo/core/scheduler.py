@@ -1,7 +1,7 @@
-"""Which tokens are computed in the next step.
+"""Continuous batching: which tokens are computed in the next step.
 
-There is no prefill or decode phase: a step hands a budget of tokens out, to running sequences first, then to waiting
-ones, as many as each still has to compute; long prompts are cut into chunks by what is left. Several steps may be in
+There is no prefill or decode phase: a step gives its budget of tokens to running sequences first, then to waiting ones,
+to each as many as it still has to compute; long prompts are cut into chunks by what is left. Several steps may be in
 flight: `schedule` may be called again before `update_from_output` has seen the step before. Pure: no torch, no I/O, no
 clock.
 """
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Counters:
-    """Since they were last read."""
+    """Counts since they were last read."""
 
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -36,7 +36,7 @@ class _Counters:
 
 @dataclass
 class _Step:
-    """The step being put together."""
+    """The step being scheduled."""
 
     budget: int
     now: float
@@ -64,13 +64,13 @@ class Scheduler:
         self.waiting = make_request_queue(config.policy)
         self.running: dict[str, Request] = {}
         self.counters = _Counters()
-        self._prefilling: dict[str, Request] = {}  # running, with known tokens still to be handed out
-        self._dropped: list[str] = []  # sequences whose row the runner must give up
+        self._prefilling: dict[str, Request] = {}  # running, with known tokens not yet scheduled
+        self._finished_req_ids: list[str] = []  # sequences whose row the runner must drop
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
-        self.held: set[str] = set()  # running sequences to leave out: which tokens may follow is not known yet
+        self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
     # -- adding and ending -------------------------------------------------------------------------------------------
 
@@ -107,11 +107,11 @@ class Scheduler:
             self._finish(request, status)
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
-        """Take one sequence out of wherever it is."""
+        """Take one sequence out of the queues and free what it holds."""
         if request.req_id in self.running:
             del self.running[request.req_id]
             self._prefilling.pop(request.req_id, None)
-            self._dropped.append(request.req_id)
+            self._finished_req_ids.append(request.req_id)
         elif self._groups.is_queued(request):
             self.waiting.remove(request)
         request.status = status
@@ -122,24 +122,27 @@ class Scheduler:
             self.waiting.add_front(leader)
 
     def has_request(self, request_id: str) -> bool:
+        """Whether a request of that id is unfinished."""
         return request_id in self._groups
 
     def has_unfinished_requests(self) -> bool:
+        """Whether any sequence waits or runs."""
         return bool(self.requests)
 
     @property
     def num_in_flight(self) -> int:
-        """Steps handed out whose results have not come back."""
+        """Steps scheduled whose results have not come back."""
         return len(self._in_flight)
 
     @property
     def num_waiting(self) -> int:
+        """Sequences that do not run: queued, preempted, or waiting for their leader's prompt."""
         return len(self.requests) - len(self.running)
 
     # -- scheduling --------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
-        """Put the next step together; ``now`` (seconds) stamps sequences that start. An empty step needs no update."""
+        """The next step; ``now`` (seconds) is its time, for new sequences' metrics. An empty step needs no update."""
         self.kv.begin_step()
         step = _Step(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
@@ -148,7 +151,7 @@ class Scheduler:
         return self._finish_step(step)
 
     def _num_schedulable(self, request: Request, budget: int) -> int:
-        """Tokens to compute for it now: what is known or in flight and not yet handed out."""
+        """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
         num_known = len(request.all_token_ids) + request.num_output_placeholders
         num_new = num_known - request.num_computed_tokens
         if request.num_output_placeholders and (
@@ -163,7 +166,7 @@ class Scheduler:
         return num_new if num_new < budget else budget
 
     def _schedule_running(self, step: _Step) -> None:
-        """Decoding sequences first, so that none waits behind a long prompt; then prompts that are under way."""
+        """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
         decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
@@ -187,7 +190,7 @@ class Scheduler:
                 step.changed[request.req_id] = CachedRequestData(
                     request.req_id, allocation.new_block_ids, allocation.replaced_blocks
                 )
-            self._give(step, request, num_new, allocation)
+            self._schedule_tokens(step, request, num_new, allocation)
 
     def _choose_victim(self) -> Request:
         if self.config.policy == "priority":
@@ -195,29 +198,29 @@ class Scheduler:
         return next(reversed(self.running.values()))
 
     def _preempt(self, victim: Request, for_request: Request, step: _Step) -> None:
-        """Free the victim's blocks; it starts again from its tokens when there is room."""
+        """Free the victim's blocks; it is recomputed from its tokens when there is room."""
         logger.info(
-            "preempting %s (%d tokens computed, %d blocks) so that %s can go on: the KV cache is full",
+            "KV cache full: preempting %s (%d tokens computed, %d blocks) for %s",
             victim.req_id, victim.num_computed_tokens, self.kv.num_blocks_of(victim), for_request.req_id,
         )  # fmt: skip
-        given = step.scheduled.pop(victim.req_id, None)
-        if given is not None:
-            step.budget += given.num_tokens
-            victim.num_output_placeholders -= given.sampled
+        scheduled = step.scheduled.pop(victim.req_id, None)
+        if scheduled is not None:
+            step.budget += scheduled.num_tokens
+            victim.num_output_placeholders -= scheduled.sampled
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
         del self.running[victim.req_id]
         self._prefilling.pop(victim.req_id, None)
-        self._dropped.append(victim.req_id)
+        self._finished_req_ids.append(victim.req_id)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
-        self._give_blocks_back(victim)
+        self._release_blocks(victim)
         self.waiting.add_front(victim)
         step.preempted = True
         self.counters.num_preemptions += 1
 
-    def _give_blocks_back(self, request: Request) -> None:
-        """Forget what is computed of an unfinished sequence."""
+    def _release_blocks(self, request: Request) -> None:
+        """Discard what is computed of an unfinished sequence."""
         self.kv.free(request)
         request.epoch += 1
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_kv_tokens = 0
@@ -236,11 +239,11 @@ class Scheduler:
                 break
             # Nobody runs, and waiting samples hold the blocks that the first in the queue needs.
             for sample in self._groups.forked.values():
-                self._give_blocks_back(sample)
+                self._release_blocks(sample)
             self._groups.forked.clear()
 
     def _admit(self, step: _Step, request: Request) -> bool:
-        """Start the first waiting sequence if its whole known length fits beside what running prompts still need."""
+        """Start the first waiting sequence if all its known tokens fit beside what running prompts still need."""
         free = self.kv.pool.num_free_blocks - step.reserved
         allocation = self._start_forked(request, free) or self._start(step, request, free)
         if allocation is None:
@@ -268,7 +271,7 @@ class Scheduler:
                 grammar=request.grammar,
             )
         )
-        self._give(step, request, self._num_schedulable(request, step.budget), allocation)
+        self._schedule_tokens(step, request, self._num_schedulable(request, step.budget), allocation)
         step.reserved += self._missing_blocks(request)
         return True
 
@@ -304,7 +307,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         return None
 
-    def _give(self, step: _Step, request: Request, num_new: int, allocation: Allocation) -> None:
+    def _schedule_tokens(self, step: _Step, request: Request, num_new: int, allocation: Allocation) -> None:
         """Record ``num_new`` tokens of this step for the sequence."""
         if allocation.copies:
             step.copies[request.req_id] = allocation.copies
@@ -334,7 +337,7 @@ class Scheduler:
                 for sample in self._groups.fork(request):
                     self.waiting.add_front(sample)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
-        output.finished_req_ids, self._dropped = self._dropped, []
+        output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
         return output
@@ -345,7 +348,7 @@ class Scheduler:
         """Take the results of the oldest step in flight. Tokens of sequences that have ended since are dropped."""
         return self._results.process(self._in_flight.popleft(), output)
 
-    # -- looking in --------------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------------
 
     def make_stats(self) -> SchedulerStats:
         """Gauges now, and counters since the last call."""

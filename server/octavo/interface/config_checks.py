@@ -1,4 +1,4 @@
-"""What config.json and GGUF metadata may say: every number that sizes, loops or divides is checked before it is used.
+"""Checks of config.json and GGUF metadata: every number that sizes, loops or divides is checked before it is used.
 
 A file comes from anywhere, and one number in it can ask for all memory, or for memory that is not there. No torch.
 """
@@ -144,13 +144,13 @@ def _check_opt(fields: Fields) -> None:
 
 
 class Fields:
-    """Values of one table, each read with what it may be. Raises ModelError that names the field as ``name`` does."""
+    """Checked values of one table. Raises ModelError, which names the field as ``name`` does."""
 
     def __init__(self, config: dict[str, Any], source: str, name: Name) -> None:
         self.config, self.source, self.name = config, source, name
 
     def integer(self, key: str, low: int, high: int, optional: bool = False) -> Any:
-        """The integer, or None where it is not there and need not be."""
+        """The integer, from ``low`` to ``high``; None where it is optional and not set."""
         value = self.config.get(key)
         if value is None and optional:
             return None
@@ -160,7 +160,7 @@ class Fields:
         return value
 
     def number(self, key: str, low: float, high: float, above: bool = False) -> Any:
-        """The finite number, or None where it is not there. ``above``: ``low`` itself is not meant."""
+        """The finite number from ``low`` (not itself, if ``above``) to ``high``; None where it is not set."""
         value = self.config.get(key)
         if value is None:
             return None
@@ -171,35 +171,41 @@ class Fields:
         return value
 
     def flag(self, key: str) -> None:
+        """Check for a bool, where the field is set."""
         if not isinstance(self.config.get(key), (bool, type(None))):
             self.refuse(key, "must be true or false")
 
     def text(self, key: str) -> None:
+        """Check for a string, where the field is set."""
         if not isinstance(self.config.get(key), (str, type(None))):
             self.refuse(key, "must be a string")
 
     def table(self, key: str) -> dict[str, Any] | None:
+        """The object, or None where it is not set."""
         value = self.config.get(key)
         if not isinstance(value, (dict, type(None))):
             self.refuse(key, "must be an object")
         return value
 
     def token_ids(self, key: str) -> None:
+        """Check for a token id or a list of them, where the field is set."""
         value = self.config.get(key)
         for one in value if isinstance(value, list) else [] if value is None else [value]:
             if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < MAX_VOCAB:
                 self.refuse(key, f"must be a token id, or a list of them, from 0 to {MAX_VOCAB - 1}")
 
     def refuse(self, key: str, demand: str) -> None:
+        """Raise ModelError: the field must be ``demand``."""
         shown = shown_value(self.config.get(key))
         raise self.error(f"{self.name(key)} {demand}, got {shown}")
 
     def error(self, text: str) -> ModelError:
+        """A ModelError of this source, to be raised."""
         return ModelError(f"{self.source}: {text}; correct the file or fetch the model again")
 
 
 def shown_value(value: Any) -> str:
-    """A value as an error shows it: in one short line, whatever it is."""
+    """A value as an error message shows it: one short line."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**20:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)

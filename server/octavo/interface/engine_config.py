@@ -23,36 +23,45 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        return (self.hf_config.get("architectures") or [""])[0]
+        """The first of config.json's "architectures"."""
+        return str((self.hf_config.get("architectures") or [""])[0])
 
     @property
     def vocab_size(self) -> int:
-        return self.hf_config["vocab_size"]
+        """Rows of the embedding table."""
+        return int(self.hf_config["vocab_size"])
 
     @property
     def hidden_size(self) -> int:
-        return self.hf_config["hidden_size"]
+        """Width of the hidden states."""
+        return int(self.hf_config["hidden_size"])
 
     @property
     def num_layers(self) -> int:
-        return self.hf_config["num_hidden_layers"]
+        """Decoder layers."""
+        return int(self.hf_config["num_hidden_layers"])
 
     @property
     def num_heads(self) -> int:
-        return self.hf_config["num_attention_heads"]
+        """Query heads."""
+        return int(self.hf_config["num_attention_heads"])
 
     @property
     def num_kv_heads(self) -> int:
+        """Key and value heads."""
         return self.hf_config.get("num_key_value_heads") or self.num_heads
 
     @property
     def head_size(self) -> int:
+        """Width of one head."""
         return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    block_size: int = 16  # tokens a block
+    """The KV cache."""
+
+    block_size: int = 16  # tokens per block
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
     kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | float8_e4m3fn
@@ -62,15 +71,19 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class SchedulerConfig:
+    """Limits of a step and the order of requests."""
+
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048  # 0: what suits the device, decided by the worker
-    long_prefill_token_threshold: int = 0  # 0: no cap on one prompt's share of a step
+    long_prefill_token_threshold: int = 0  # tokens of one prompt per step; 0: no limit
     policy: str = "fcfs"  # fcfs | priority
     max_model_len: int = 2048
 
 
 @dataclass(frozen=True)
 class EngineConfig:
+    """Everything that the core process needs to know."""
+
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
@@ -82,10 +95,12 @@ class EngineConfig:
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
 
     def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
+        """The inverse of `to_dict`."""
         model = dict(data["model"])
         model["files"] = ModelFiles.from_dict(model["files"])
         return cls(

@@ -39,7 +39,7 @@ class LogprobsLists:
 
 @dataclass
 class EngineCoreOutput:
-    """What one step gave one sequence. ``index`` tells the n samples of a request apart."""
+    """One step's result for one sequence. ``index`` tells the n samples of a request apart."""
 
     request_id: str
     index: int
@@ -51,13 +51,13 @@ class EngineCoreOutput:
     num_cached_tokens: int = 0  # on the first output
     scheduled_time: float | None = None  # on the first output: when first scheduled, seconds since the epoch
     error: str | None = None
-    error_param: str | None = None  # the request's field that is to blame for the error; None: the engine is
+    error_param: str | None = None  # the request field that caused the error; None: not the request
     embedding: list[float] | None = None
     num_preemptions: int = 0  # since the last output
 
     @property
     def is_one_token(self) -> bool:
-        """Nothing but one more token."""
+        """Whether it is one more token and nothing else."""
         return (
             len(self.new_token_ids) == 1
             and self.finish_reason is None

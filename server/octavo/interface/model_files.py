@@ -27,12 +27,15 @@ class ModelFiles:
 
     @property
     def path(self) -> Path:
+        """``directory``."""
         return Path(self.directory)
 
     @property
     def tokenizer_path(self) -> Path:
+        """The directory of tokenizer.json."""
         return Path(self.tokenizer_directory or self.directory)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelFiles:
+        """The inverse of dataclasses.asdict, also after JSON."""
         return cls(**{**data, "weights": tuple(data["weights"])})

@@ -1,4 +1,4 @@
-"""What the engine gives back for a request."""
+"""Outputs of a request, as `octavo.LLM` returns them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PositionLogprobs = dict[int, Logprob]
 @dataclass(slots=True, eq=False)
 class LogprobsTable(Sequence[PositionLogprobs | None]):
     """Log-probabilities of consecutive positions, kept as the numbers that the core sends: each position's dict is
-    made when it is looked at. A long answer has tens of thousands of entries, and as objects they would keep Python's
-    garbage collector busy. The first of a prompt has none, and is None.
+    created on access. A long answer has tens of thousands of entries, and as objects they would keep Python's
+    garbage collector busy. A prompt's first position has none, and is None.
     """
 
     text_of: Callable[[int], str] | None  # a token's text
@@ -38,12 +38,14 @@ class LogprobsTable(Sequence[PositionLogprobs | None]):
     def extend(
         self, token_ids: Sequence[list[int] | None], logprobs: Sequence[list[float] | None], ranks: list[int]
     ) -> None:
+        """Append positions."""
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.ranks += ranks
 
     @property
     def num_values(self) -> int:
+        """Log-probabilities of all positions together."""
         return sum(len(ids) for ids in self.token_ids if ids is not None)
 
     def __len__(self) -> int:
@@ -94,6 +96,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
+        """Whether this answer is complete."""
         return self.finish_reason is not None
 
 
@@ -121,7 +124,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
-    error_param: str | None = None  # the request's field that is to blame for the error; None: the engine is
+    error_param: str | None = None  # the request field that caused the error; None: not the request
     embedding: list[float] | None = None  # of a pooling request; ``outputs`` then hold no text
 
 
@@ -150,6 +153,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
+        """Length of the vector."""
         return len(self.embedding)
 
 
@@ -177,5 +181,5 @@ class EmbeddingRequestOutput(Sequence[float]):
         return iter(self.outputs.embedding)
 
     def __eq__(self, other: object) -> bool:
-        """Of the same numbers."""
+        """Equal to any sequence of the same numbers."""
         return isinstance(other, Sequence) and self.outputs.embedding == list(other)

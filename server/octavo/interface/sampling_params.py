@@ -1,4 +1,4 @@
-"""What one request asks of the sampler; the names and defaults are vLLM's and OpenAI's."""
+"""Sampling parameters of one request; names and defaults are vLLM's and OpenAI's."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
-                raise ValueError("allowed_token_ids must not be empty: nothing could be said; leave it out instead")
+                raise ValueError("allowed_token_ids must not be empty: no token would be allowed; leave it out instead")
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
         for name in _SWITCHES:
@@ -146,8 +146,8 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, defaults: Mapping[str, Any], **given: Any) -> SamplingParams:
-        """What a caller sets, over the model's own defaults (generation_config.json's content), over ours. A field
-        given as None counts as not given."""
+        """The caller's fields, then the model's defaults (generation_config.json's content), then ours. None counts as
+        not given."""
         values = recommended_sampling(defaults)
         if defaults.get("max_new_tokens") is not None:
             values["max_tokens"] = defaults["max_new_tokens"]

@@ -1,4 +1,4 @@
-"""What the scheduler tells the model runner to do in one step."""
+"""One step: what the scheduler asks of the model runner, and what comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured output: what a user may ask for, as the one grammar form that the engine runs (llguidance's).
+"""Structured output: the user's JSON schema, regex, choices or grammar as a grammar for llguidance.
 
 No torch here: the API process checks grammars before the engine sees them.
 """
