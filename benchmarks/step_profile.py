@@ -188,10 +188,10 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
 
 def _messages(outputs: Any) -> tuple[float, float]:
     """Milliseconds to pack one step's results for the other process, and to unpack them there."""
-    from octavo.engine.packing import pack, unpack
+    from octavo.engine.output_codec import decode_outputs, encode_outputs
 
-    packed = pack(outputs)
-    return 1e3 * best(lambda: pack(outputs), 50), 1e3 * best(lambda: unpack(packed), 50)
+    packed = encode_outputs(outputs)
+    return 1e3 * best(lambda: encode_outputs(outputs), 50), 1e3 * best(lambda: decode_outputs(packed), 50)
 
 
 # ---------------------------------------------------------------- server

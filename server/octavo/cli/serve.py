@@ -10,7 +10,7 @@ import sys
 import time
 
 from octavo.engine.args import EngineArgs
-from octavo.engine.launcher import CoreOptions, CoreProcess
+from octavo.engine.core_launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.fetch.model_names import check_model_name

@@ -1,5 +1,5 @@
-"""What a user may say about an engine (flags of `octavo serve`, keyword arguments of `LLM`), resolved against the
-model's files into an `EngineConfig`. No torch: the API process does this."""
+"""Engine arguments (flags of `octavo serve`, keyword arguments of `LLM`), resolved against the model's files into an
+`EngineConfig`. No torch: the API process does this."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from octavo.interface.config_checks import MAX_POSITIONS, shown_value
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-DTYPE_NAMES = {"half": "float16", "float": "float32"}  # other names of theirs
+DTYPE_NAMES = {"half": "float16", "float": "float32"}  # aliases
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
-_FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # as users write it: as torch does
+_FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's name
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -23,7 +23,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 @dataclass
 class EngineArgs:
-    """What a user may say about an engine; vLLM's names and meanings."""
+    """Engine arguments, with vLLM's names and meanings."""
 
     model: str | None = None
     tokenizer: str | None = None
@@ -52,6 +52,7 @@ class EngineArgs:
 
     @classmethod
     def field_names(cls) -> set[str]:
+        """The names of all arguments."""
         return {f.name for f in fields(cls)}
 
     def create_engine_config(self, progress: bool = True) -> EngineConfig:
@@ -115,15 +116,14 @@ class EngineArgs:
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
         if self.max_model_len in (None, "auto", -1):
             return own_len  # "auto" is lowered by the worker once it knows the memory
-        asked = int(self.max_model_len)  # type: ignore[arg-type]
+        asked = int(self.max_model_len)
         if asked < 1:
             raise ConfigError(f"max_model_len must be at least 1, got {asked}")
         if asked > MAX_POSITIONS:
             raise ConfigError(f"max_model_len must be at most {MAX_POSITIONS}, got {shown_value(asked)}")
         if asked > own_len and not hf_config.get("rope_scaling") and not hf_config.get("rope_parameters"):
             raise ConfigError(
-                f"max_model_len {asked} is more than the {own_len} positions that the model was made for "
-                "(max_position_embeddings); lower it"
+                f"max_model_len {asked} is above the model's {own_len} positions (max_position_embeddings); lower it"
             )
         return asked
 

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from octavo.engine.core_client import CoreClient, CoreReady, how_it_ended
+from octavo.engine.core_client import CoreClient, CoreReady, describe_exit
+from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.input_processor import InputProcessor, Prompt
-from octavo.engine.launcher import CoreProcess
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError
 from octavo.interface.engine_config import EngineConfig
@@ -30,40 +30,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LONG_PROMPT = 4_000  # characters or ids to look at from which preparing a prompt is worth a thread of its own
+T = TypeVar("T")
+
+_LONG_PROMPT = 4_000  # characters or ids from which a prompt is prepared in a thread
 
 
 class OutputStream:
-    """The outputs of one request or several, for one reader. A slow one finds what has come meanwhile in one piece, so
-    nothing piles up.
+    """The outputs of one or several requests, for one reader. A slow reader gets everything since its last output in
+    one piece, so nothing piles up.
 
-    The reader awaits `get`, or sets ``on_news`` and calls `take` then: no task is woken for every token.
+    The reader awaits `get`, or sets ``on_output``, a callback after which it calls `take`: no task wakes per token.
     """
 
     def __init__(self) -> None:
-        self.on_news: Callable[[], None] | None = None
-        self.news: dict[str, RequestState] = {}  # by request id
+        self.on_output: Callable[[], None] | None = None
+        self.changed: dict[str, RequestState] = {}  # by request id
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, state: RequestState) -> None:
-        self.news[state.request.request_id] = state
+        """Note that a request has new output."""
+        self.changed[state.request.request_id] = state
         self._wake()
 
     def put_error(self, error: Exception) -> None:
+        """Note that the engine has ended: `take` raises ``error`` once everything is taken."""
         self._error = error
         self._wake()
 
     def _wake(self) -> None:
-        if self.on_news is not None:
-            self.on_news()
+        if self.on_output is not None:
+            self.on_output()
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def take(self) -> RequestOutput | None:
         """The next output if there is one. Raises EngineDeadError when the engine has ended and nothing is left."""
-        if self.news:
-            return self.news.popitem()[1].take()
+        if self.changed:
+            return self.changed.popitem()[1].take()
         if self._error is not None:
             raise self._error
         return None
@@ -77,9 +81,9 @@ class OutputStream:
 
 
 class AsyncLLM:
-    """One engine core in a process of its own and everything that stands between it and the requests.
+    """An engine core in its own process, with input and output processing on this side.
 
-    Belongs to one event loop. All methods but `prepare` return at once.
+    Belongs to one event loop. No method blocks it.
     """
 
     def __init__(
@@ -104,8 +108,8 @@ class AsyncLLM:
         self.core_exited = asyncio.Event()
         self._closing = False
         self.last_stats: SchedulerStats | None = None  # of the newest step
-        self._finish_times: deque[float] = deque(maxlen=64)  # monotonic, of the sequences that ended last
-        self._work_since = float("inf")  # monotonic time since when there has been work without a pause
+        self._finish_times: deque[float] = deque(maxlen=64)  # monotonic, of the last finished sequences
+        self._work_since = float("inf")  # monotonic time since which there has been work
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
 
     async def wait_ready(self) -> CoreReady:
@@ -120,30 +124,30 @@ class AsyncLLM:
         """Sequences in flight, running or waiting; the ``n`` samples of a request count each."""
         return self.output_processor.num_unfinished_samples
 
-    # Requests.
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def prepare(
         self, request_id: str, prompt: Prompt, params: SamplingParams, **options: Any
     ) -> EngineCoreRequest:
-        """Check and tokenise as InputProcessor.process does, off the event loop when it may take long."""
+        """`InputProcessor.process`, in a thread when it may take long."""
         process = self.input_processor.process
         if not isinstance(prompt, dict) and self._work(prompt, options.get("cache_salt")) < _LONG_PROMPT:
             return process(request_id, prompt, params, **options)
         return await self.run_in_thread(process, request_id, prompt, params, **options)
 
     def _work(self, prompt: str | Sequence[int], cache_salt: str | None) -> int:
-        """Characters to tokenise, or ids to check; those whose tokens are known cost a little too."""
+        """The cost in characters to tokenise, or ids to check; characters of cached prefixes count a sixteenth."""
         known = self.input_processor.prefix_tokens
         if len(prompt) < _LONG_PROMPT or known is None or cache_salt is not None or not isinstance(prompt, str):
             return len(prompt)
         return known.num_new_chars(prompt) + len(prompt) // 16
 
-    async def run_in_thread(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Work that would hold up the event loop."""
+    async def run_in_thread(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run work that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def add_request(self, request: EngineCoreRequest, prompt: str | None, stream: OutputStream) -> None:
-        """Hand a prepared request to the core; its outputs go to ``stream``. Raises EngineDeadError, or ValueError when
+        """Send a prepared request to the core; its outputs go to ``stream``. Raises EngineDeadError, or ValueError when
         its id is in use."""
         if self.dead is not None:
             raise self.dead
@@ -168,9 +172,10 @@ class AsyncLLM:
             self.client.abort_requests(known)
 
     def abort_all(self) -> None:
+        """End every request."""
         self.abort(list(self.output_processor.requests))
 
-    # The core's side.
+    # -- results of the core -----------------------------------------------------------------------------------------
 
     def _take_outputs(self, outputs: EngineCoreOutputs) -> None:
         before = self.output_processor.num_unfinished_samples
@@ -199,7 +204,7 @@ class AsyncLLM:
         return None if self.metrics is None else IterationStats()
 
     def _core_exited(self, code: int) -> None:
-        self.dead = EngineDeadError(f"the engine core {how_it_ended(code)}; see its log")
+        self.dead = EngineDeadError(f"the engine core {describe_exit(code)}; see its log")
         if not self._closing and self.ready is not None:  # before that `wait_ready` says why
             logger.error("%s", self.dead)
         for state in list(self.output_processor.requests.values()):
@@ -208,27 +213,27 @@ class AsyncLLM:
         self.output_processor.clear()
         self.core_exited.set()
 
-    # Health.
+    # -- health ------------------------------------------------------------------------------------------------------
 
     def seconds_since_beat(self) -> float:
-        """How long the core process has shown no sign of life."""
+        """Seconds since the core process's last heartbeat."""
         return self.client.heartbeat.seconds_since_beat()
 
     def seconds_stalled(self) -> float:
-        """How long the core has had work and not finished a step."""
+        """Seconds since the core last finished a step, while it has work."""
         if not self.output_processor.requests:
             return 0.0
         return min(self.client.heartbeat.seconds_since_progress(), time.monotonic() - self._work_since)
 
     def seconds_until_room(self, excess: int) -> int:
-        """When ``excess`` sequences will have ended at the pace of the last ones: a Retry-After, 1 to 60 seconds."""
+        """Retry-After: estimated seconds, 1 to 60, until ``excess`` sequences have finished at the recent pace."""
         if len(self._finish_times) < 2:
             return 1
         span = time.monotonic() - self._finish_times[0]
         return max(1, min(60, math.ceil(excess * span / len(self._finish_times))))
 
     def close(self, grace: float = 5.0) -> None:
-        """End the core. Requests still under way end with EngineDeadError."""
+        """End the core. Unfinished requests end with EngineDeadError."""
         self._closing = True
         if self.load_log is not None:
             self.load_log.close()

@@ -1,7 +1,7 @@
-"""How the front end and the core talk: frames over a pair of sockets, one end of which the core inherits.
+"""The connection of front end and core: length-prefixed frames over a socket pair, one end of which the core inherits.
 
-It has no name on disk or in a network that anybody else could connect to, and no thread of its own: on two CPUs that
-all processes share, waking one for every message costs more than the message.
+There is no address that another process could connect to, and no thread: on two CPUs that all processes share, waking
+one for every message costs more than the message.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ _READ_BYTES = 1 << 18
 
 
 class Kind(IntEnum):
+    """Kinds of messages."""
+
     # to the core
     ADD = 0
     ABORT = 1
     FINISH_SAMPLES = 2
-    # from it
+    # from the core
     READY = 3
     FAILED = 4
     OUTPUTS = 5
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
+    """A message as bytes."""
     return _HEAD.pack(len(payload), kind) + payload
 
 
 class Frames:
-    """Puts together what arrives in pieces."""
+    """Reassembles frames from received data."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
+        """Add received data."""
         self._data += data
 
     def take(self) -> tuple[Kind, bytearray] | None:
@@ -55,7 +59,7 @@ class Frames:
 
 
 class Channel:
-    """The core's end. Sending never blocks: what a slow front end, or a stopped one, does not take is kept here."""
+    """The core's end. Sending never blocks: what a slow or stopped front end does not read is buffered."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -65,6 +69,7 @@ class Channel:
         self._poll = select.poll()
 
     def send(self, kind: Kind, payload: bytes) -> None:
+        """Queue a message and send what the socket takes."""
         self._unsent += frame(kind, payload)
         self._push()
 
@@ -78,7 +83,7 @@ class Channel:
             self._unsent.clear()
 
     def receive(self) -> Iterator[tuple[Kind, bytearray]]:
-        """What has come. Raises EOFError when the front end has gone."""
+        """The frames that have arrived. Raises EOFError when the front end has closed its end."""
         size = _READ_BYTES
         while size == _READ_BYTES:
             try:
@@ -95,7 +100,7 @@ class Channel:
             yield found
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Until there is something to receive; False when there was nothing for so long. Sends what is left over."""
+        """Wait for something to receive; False after ``seconds`` without. Sends what is buffered meanwhile."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
@@ -107,8 +112,8 @@ class Channel:
                 return True
             self._push()
 
-    def drain(self, seconds: float) -> None:
-        """Wait until all is sent, but no longer than that."""
+    def flush(self, seconds: float) -> None:
+        """Wait until everything is sent, at most ``seconds``."""
         until = time.monotonic() + seconds
         while self._unsent and time.monotonic() < until:
             self._poll.register(self._socket, select.POLLOUT)

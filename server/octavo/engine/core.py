@@ -1,4 +1,4 @@
-"""The engine's heart: a scheduler, an executor, and `step` between them."""
+"""The engine core: a scheduler, an executor, and `step` between them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Preparing:
+    """A request whose grammar is being compiled."""
+
     request: EngineCoreRequest
     future: Future[None]
 
@@ -40,15 +42,17 @@ class EngineCore:
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[None]] = {}  # of unfinished requests
-        self._pending: list[EngineCoreOutput] = []  # outcomes outside of steps, delivered by the next one
+        self._pending: list[
+            EngineCoreOutput
+        ] = []  # of requests that ended outside of steps: the next step delivers them
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Raises ValueError when the request can never run or its id is in use; the engine goes on unharmed."""
+        """Queue a request. Raises ValueError when it can never run or its id is in use."""
         if request.request_id in self._preparing:
             raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
         if request.grammar is not None:
-            self._release_grammars()  # one of that name may just have ended
+            self._release_grammars()  # of a request with the same id that has just ended
             if request.request_id in self._grammars:
                 raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
             future = self.executor.prepare_grammar(request.grammar)
@@ -58,22 +62,22 @@ class EngineCore:
             self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests and free all they hold; unknown ids are ignored. Their outputs say finish_reason "abort"."""
+        """End requests and free what they hold; unknown ids are ignored. Their outputs have finish_reason "abort"."""
         request_ids = list(request_ids)
         for request_id in request_ids:
             waiting = self._preparing.pop(request_id, None)
             if waiting is not None:
-                self._end_prepared(waiting.request, "abort")
+                self._end_waiting(waiting.request, "abort")
         self._pending += self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._release_grammars()
 
     def finish_sample(self, request_id: str, index: int) -> None:
-        """End one sequence whose text has matched a stop string; the front end reports it, nothing is sent back."""
+        """End one sequence whose text has matched a stop string. Gives no output: the front end reports the end."""
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
         self._release_grammars()
 
     def check_grammar(self, grammar: str) -> None:
-        """Wait until it is compiled; it stays so for a while. Raises ValueError when it cannot be used."""
+        """Wait until a grammar is compiled; it stays cached for a while. Raises ValueError when it cannot be used."""
         future = self.executor.prepare_grammar(grammar)
         try:
             while not future.done():
@@ -83,11 +87,11 @@ class EngineCore:
             self.executor.release_grammar(future)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. False, and nothing is forgotten, while sequences hold blocks."""
+        """Drop all cached prefixes. Returns False, and drops nothing, while sequences hold blocks."""
         return self.scheduler.kv.reset_prefix_cache()
 
     def has_unfinished_requests(self) -> bool:
-        """Also while a step is on the device whose sequences have all ended: its results must still be taken."""
+        """Whether `step` is to be called. Also while a step is in flight whose sequences have all ended."""
         return (
             self.scheduler.has_unfinished_requests()
             or bool(self._pending)
@@ -96,7 +100,7 @@ class EngineCore:
         )
 
     def step(self) -> EngineCoreOutputs:
-        """Hand out a step and take the results of the oldest one, which is the same one unless steps may overlap.
+        """Start a step and take the results of the oldest one in flight: the same one unless steps overlap.
 
         When the model itself fails, every sequence of the step ends with an error. Raises DeviceLostError when every
         later step would fail too.
@@ -119,7 +123,7 @@ class EngineCore:
             self.num_steps += 1
         self._release_grammars()
         if taken is None and not outputs and self._grammars:
-            self.executor.poll_grammars(0.01)  # there is nothing to do before a grammar is ready
+            self.executor.poll_grammars(0.01)  # idle until a grammar is compiled
         stats = self.scheduler.make_stats()
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
@@ -136,7 +140,7 @@ class EngineCore:
             try:
                 waiting.future.result()
             except ValueError as error:
-                self._end_prepared(waiting.request, "error", str(error))
+                self._end_waiting(waiting.request, "error", str(error))
                 continue
             try:
                 self.scheduler.add_request(waiting.request)
@@ -144,11 +148,11 @@ class EngineCore:
                 self._pending.append(EngineCoreOutput(request_id, -1, [], finish_reason="error", error=str(error)))
 
     def _release_grammars(self) -> None:
-        """Let go of the grammars of requests that have ended."""
+        """Release the grammars of requests that have ended."""
         for request_id in [i for i in self._grammars if i not in self._preparing and not self.scheduler.has_request(i)]:
             self.executor.release_grammar(self._grammars.pop(request_id))
 
-    def _end_prepared(self, request: EngineCoreRequest, reason: str, error: str | None = None) -> None:
+    def _end_waiting(self, request: EngineCoreRequest, reason: str, error: str | None = None) -> None:
         for index in range(request.sampling_params.n):
             output = EngineCoreOutput(request.request_id, index, [], finish_reason=reason)
             if error is not None:
@@ -166,7 +170,7 @@ class EngineCore:
             return lambda: failed
 
     def _take_results(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
-        """The oldest step in flight and what it gave; waits for that."""
+        """The oldest step in flight and its results; waits for them."""
         step, pending = self._in_flight.popleft()
         try:
             return step, pending()
@@ -178,10 +182,12 @@ class EngineCore:
             return step, failed
 
     def _fail(self, step: SchedulerOutput, error: BaseException) -> ModelRunnerOutput:
-        """Every sequence of the step ends with an error. Raises when no step can succeed any more: a front end that
-        sees the engine end says so, one whose every request fails seems healthy."""
+        """Results that end every sequence of the step with an error. Raises DeviceLostError when no later step can
+        succeed: the process must end then, because an engine whose every request fails looks healthy."""
         req_ids = list(step.num_scheduled_tokens)
-        logger.error("step %d failed; its %d sequences end with an error", step.step_id, len(req_ids), exc_info=error)
+        logger.error(
+            "step %d failed, ending its %d sequences with an error", step.step_id, len(req_ids), exc_info=error
+        )
         if isinstance(error, Exception) and self.executor.is_lost():
             raise DeviceLostError(f"the device cannot be used any more: {error}") from error
         reason = f"the step failed: {out_of_memory(error) or error}"

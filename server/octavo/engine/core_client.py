@@ -1,4 +1,4 @@
-"""The front end's end of the channel to the core: sends requests, hands results to a callback on the event loop."""
+"""The front end's side of the core process: sends requests, passes results to a callback on the event loop."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any, cast
 import msgspec
 
 from octavo.engine.channel import Frames, Kind, frame
-from octavo.engine.launcher import CoreProcess
-from octavo.engine.packing import unpack
+from octavo.engine.core_launcher import CoreProcess
+from octavo.engine.output_codec import decode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 
-_READ_SECONDS = 0.002  # that the event loop takes in results, and hands them on, in one go
+_READ_SECONDS = 0.002  # longest time to process results before other tasks of the event loop run
 
 
 @dataclass
 class CoreReady:
-    """What the core says once the model is loaded. ``config`` is the one it runs with: max_model_len may be lower."""
+    """The core's message once the model is loaded. ``config`` is the resolved one: max_model_len may be lower."""
 
     config: dict[str, Any]
     num_blocks: int
@@ -35,11 +35,12 @@ class CoreReady:
 
     @property
     def engine_config(self) -> EngineConfig:
+        """``config`` as an EngineConfig."""
         return EngineConfig.from_dict(self.config)
 
 
-def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+def describe_exit(code: int) -> str:
+    """An exit code of subprocess in words."""
     if code == -signal.SIGKILL:
         return "was killed by signal 9 (the kernel does that when memory runs out)"
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -64,20 +65,23 @@ class CoreClient(asyncio.Protocol):
         self._decode_ready = msgspec.msgpack.Decoder(CoreReady).decode
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
-        self._silent = asyncio.Event()  # the core has closed its end, and all it said has been read
+        self._closed = asyncio.Event()  # the core has closed its end, and everything it sent has been read
         self.exit_code: int | None = None
         self._ending: asyncio.Future[None] | None = None
         threading.Thread(target=self._wait_for_exit, name="core-exit", daemon=True).start()
 
     async def wait_ready(self) -> CoreReady:
-        """Raises OctavoError with the core's own words when it cannot start, EngineDeadError when it just ends."""
+        """Connect, and wait until the model is loaded. Raises OctavoError with the core's own message when it cannot
+        start, EngineDeadError when the process ends without one."""
         await self._loop.create_unix_connection(lambda: self, sock=self.process.socket)
         return await asyncio.shield(self._ready)
 
     def add_request(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
         self._send(Kind.ADD, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests; unknown ids are ignored."""
         self._send(Kind.ABORT, request_ids)
 
     def finish_samples(self, samples: list[tuple[str, int]]) -> None:
@@ -85,27 +89,30 @@ class CoreClient(asyncio.Protocol):
         self._send(Kind.FINISH_SAMPLES, samples)
 
     def _send(self, kind: Kind, message: Any) -> None:
-        """Never waits: what the core does not take yet stays with the transport."""
+        """Never blocks: the transport buffers what the core does not read yet."""
         if self.exit_code is not None:
             raise EngineDeadError(f"the engine core has ended with exit code {self.exit_code}")
         assert self._transport is not None, "wait_ready comes first"
         self._transport.write(frame(kind, self._encode(message)))
 
-    # What the event loop calls.
+    # -- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        """Read frames."""
         self._frames.feed(data)
         self._read(_READ_SECONDS)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._read(float("inf"))  # its last words
-        self._silent.set()
+        """The core has closed its end."""
+        self._read(float("inf"))  # what came last
+        self._closed.set()
 
     def _read(self, limit: float) -> None:
-        """Take in what has arrived; what would hold up the event loop for too long, when others had their turn."""
+        """Process what has arrived, for at most ``limit`` seconds; the rest after other tasks of the event loop."""
         until = time.monotonic() + limit
         while found := self._frames.take():
             self._take(*found)
@@ -116,14 +123,14 @@ class CoreClient(asyncio.Protocol):
                 return
 
     def _read_on(self) -> None:
-        if not self._silent.is_set():
+        if not self._closed.is_set():
             assert self._transport is not None
             self._transport.resume_reading()
             self._read(_READ_SECONDS)
 
     def _take(self, kind: Kind, payload: bytearray) -> None:
         if kind is Kind.OUTPUTS:
-            self._on_outputs(unpack(payload))
+            self._on_outputs(decode_outputs(payload))
         elif kind is Kind.READY:
             self._ready.set_result(self._decode_ready(payload))
         elif not self._ready.done():
@@ -133,24 +140,24 @@ class CoreClient(asyncio.Protocol):
         code = self.process.process.wait()
         try:
             self._loop.call_soon_threadsafe(self._exited, code)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+        except RuntimeError:  # the loop is closed
             pass
 
     def _exited(self, code: int) -> None:
         self._ending = asyncio.ensure_future(self._end(code))
 
     async def _end(self, code: int) -> None:
-        await self._silent.wait()
+        await self._closed.wait()
         self.exit_code = code
         if not self._ready.done():
             self._ready.set_exception(
-                EngineDeadError(f"the engine core {how_it_ended(code)} before it was ready; see its log above")
+                EngineDeadError(f"the engine core {describe_exit(code)} before it was ready; see its log above")
             )
-            self._ready.exception()  # seen, even if nobody waits
+            self._ready.exception()  # retrieved, also if nobody waits
         self._on_exit(code)
 
     def close(self, grace: float = 5.0) -> None:
-        """End the core process and let go of the socket."""
+        """End the core process, by force after ``grace`` seconds, and close the socket."""
         if self._transport is not None:
             self._transport.abort()
         self.process.stop(grace)

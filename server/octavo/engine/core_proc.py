@@ -1,9 +1,9 @@
-"""The engine core as a process of its own: one loop that takes requests in, steps, and sends results out.
+"""The engine core's process: one loop that receives requests, steps, and sends results.
 
-    python -m octavo.engine.core_proc SOCKET HEARTBEAT     (octavo.engine.launcher does this)
+    python -m octavo.engine.core_proc SOCKET HEARTBEAT     (octavo.engine.core_launcher does this)
 
-Configuration is one line of JSON on stdin. When stdin ends the parent has gone, and so do we. Messages are msgpack over
-the inherited SOCKET: no pickle, nothing that listens anywhere.
+Configuration is one line of JSON on stdin. The end of stdin means that the parent has exited: so does this process.
+Messages are msgpack over the inherited SOCKET: no pickle, nothing that listens anywhere.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.engine.channel import Channel, Kind
+from octavo.engine.core_launcher import CoreOptions
 from octavo.engine.heartbeat import Heartbeat
-from octavo.engine.launcher import CoreOptions
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-IDLE_SECONDS = 1  # without work, after which the engine checks its books,
-CHECK_SECONDS = 30  # at most this often
+IDLE_SECONDS = 1  # without work before an integrity check
+CHECK_SECONDS = 30  # between integrity checks, at least
 _PR_SET_PDEATHSIG = 1
 
 
 class CoreProc:
-    """The busy loop. Blocks, using no CPU, while there is nothing to do."""
+    """The main loop. Blocks, using no CPU, while there is no work."""
 
     def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat) -> None:
         import msgspec
 
-        from octavo.engine.packing import pack
+        from octavo.engine.output_codec import encode_outputs
         from octavo.interface.messages import EngineCoreRequest
 
         self._core = core
@@ -55,19 +55,19 @@ class CoreProc:
         self._decode_ids = msgspec.msgpack.Decoder(list[str]).decode
         self._decode_samples = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
         self._decode_any = msgspec.msgpack.Decoder().decode
-        self._pack = pack
+        self._encode_outputs = encode_outputs
         self.busy = False
         self._checked = True  # nothing has been done yet
         self._last_check = time.monotonic()
 
     def run(self) -> None:
-        """Until the front end closes its end."""
+        """Run until the front end closes its end."""
         from octavo.interface.messages import EngineCoreOutputs
 
         core = self._core
         while True:
             if not core.has_unfinished_requests():
-                if self.busy:  # the last word on how many requests there are
+                if self.busy:  # the final counts
                     self._send(EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
                 self._wait_for_work()
@@ -85,7 +85,7 @@ class CoreProc:
                     self._heartbeat.progress(core.num_steps)
 
     def _wait_for_work(self) -> None:
-        """Blocks. An idle engine looks whether its books are in order: a fault is told, it is not fatal."""
+        """Block. An idle engine checks its integrity: a fault is logged, it is not fatal."""
         if not self._checked and not self._channel.wait(IDLE_SECONDS):
             self._checked = True
             try:
@@ -97,10 +97,10 @@ class CoreProc:
             self._checked, self._last_check = False, time.monotonic()
 
     def _send(self, results: EngineCoreOutputs) -> None:
-        self._channel.send(Kind.OUTPUTS, self._pack(results))
+        self._channel.send(Kind.OUTPUTS, self._encode_outputs(results))
 
     def _handle(self, kind: Kind, payload: bytearray) -> None:
-        """One message. Whatever goes wrong in it stays with the request that it is about."""
+        """Handle one message. An error in it fails only its own request."""
         try:
             if kind is Kind.ADD:
                 self._core.add_request(self._decode_add(payload))
@@ -113,7 +113,7 @@ class CoreProc:
                 raise ValueError(f"{kind!r} is not for the core")
         except Exception as error:
             if kind is not Kind.ADD:
-                logger.exception("a message of kind %r could not be handled", kind)
+                logger.exception("a message of kind %r failed", kind)
                 return
             request_id = self._decode_any(payload)["request_id"]
             if not isinstance(error, ValueError):
@@ -129,12 +129,12 @@ class CoreProc:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill us when the parent goes, even if we are stopped or stuck."""
+    """Have the kernel kill this process when the parent exits, even if it is stopped or stuck."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):  # not Linux: the end of stdin has to do
+    except (OSError, AttributeError):  # not Linux: the end of stdin has to suffice
         return
-    if os.getppid() != parent:  # it went before we could ask
+    if os.getppid() != parent:  # the parent exited before prctl
         os._exit(0)
 
 
@@ -145,7 +145,7 @@ def _exit_when_stdin_ends() -> None:
 
 
 def _read_line_from_stdin() -> bytes:
-    """Byte-exact: what follows the line is left for the thread that waits for the end."""
+    """Unbuffered: what follows the line is left for the thread that waits for the end."""
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(0, 65536)
@@ -156,7 +156,7 @@ def _read_line_from_stdin() -> bytes:
 
 
 def _memory_reader(device: str) -> Callable[[], tuple[int, int]]:
-    """Reads the bytes in use on the engine's device and all that there are for it."""
+    """A function that reads the used and total bytes of the engine's device."""
     if device == "cuda":
         import torch
 
@@ -171,12 +171,12 @@ def _memory_reader(device: str) -> Callable[[], tuple[int, int]]:
     return lambda: (int(statm.read_text().split()[1]) * page, total)
 
 
-def _beat(
+def _beat_forever(
     heartbeat: Heartbeat, proc: CoreProc, watchdog_seconds: float, read_memory: Callable[[], tuple[int, int]]
 ) -> None:
-    """Show signs of life; keep pushing the watchdog's deadline back while the main loop makes progress.
+    """Write heartbeats; postpone the watchdog's deadline while the main loop makes progress.
 
-    The watchdog itself is a C thread: it fires even when some native code never gives the interpreter's lock back.
+    The watchdog itself is a C thread: it fires even when native code never releases the GIL.
     """
     watched = None
     while True:
@@ -195,15 +195,16 @@ def _beat(
 
 
 def main(socket_fd: int, heartbeat_fd: int) -> int:
+    """Run the core on two inherited descriptors; returns the exit status."""
     _die_with_parent(os.getppid())
-    gc.disable()  # what is imported and loaded is no garbage: to look for it takes a sixth of the start
-    # The front end decides when we stop: it drains on SIGTERM and then closes our stdin.
+    gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
+    # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     started = time.perf_counter()
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
-    for descriptor in (socket_fd, heartbeat_fd):  # a compiler that we start must not hold them open
+    for descriptor in (socket_fd, heartbeat_fd):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
@@ -232,12 +233,12 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     except OctavoError as error:
         return _fail(channel, error)
     proc = CoreProc(core, channel, heartbeat)
-    # Modules and weights live as long as we do: the collector need not look at them again in the middle of a step.
+    # Modules and weights live as long as the process: keep the collector from scanning them during a step.
     gc.collect()
     gc.freeze()
     gc.enable()
     beat_args = (heartbeat, proc, options.watchdog_seconds, _memory_reader(core.config.device))
-    threading.Thread(target=_beat, args=beat_args, name="heartbeat", daemon=True).start()
+    threading.Thread(target=_beat_forever, args=beat_args, name="heartbeat", daemon=True).start()
     heartbeat.beat()
     phases = {"import": imported - started, "load": time.perf_counter() - imported}
     ready = {"config": core.config.to_dict(), "num_blocks": core.executor.num_blocks, "phases": phases}
@@ -247,11 +248,11 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
 
 
 def _fail(channel: Channel, error: Exception) -> int:
-    """Tell the front end why there will be no engine; returns the exit status."""
+    """Send the front end the reason why the engine cannot start; returns the exit status."""
     import msgspec
 
     channel.send(Kind.FAILED, msgspec.msgpack.encode(str(error)))
-    channel.drain(2.0)
+    channel.flush(2.0)
     return 1
 
 
@@ -259,8 +260,8 @@ if __name__ == "__main__":
     try:
         code = main(*map(int, sys.argv[1:]))
     except BaseException:
-        logging.getLogger(__name__).exception("the engine core ends by an unexpected error")
+        logging.getLogger(__name__).exception("unexpected error in the engine core")
         code = 1
-    # Neither waiting threads nor sockets may keep a core that has ended.
+    # Neither threads nor sockets may keep the process alive.
     sys.stderr.flush()
     os._exit(code)

@@ -1,5 +1,5 @@
-"""Signs of life that one process leaves in shared memory and another reads: no messages, so nothing queues up or wakes
-anybody, and a frozen reader or writer is seen for what it is."""
+"""A heartbeat in shared memory: no messages, so nothing queues up or wakes a process, and the age of the last beat is
+right even when the reader or the writer was stopped."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ class Heartbeat:
             os.ftruncate(fd, _SIZE)
         self._slots = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
 
-    # The core writes.
+    # -- written by the core -----------------------------------------------------------------------------------------
 
     def beat(self) -> None:
+        """Record that the process is alive."""
         self._slots[_BEAT] = time.monotonic_ns()
 
     def progress(self, num_steps: int) -> None:
-        """The main loop has come round: a step is done, or work has just arrived."""
+        """Record that a step is done, or that work has just arrived."""
         self._slots[_STEPS] = num_steps
         self._slots[_PROGRESS] = time.monotonic_ns()
 
     def device_memory(self, used: int, total: int) -> None:
-        """Bytes."""
+        """Record the bytes in use on the core's device and in total."""
         self._slots[_MEMORY_USED], self._slots[_MEMORY_TOTAL] = used, total
 
-    # Anybody reads.
+    # -- read by any process -----------------------------------------------------------------------------------------
 
     def read_device_memory(self) -> tuple[int, int]:
-        """Bytes in use on the core's device and all that it may use."""
+        """Bytes in use on the core's device and in total."""
         return self._slots[_MEMORY_USED], self._slots[_MEMORY_TOTAL]
 
     @property
     def num_steps(self) -> int:
+        """Steps that the core has finished."""
         return self._slots[_STEPS]
 
     def seconds_since_beat(self) -> float:
@@ -52,6 +54,7 @@ class Heartbeat:
         return _seconds_since(self._slots[_BEAT])
 
     def seconds_since_progress(self) -> float:
+        """Infinite before the first progress."""
         return _seconds_since(self._slots[_PROGRESS])
 
 

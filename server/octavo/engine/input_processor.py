@@ -1,7 +1,7 @@
-"""From what a user asks to what the core runs: checks everything, tokenises, fills in what was left open.
+"""Turns a user's request into an EngineCoreRequest: checks everything, tokenises, fills in defaults.
 
-Every complaint is a ValueError that names the field, its value, the limit and the way out; offline users see it as it
-is, the HTTP server turns it into a 400.
+Every error is a ValueError that names the field, its value, the limit and the way out; offline users see it as it is,
+the HTTP server answers it with a 400.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 
 class InputProcessor:
-    """Makes `EngineCoreRequest`s. Keeps nothing of a request that could change another one (what `PrefixTokens` keeps
-    saves time and nothing else), and may be used from several threads."""
+    """Makes `EngineCoreRequest`s. Thread-safe, and without state that lets one request change another (`PrefixTokens`
+    caches tokens, which saves time and nothing else)."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class InputProcessor:
         max_logprobs: int = -1,
         strict_json_schema: bool = True,
     ) -> None:
-        """``max_logprobs``: most alternatives that a request may ask for, -1: as many as the vocabulary has.
+        """``max_logprobs``: maximum number of alternatives per token, -1: the vocabulary size.
         ``strict_json_schema``: as for `to_grammar`."""
         self.strict_json_schema = strict_json_schema
         self.max_logprobs = max_logprobs
@@ -48,7 +48,7 @@ class InputProcessor:
         self.eos_token_ids = _eos_token_ids(config, tokenizer)
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
-        """What the caller sets, over the model's own defaults (generation_config.json)."""
+        """The caller's fields, then the model's defaults (generation_config.json)."""
         return SamplingParams.from_generation_config(self.generation_config, **given)
 
     def process(
@@ -66,11 +66,11 @@ class InputProcessor:
         grammar: str | None = None,
         grammar_field: str | None = None,
     ) -> EngineCoreRequest:
-        """Check a request and make it ready for the core. Raises ValueError.
+        """Check a request and prepare it for the core. Raises ValueError.
 
-        ``truncate_prompt_tokens`` keeps so many prompt tokens, -1 as many as the model takes: with ``truncation_side``
-        "left" the last, with "right" the first. ``grammar``: what ``params.structured_outputs`` mean, if somebody has
-        found that out already, and the field that errors should name.
+        ``truncate_prompt_tokens``: number of prompt tokens to keep, -1 for as many as the model takes; with
+        ``truncation_side`` "left" the last ones, with "right" the first. ``grammar``: that of
+        ``params.structured_outputs``, where it exists already; ``grammar_field``: the request field its errors name.
         """
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
@@ -100,7 +100,7 @@ class InputProcessor:
             grammar_field=grammar_field or "structured_outputs",
         )
 
-    # The prompt.
+    # -- the prompt --------------------------------------------------------------------------------------------------
 
     def tokenize(
         self,
@@ -109,9 +109,9 @@ class InputProcessor:
         truncate_prompt_tokens: int | None = None,
         cache_salt: str | None = None,
     ) -> list[int]:
-        """Token ids of a prompt; a text that cannot fit is refused before any work is spent on it.
+        """Token ids of a prompt; a text that cannot fit is refused before it is tokenised.
 
-        With a ``cache_salt`` nothing is kept and nothing kept is used: how long it takes tells nobody who else asked.
+        With a ``cache_salt`` the token cache is not used: timing must not reveal what others have asked.
         """
         if self.tokenizer is None or self.prefix_tokens is None:
             raise ValueError(
@@ -127,7 +127,7 @@ class InputProcessor:
         try:
             encode = self.prefix_tokens.encode if cache_salt is None else self.tokenizer.encode
             return encode(text, add_special_tokens)
-        except TypeError:  # what the tokenizer says to text that UTF-8 cannot hold
+        except TypeError:  # raised by the tokenizer for text that UTF-8 cannot encode
             raise _not_unicode(text) from None
 
     @cached_property
@@ -172,13 +172,14 @@ class InputProcessor:
             )
         return room
 
-    # The parameters.
+    # -- the parameters ----------------------------------------------------------------------------------------------
 
     def complete_params(self, params: SamplingParams, room: int) -> SamplingParams:
-        """Check what only the engine knows, and fill max_tokens, seed and bad words. Returns a copy."""
+        """A copy with max_tokens, seed and bad words filled in; ``room`` limits max_tokens. Raises ValueError for what
+        the model does not allow."""
         params.verify(self.vocab_size, self.max_logprobs)
         if params.stop and (self.tokenizer is None or not params.detokenize):
-            raise ValueError("stop needs text: leave detokenize on and the tokenizer loaded, or use stop_token_ids")
+            raise ValueError("stop needs detokenize and a loaded tokenizer; enable both, or use stop_token_ids")
         params = params.clone()
         params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         params.min_tokens = min(params.min_tokens, params.max_tokens)
@@ -186,10 +187,10 @@ class InputProcessor:
             params.seed = secrets.randbits(63)
         if params.bad_words:
             params.bad_words_token_ids = self._bad_words(params.bad_words)
-        self._check_something_is_left(params)
+        self._check_tokens_remain(params)
         return params
 
-    def _check_something_is_left(self, params: SamplingParams) -> None:
+    def _check_tokens_remain(self, params: SamplingParams) -> None:
         """Raises ValueError when every allowed token is forbidden by another parameter."""
         allowed = set(params.allowed_token_ids or ())
         forbidden = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
@@ -197,8 +198,8 @@ class InputProcessor:
             forbidden.update(params.stop_token_ids, [] if params.ignore_eos else self.eos_token_ids)
         if allowed and allowed <= forbidden:
             raise ValueError(
-                "allowed_token_ids must leave something to say, but bad_words and min_tokens forbid all of them; "
-                "allow more, or drop those"
+                "allowed_token_ids must leave at least one token, but bad_words and min_tokens forbid all of them; "
+                "allow more, or remove those"
             )
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
@@ -242,17 +243,18 @@ def _not_unicode(text: str) -> ValueError:
 
 
 def _as_int(value: Any, position: int) -> int:
-    """An exact integer (numpy's too); a bool is none."""
+    """An integer of any type (numpy's too), but no bool."""
     if not isinstance(value, bool):
         try:
-            return value.__index__()
+            index: int = value.__index__()
+            return index
         except AttributeError:
             pass
     raise ValueError(f"prompt_token_ids must hold integers, got {value!r} at position {position}")
 
 
 def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """Every id that any of the model's files calls an end of sequence."""
+    """Every end-of-sequence id in the model's files."""
     found: list[int] = []
     sources = [config.model.generation_config.get("eos_token_id"), config.model.hf_config.get("eos_token_id")]
     if tokenizer is not None:

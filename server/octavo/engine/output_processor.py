@@ -1,4 +1,4 @@
-"""From what the core sends back to what the user reads: text, stop strings, log-probabilities, times."""
+"""Turns the core's outputs into the user's: text, stop strings, log-probabilities, times."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 
 
 class OutputQueue(Protocol):
-    """Is told that there is news of a request. Whoever reads it calls `RequestState.take`: the news waits in the
-    request's own state, so that a slow reader finds it in one piece and nothing piles up."""
+    """Where requests with new output are announced. The reader then calls `RequestState.take`: the output stays in
+    the request's state until then, so that a slow reader gets it in one piece and nothing piles up."""
 
-    def put(self, state: RequestState) -> None: ...
+    def put(self, state: RequestState) -> None:
+        """``state`` has new output."""
 
-    def put_error(self, error: Exception) -> None: ...
+    def put_error(self, error: Exception) -> None:
+        """The engine has ended; no more output will come."""
 
 
 @dataclass(slots=True)
 class SampleState:
-    """One of the ``n`` answers while it grows. With RequestOutputKind.DELTA what an output has carried is forgotten."""
+    """One of the ``n`` answers while it grows. With RequestOutputKind.DELTA it holds only what is not yet output."""
 
     index: int
     detokenizer: Detokenizer | None
@@ -63,6 +65,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
+        """Whether all samples have finished."""
         return self.num_unfinished == 0
 
     def take(self) -> RequestOutput:
@@ -93,7 +96,7 @@ class RequestState:
 
 
 class OutputProcessor:
-    """Keeps the state of every request in flight. Used from one thread."""
+    """The state of every unfinished request. Used from one thread."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.vocabulary = Vocabulary(tokenizer) if tokenizer is not None else None
@@ -101,6 +104,7 @@ class OutputProcessor:
         self.num_unfinished_samples = 0
 
     def has_unfinished_requests(self) -> bool:
+        """Whether any request is unfinished."""
         return bool(self.requests)
 
     def add_request(self, request: EngineCoreRequest, prompt: str | None, queue: OutputQueue | None = None) -> None:
@@ -140,7 +144,7 @@ class OutputProcessor:
         error: str | None = None,
         stats: IterationStats | None = None,
     ) -> list[str]:
-        """Forget requests; whoever waits for one gets a last output. Returns the ids that were known."""
+        """End requests, with a last output each. Returns the ids that were unfinished."""
         now = time.time()
         known = []
         for request_id in request_ids:
@@ -166,41 +170,49 @@ class OutputProcessor:
         return known
 
     def clear(self) -> None:
-        """Forget everything; nobody is told."""
+        """Drop all requests, without any output."""
         self.requests.clear()
         self.num_unfinished_samples = 0
 
     def process_outputs(
         self, outputs: list[EngineCoreOutput], timestamp: float | None = None, stats: IterationStats | None = None
     ) -> tuple[list[RequestOutput], list[tuple[str, int]]]:
-        """Take one step's results in.
+        """Process one step's results.
 
         Returns the outputs of requests without a queue, and the samples, as (request id, index), that a stop string
-        ended and that the core must be told to end too. ``timestamp``: when the tokens were known, seconds since the
-        epoch. ``stats`` is filled with what they mean for the metrics.
+        ended and that the core must end too. ``timestamp``: when the tokens were known, seconds since the epoch.
+        ``stats`` collects the metrics.
         """
         touched: dict[str, RequestState] = {}
         stopped: list[tuple[str, int]] = []
         for output in outputs:
             state = self.requests.get(output.request_id)
-            if state is None:  # aborted meanwhile
+            if state is None:  # aborted in the meantime
                 continue
             if output.index < 0:  # the core refused the whole request
                 self.abort_requests([output.request_id], reason="error", error=output.error, stats=stats)
                 continue
             sample = state.samples[output.index]
-            if sample.finish_reason is not None:  # a token that was on its way when a stop string matched
+            if sample.finish_reason is not None:  # a token that was in flight when a stop string matched
                 continue
             if self._take(state, sample, output, timestamp, stats):
                 stopped.append((output.request_id, output.index))
             if not output.new_token_ids and sample.finish_reason is None:
-                continue  # log-probabilities of a part of the prompt: told whole, with the first token
+                continue  # log-probabilities of a part of the prompt: output with the first token
             state.changed[output.index] = sample
             touched[output.request_id] = state
+        return self._collect(touched.values(), timestamp, stats), stopped
+
+    def _collect(
+        self, touched: Iterable[RequestState], timestamp: float | None, stats: IterationStats | None
+    ) -> list[RequestOutput]:
+        """Announce requests with new output, and forget those that have finished. Returns outputs without a queue."""
         results: list[RequestOutput] = []
-        for state in touched.values():
+        for state in touched:
             if state.num_unfinished == 0:
-                if self.requests.pop(state.request.request_id, None) is None:  # refused as well: it has been told
+                if (
+                    self.requests.pop(state.request.request_id, None) is None
+                ):  # refused in the same step: already output
                     continue
                 state.metrics.finished_time = timestamp
                 if stats is not None:
@@ -212,7 +224,7 @@ class OutputProcessor:
                 state.queue.put(state)
             else:
                 results.append(state.take())
-        return results, stopped
+        return results
 
     def _take(
         self,
@@ -255,13 +267,24 @@ class OutputProcessor:
             state.embedding = output.embedding
         if finish_reason is not None:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
-            if output.error is not None:
-                state.error, state.error_param = output.error, output.error_param
-            state.num_unfinished -= 1
-            self.num_unfinished_samples -= 1
-            if stats is not None:
-                stats.finished.append(_finished(state, sample, timestamp or time.time()))
+            self._finish(state, sample, output, timestamp, stats)
         return stopped_by_string
+
+    def _finish(
+        self,
+        state: RequestState,
+        sample: SampleState,
+        output: EngineCoreOutput,
+        timestamp: float | None,
+        stats: IterationStats | None,
+    ) -> None:
+        """Account for a sample that ``output`` has finished."""
+        if output.error is not None:
+            state.error, state.error_param = output.error, output.error_param
+        state.num_unfinished -= 1
+        self.num_unfinished_samples -= 1
+        if stats is not None:
+            stats.finished.append(_finished(state, sample, timestamp or time.time()))
 
 
 def _take_logprobs(sample: SampleState, lists: LogprobsLists, count: int) -> None:

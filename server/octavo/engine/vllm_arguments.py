@@ -1,5 +1,5 @@
-"""vLLM's arguments that no field of ours stands for, by their Python names. `octavo serve` makes flags of them and
-`octavo.LLM` takes them as keywords: both read these tables, so that what one accepts the other does too."""
+"""vLLM's arguments that EngineArgs has no field for, by their Python names. `octavo serve` makes flags of them and
+`octavo.LLM` takes them as keywords: both read these tables, so that both accept the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.system import suggestions
 
 logger = logging.getLogger(__name__)
 
-# Switches for what is always so: name -> how it is. Turning them off is not supported.
+# Switches that are always on: name -> what that means. Turning them off is not supported.
 ALWAYS = {
     "enable_chunked_prefill": "long prompts are always cut into chunks",
     "enable_prompt_tokens_details": "usage always tells the cached tokens",
@@ -28,7 +28,7 @@ ALWAYS = {
     "use_v2_block_manager": "there is one block manager",
 }
 
-# Options of which a few values say what happens anyway: name -> (those values, why).
+# Options of which only some values are supported: name -> (those values, why).
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "tensor_parallel_size": ((1,), "one device, for now"),
     "pipeline_parallel_size": ((1,), "one device, for now"),
@@ -61,7 +61,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "performance_mode": (("balanced",), "chosen by the engine"),
 }
 
-# Options without a meaning here, whatever their value: name -> (values on the command line, why).
+# Options without effect, whatever their value: name -> (number of values on the command line, why).
 NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "trust_remote_code": (0, "code from model repositories never runs"),
     "code_revision": (1, "code from model repositories never runs"),
@@ -88,8 +88,7 @@ NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "tokenizer_pool_size": (1, "tokenising needs no pool"),
 }
 
-# What would change the answers or how they are made, and is not built: feature -> its arguments. Off (None, False, 0,
-# empty) is what is so.
+# Features that are not supported yet -> their arguments. None, False, 0 and empty values are accepted.
 _FEATURES = {
     "LoRA adapters": "enable_lora enable_lora_bias lora_modules max_loras max_lora_rank max_cpu_loras lora_dtype "
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
@@ -152,12 +151,13 @@ _NAMES = {*ALWAYS, *ONLY, *NO_EFFECT, *NOT_SUPPORTED_YET}
 
 
 def is_known(name: str) -> bool:
-    """Whether vLLM has an argument of that name and these tables tell what becomes of it."""
+    """Whether these tables have an argument of that name."""
     return name in _NAMES
 
 
 def check(name: str, value: Any) -> None:
-    """Whether ``value`` may be given for ``name`` (`is_known`). Raises ConfigError, of one line with the reason."""
+    """Check a value of an argument that `is_known`. Raises ConfigError, of one line with the reason; logs a warning for
+    an argument without effect."""
     if value is None:
         return
     if name in ALWAYS:
@@ -176,7 +176,7 @@ def check(name: str, value: Any) -> None:
 
 
 def not_supported_yet(name: str) -> str:
-    """What is said of an argument, or its flag, that is not built. The value is not repeated: it may be a secret."""
+    """The error for an unsupported argument or flag. It does not repeat the value, which may be a secret."""
     feature = NOT_SUPPORTED_YET[name.lstrip("-").replace("-", "_")]
     return f"{name} is not supported yet ({feature}); leave it out"
 

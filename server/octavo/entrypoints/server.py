@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from octavo.engine.async_llm import AsyncLLM
-from octavo.engine.launcher import CoreProcess
+from octavo.engine.core_launcher import CoreProcess
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.state import Phase, ServerState, served_names

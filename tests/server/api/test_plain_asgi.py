@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from octavo.engine.args import EngineArgs
 from octavo.engine.async_llm import AsyncLLM
-from octavo.engine.launcher import CoreOptions, CoreProcess
+from octavo.engine.core_launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.app import build_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.server import become_ready

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.channel import Channel, Frames, Kind, frame
 from octavo.engine.core_client import CoreClient
-from octavo.engine.packing import pack, unpack
+from octavo.engine.output_codec import decode_outputs, encode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
 
@@ -98,8 +98,8 @@ def test_results_arrive_whole_and_in_order_and_requests_go_out(num_steps):
             for step in range(num_steps)
         ]
         for step in sent:
-            core.channel.send(Kind.OUTPUTS, pack(step))
-        await asyncio.to_thread(core.channel.drain, 5)
+            core.channel.send(Kind.OUTPUTS, encode_outputs(step))
+        await asyncio.to_thread(core.channel.flush, 5)
         core.end()  # its last words are heard all the same
         while not exits:
             await asyncio.sleep(0.01)
@@ -142,6 +142,6 @@ outputs = st.builds(
 
 @given(st.lists(outputs, max_size=8), st.none() | st.builds(SchedulerStats))
 def test_nothing_of_a_steps_results_is_lost_on_the_way(results, stats):
-    found = unpack(pack(EngineCoreOutputs(results, stats, 1.5)))
+    found = decode_outputs(encode_outputs(EngineCoreOutputs(results, stats, 1.5)))
     assert (found.stats, found.timestamp) == (stats, 1.5)
     assert sorted(found.outputs, key=repr) == sorted(results, key=repr)

@@ -100,10 +100,10 @@ def test_several_requests_share_a_stream(byte_level):
         request = make_request(RequestOutputKind.DELTA)
         request.request_id = request_id
         processor.add_request(request, None, stream)
-    stream.on_news = lambda: told.append(stream.take().request_id)
+    stream.on_output = lambda: told.append(stream.take().request_id)
     processor.process_outputs([EngineCoreOutput("b", 0, [5]), EngineCoreOutput("a", 0, [6])], 1.0)
     assert told == ["b", "a"] and stream.take() is None
-    stream.on_news = lambda: None
+    stream.on_output = lambda: None
     for token in (7, 8):
         processor.process_outputs([EngineCoreOutput("a", 0, [token])], 1.0)
     assert stream.take().outputs[0].token_ids == [7, 8] and stream.take() is None

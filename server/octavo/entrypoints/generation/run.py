@@ -176,7 +176,7 @@ class Generation:
 
     def close(self) -> None:
         """Abort the requests that have not finished."""
-        self.stream.on_news = None
+        self.stream.on_output = None
         if self._unfinished:
             self._engine.abort(self._unfinished)
 

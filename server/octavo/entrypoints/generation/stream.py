@@ -79,11 +79,11 @@ class EventStream(Response):
             gone.cancel()
             scope["state"]["streamed_bytes"] = body.num_bytes
 
-    def _listen(self, on_news: Callable[[], None], body: StreamBody) -> None:
-        """Have ``on_news`` called when there is something to write, and when the client has caught up."""
-        self.generation.stream.on_news = on_news
-        body.when_writable(on_news)
-        on_news()  # what came before anybody listened
+    def _listen(self, on_output: Callable[[], None], body: StreamBody) -> None:
+        """Have ``on_output`` called when there is something to write, and when the client has caught up."""
+        self.generation.stream.on_output = on_output
+        body.when_writable(on_output)
+        on_output()  # what came before anybody listened
 
     def _begin(self, body: StreamBody, first: asyncio.Future[bytes | Exception]) -> None:
         """``first`` becomes the first events, or the error before any. Later outputs wait in the generation."""
@@ -95,7 +95,7 @@ class EventStream(Response):
                 if news := self.events.write(item):
                     first.set_result(news)
                     return
-                item = self.generation.take() if self.generation.stream.news else None
+                item = self.generation.take() if self.generation.stream.changed else None
             if self.generation.finished:
                 first.set_result(b"")
         except Exception as error:
@@ -110,7 +110,7 @@ class EventStream(Response):
             item = self.generation.take()
             while item is not None:
                 news += self.events.write(item)
-                item = self.generation.take() if self.generation.stream.news else None
+                item = self.generation.take() if self.generation.stream.changed else None
             if news:
                 body.write(news)
             if self.generation.finished:

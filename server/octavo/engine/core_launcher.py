@@ -1,4 +1,4 @@
-"""Starts the core process. Imports next to nothing: the core's own imports take longest, so it is started first."""
+"""Starts the core process. Imports little: the core's own imports take longest, so it is started first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from octavo.engine.heartbeat import Heartbeat
 
 @dataclass(frozen=True)
 class CoreOptions:
-    """What the core process is told besides the engine's configuration."""
+    """Options of the core process besides the engine's configuration."""
 
-    watchdog_seconds: float = 300.0  # of standing still with work to do, after which the core ends itself; 0: never
+    watchdog_seconds: float = 300.0  # without progress while there is work, after which the core ends itself; 0: never
     log_level: str = "info"
     log_format: str = "text"
 
@@ -40,6 +40,7 @@ class CoreProcess:
 
     @property
     def pid(self) -> int:
+        """The core's process id."""
         return self.process.pid
 
     def configure(self, config: dict[str, Any], options: CoreOptions) -> None:
@@ -49,11 +50,11 @@ class CoreProcess:
         try:
             self._stdin.write(line)
             self._stdin.flush()
-        except BrokenPipeError:  # it has ended already; whoever waits for it will see that
+        except BrokenPipeError:  # it has ended already, as its exit code will tell
             pass
 
     def stop(self, grace: float = 5.0) -> int:
-        """End the core: politely, then by force. Returns its exit code."""
+        """End the core: close its stdin, and kill it after ``grace`` seconds. Returns its exit code."""
         if self._stdin is not None:
             try:
                 self._stdin.close()

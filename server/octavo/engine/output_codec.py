@@ -1,4 +1,4 @@
-"""One step's results as msgpack. Nearly all of them are one more token and nothing else: those travel as columns."""
+"""EngineCoreOutputs as msgpack. Nearly all outputs are one more token and nothing else: those travel as columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Columns).decode
 
 
-def pack(results: EngineCoreOutputs) -> bytes:
+def encode_outputs(results: EngineCoreOutputs) -> bytes:
+    """One step's results as bytes."""
     request_ids: list[str] = []
     indexes: list[int] = []
     tokens: list[int] = []
@@ -28,8 +29,8 @@ def pack(results: EngineCoreOutputs) -> bytes:
     return _encode((request_ids, indexes, tokens, others, results.stats, results.timestamp))
 
 
-def unpack(data: bytes | bytearray) -> EngineCoreOutputs:
-    """What was packed; the outputs of a step may be in another order."""
+def decode_outputs(data: bytes | bytearray) -> EngineCoreOutputs:
+    """The inverse of `encode_outputs`, except that a step's outputs may change their order."""
     request_ids, indexes, tokens, others, stats, timestamp = _decode(data)
     outputs = [
         EngineCoreOutput(request_id, index, [token])
