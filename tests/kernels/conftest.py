@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,8 +14,18 @@ from octavo_kernels import AttentionMetadata
 from octavo_kernels.cpu import compiler, library
 
 
+@pytest.fixture(scope="session")
+def all_libraries() -> None:
+    """The libraries for all instruction sets of this machine, compiled in parallel, by one process for all."""
+    with suppress(compiler.BuildError, OSError):  # then `library.load` says so, or finds another place
+        compiler.LIBRARIES.mkdir(exist_ok=True)
+        with (compiler.LIBRARIES / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compiler.build_several(compiler.supported_isas())
+
+
 @pytest.fixture(params=[*compiler.supported_isas(), "torch"])
-def isa(request):
+def isa(request, all_libraries):
     """Every instruction set this machine runs, and plain torch as if there were no library."""
     try:
         chosen = None if request.param == "torch" else library.load(request.param)
@@ -104,7 +116,7 @@ def lay_out_fixture():
     return lay_out
 
 
-@pytest.fixture(name="Sequence")
+@pytest.fixture(name="sequence_type")
 def sequence_fixture():
     return Sequence
 

@@ -128,11 +128,13 @@ def test_a_write_leaves_its_neighbours_alone(isa, data):
 @pytest.mark.parametrize(
     "heads, kv_heads, head_size", [(9, 3, 64), (4, 4, 96), (5, 1, 32), (16, 2, 128), (2, 2, 256), (8, 1, 64)]
 )
-def test_attention_is_right_on_what_the_cache_holds(isa, Sequence, lay_out, heads, kv_heads, head_size, dtype):
+def test_attention_is_right_on_what_the_cache_holds(isa, sequence_type, lay_out, heads, kv_heads, head_size, dtype):
     """Decode, chunked and whole prompts in one call, over poisoned pages. Queries are rounded to int8 too; beside that
     only contributions are rounded, to parts of the largest."""
     shapes = [(299, 1), (0, 5), (250, 40), (0, 1), (63, 1), (64, 1), (65, 1), (63, 66)]
-    sequences = [Sequence.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)]
+    sequences = [
+        sequence_type.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)
+    ]
     parts = [(s, a, b) for s, (a, b) in zip(sequences, shapes, strict=True)]
     for window, softcap, block_size in [(None, None, 16), (37, None, 48), (37, 5.0, 16), (None, 20.0, 64)]:
         q, cache, metadata = lay_out_int8(lay_out, parts, block_size, padding=3, shift=2)
@@ -148,10 +150,10 @@ def test_attention_is_right_on_what_the_cache_holds(isa, Sequence, lay_out, head
         assert (out[:rows] - expected[:rows]).abs().max() <= slack * largest
 
 
-def test_a_sink_takes_nothing_from_the_others(isa, Sequence, lay_out):
+def test_a_sink_takes_nothing_from_the_others(isa, sequence_type, lay_out):
     """The first position has nearly all of the weight and a value of nearly nothing, as trained models do it: what is
     left for the others is small and has to be right all the same."""
-    sequence = Sequence.random(200, 3, 1, 64, seed=1)
+    sequence = sequence_type.random(200, 3, 1, 64, seed=1)
     sequence.q[:], sequence.k[1:] = sequence.q * 0.1, sequence.k[1:] * 0.1
     sequence.q[..., :8], sequence.k[0, :, :8] = 4.0, 3.0  # 12 nats above the others
     sequence.v[0] *= 1e-6
@@ -165,8 +167,8 @@ def test_a_sink_takes_nothing_from_the_others(isa, Sequence, lay_out):
 
 @pytest.mark.parametrize("what", ["k", "v"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(isa, Sequence, lay_out, what, bad):
-    sequence = Sequence.random(100, 4, 2, 64, seed=2)
+def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(isa, sequence_type, lay_out, what, bad):
+    sequence = sequence_type.random(100, 4, 2, 64, seed=2)
     getattr(sequence, what)[70, 1, 5] = bad
     q, cache, metadata = lay_out_int8(lay_out, [(sequence, 0, 100)], 16)
     spoilt = cpu.paged_attention(q, cache, metadata, 0.125).isnan()
@@ -174,9 +176,9 @@ def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(is
 
 
 @pytest.mark.parametrize("computed, new", [(4, 1), (63, 1), (299, 1), (900, 1), (0, 70), (768, 32), (768, 3)])
-def test_a_query_with_a_nan_spoils_its_own_result(isa, Sequence, lay_out, computed, new):
+def test_a_query_with_a_nan_spoils_its_own_result(isa, sequence_type, lay_out, computed, new):
     """Alone and in company: also where there is nothing before it whose maximum would stay."""
-    sequences = [Sequence.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    sequences = [sequence_type.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
     sequences[1].q[computed, 2, 5] = float("nan")
     for parts in ([sequences[1]], sequences):
         spoilt = cpu.paged_attention(*lay_out_int8(lay_out, [(s, computed, new) for s in parts], 16), 0.125).isnan()
@@ -204,7 +206,7 @@ def steps(draw):
 
 @given(step=steps())
 @settings(max_examples=25, **FIXTURES)
-def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, step):
+def test_a_row_does_not_depend_on_its_company(isa, threads, sequence_type, lay_out, step):
     """The bits of a row are the same in a mixed batch, alone, in chunks and as single decode rows."""
 
     def attend(parts, block_size, **layout):
@@ -212,7 +214,7 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, s
         return cpu.paged_attention(q, cache, metadata, 0.125, *step["options"])
 
     parts = [
-        (Sequence.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
+        (sequence_type.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
         for i, (computed, new) in enumerate(step["parts"])
     ]
     one, other = step["block_sizes"]
@@ -231,8 +233,8 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, s
                 assert torch.equal(chunk, mine[start - computed : start - computed + count])
 
 
-def test_one_long_sequence_is_split_over_threads_without_a_trace(isa, threads, Sequence, lay_out):
-    q, cache, metadata = lay_out_int8(lay_out, [(Sequence.random(1500, 3, 1, 64, seed=5), 1499, 1)], 16)
+def test_one_long_sequence_is_split_over_threads_without_a_trace(isa, threads, sequence_type, lay_out):
+    q, cache, metadata = lay_out_int8(lay_out, [(sequence_type.random(1500, 3, 1, 64, seed=5), 1499, 1)], 16)
     results = []
     for count in (1, 2, 3):
         threads(count)

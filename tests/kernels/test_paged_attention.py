@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 import octavo_kernels
 from octavo_kernels import cpu, reference
@@ -38,7 +38,7 @@ def ordered(kv_cache):
     "heads, kv_heads, head_size", [(9, 3, 64), (4, 4, 80), (5, 1, 120), (16, 2, 128), (2, 1, 8), (2, 2, 256)]
 )
 def test_mixed_batch_agrees_with_plain_torch(
-    isa, Sequence, lay_out, assert_close, heads, kv_heads, head_size, dtype, kv_dtype
+    isa, sequence_type, lay_out, assert_close, heads, kv_heads, head_size, dtype, kv_dtype
 ):
     """Decode, chunked and whole prompts in one call, over poisoned pages, agree with float64 as torch does.
 
@@ -46,7 +46,9 @@ def test_mixed_batch_agrees_with_plain_torch(
     """
     dtype, kv_dtype = getattr(torch, dtype), getattr(torch, kv_dtype)
     shapes = [(299, 1), (0, 5), (250, 40), (0, 1), (63, 1), (64, 1), (65, 1), (63, 66)]
-    sequences = [Sequence.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)]
+    sequences = [
+        sequence_type.random(a + b, heads, kv_heads, head_size, seed, dtype) for seed, (a, b) in enumerate(shapes)
+    ]
     parts = [(s, a, b) for s, (a, b) in zip(sequences, shapes, strict=True)]
     for window, softcap, block_size in [
         (None, None, 16),
@@ -67,17 +69,17 @@ def test_mixed_batch_agrees_with_plain_torch(
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 130])
-def test_prompt_agrees_with_sdpa(isa, Sequence, lay_out, length):
-    sequence = Sequence.random(length, 9, 3, 64, seed=length)
+def test_prompt_agrees_with_sdpa(isa, sequence_type, lay_out, length):
+    sequence = sequence_type.random(length, 9, 3, 64, seed=length)
     out = attend([(sequence, 0, length)], lay_out, 0.125, block_size=16)
     q, k, v = (x.transpose(0, 1)[None] for x in (sequence.q, sequence.k, sequence.v))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.125)
+    expected = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.125)
     torch.testing.assert_close(out, expected[0].transpose(0, 1), atol=2e-6, rtol=2e-5)
 
 
-def test_large_scores_and_far_offsets_stay_finite(isa, Sequence, lay_out, assert_close):
+def test_large_scores_and_far_offsets_stay_finite(isa, sequence_type, lay_out, assert_close):
     """Scores of +-1000 neither overflow nor lose the row."""
-    sequence = Sequence.random(150, 2, 1, 64, seed=1)
+    sequence = sequence_type.random(150, 2, 1, 64, seed=1)
     sequence.q *= 60
     q, kv_cache, metadata = lay_out([(sequence, 140, 10)], 16)
     out = cpu.paged_attention(q, kv_cache, metadata, 1.0)
@@ -85,9 +87,9 @@ def test_large_scores_and_far_offsets_stay_finite(isa, Sequence, lay_out, assert
     assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), slack=1e-4)
 
 
-def test_rows_without_work(isa, Sequence, lay_out):
+def test_rows_without_work(isa, sequence_type, lay_out):
     """Sequences of a padded batch that have no rows, and lengths of 0, change nothing and read nothing."""
-    sequence = Sequence.random(20, 4, 2, 16, seed=3)
+    sequence = sequence_type.random(20, 4, 2, 16, seed=3)
     q, kv_cache, metadata = lay_out([(sequence, 10, 10)], 8)
     alone = cpu.paged_attention(q, kv_cache, metadata, 0.25)
     metadata.query_start_loc = torch.tensor([0, 10, 10, 10], dtype=torch.int32)
@@ -101,9 +103,9 @@ def test_rows_without_work(isa, Sequence, lay_out):
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("computed, new", [(4, 1), (63, 1), (299, 1), (900, 1), (0, 70), (768, 32), (768, 3)])
-def test_a_query_with_a_nan_spoils_its_own_result(isa, Sequence, lay_out, kv_dtype, computed, new):
+def test_a_query_with_a_nan_spoils_its_own_result(isa, sequence_type, lay_out, kv_dtype, computed, new):
     """Alone and in company: also where there is nothing before it whose maximum would stay."""
-    sequences = [Sequence.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
+    sequences = [sequence_type.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
     sequences[1].q[computed, 2, 5] = float("nan")
     for parts in ([sequences[1]], sequences):
         spoilt = attend([(s, computed, new) for s in parts], lay_out, 0.125, block_size=16, kv_dtype=kv_dtype).isnan()
@@ -139,11 +141,11 @@ def steps(draw):
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @given(step=steps())
 @settings(max_examples=40, **FIXTURES)
-def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, step):
+def test_a_row_does_not_depend_on_its_company(isa, threads, sequence_type, lay_out, step):
     """The bits of a row are the same in a mixed batch, alone, in chunks, as single decode rows, for every block size,
     page order and number of threads."""
     parts = [
-        (Sequence.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
+        (sequence_type.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
         for i, (computed, new) in enumerate(step["parts"])
     ]
     options = {"scale": step["heads"][2] ** -0.5, "window": step["window"], "softcap": step["softcap"]}
@@ -167,9 +169,9 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, Sequence, lay_out, s
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
-def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads, Sequence, lay_out):
+def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads, sequence_type, lay_out):
     """One long decode row is shared out to the threads in parts; the bits stay those of one thread."""
-    sequence = Sequence.random(1500, 3, 1, 64, seed=5)
+    sequence = sequence_type.random(1500, 3, 1, 64, seed=5)
     results = []
     for count, window in itertools.product((1, 2, 3), (None, 700)):
         threads(count)
@@ -191,9 +193,9 @@ def test_the_order_of_pairs_is_undone(blocks, heads, chunks, width):
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
-def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, Sequence, lay_out):
+def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, sequence_type, lay_out):
     """Scales of a cache are not the C kernels' business: written and read by plain torch, in their order."""
-    sequence = Sequence.random(40, 4, 2, 64, 0, torch.bfloat16)
+    sequence = sequence_type.random(40, 4, 2, 64, 0, torch.bfloat16)
     q, kv_cache, metadata = lay_out([(sequence, 30, 10)], 16)
     kv_cache.nan_to_num_(0.0)
     qkv = torch.cat([q, sequence.k[30:], sequence.v[30:]], 1).flatten(1) * 0.5
@@ -206,8 +208,8 @@ def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, Seque
     assert torch.equal(cpu.paged_attention(q, mine, *options), reference.paged_attention(q, expected, *options))
 
 
-def test_module_function_dispatches_by_device(Sequence, lay_out):
-    sequence = Sequence.random(9, 2, 1, 16, seed=0)
+def test_module_function_dispatches_by_device(sequence_type, lay_out):
+    sequence = sequence_type.random(9, 2, 1, 16, seed=0)
     q, kv_cache, metadata = lay_out([(sequence, 0, 9)], 4)
     assert torch.equal(
         octavo_kernels.paged_attention(q, kv_cache, metadata, 0.25), cpu.paged_attention(q, kv_cache, metadata, 0.25)

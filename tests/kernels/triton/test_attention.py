@@ -58,9 +58,9 @@ def split_into(monkeypatch, programs: int, min_chunk: int) -> None:
     monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(programs, min_chunk))
 
 
-def make_parts(Sequence, shapes, heads, kv_heads, head_size, dtype, seed=0):
+def make_parts(sequence_type, shapes, heads, kv_heads, head_size, dtype, seed=0):
     return [
-        (Sequence.random(computed + new, heads, kv_heads, head_size, seed + i, dtype), computed, new)
+        (sequence_type.random(computed + new, heads, kv_heads, head_size, seed + i, dtype), computed, new)
         for i, (computed, new) in enumerate(shapes)
     ]
 
@@ -107,25 +107,25 @@ def check(device, assert_close, q, kv_cache, metadata, *options):
     ],
 )
 def test_mixed_step_agrees_with_plain_torch(
-    device, Sequence, lay_out, assert_close, dtype, heads, kv_heads, head_size, block_size, window, softcap
+    device, sequence_type, lay_out, assert_close, dtype, heads, kv_heads, head_size, block_size, window, softcap
 ):
     """Decode rows, drafts and prompts in one call, over pages full of NaN where nothing was written."""
     shapes = [(150, 1), (0, 1), (30, 3), (15, 40), (0, 17), (16, 8)]
-    parts = make_parts(Sequence, shapes, heads, kv_heads, head_size, dtype)
+    parts = make_parts(sequence_type, shapes, heads, kv_heads, head_size, dtype)
     q, kv_cache, metadata = lay_out(parts, block_size, padding=2, shift=1)
     check(device, assert_close, q, kv_cache, metadata, head_size**-0.5, window, softcap)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 160])
-def test_decode_at_the_edges_of_pages_and_chunks(device, Sequence, lay_out, assert_close, dtype, length):
-    parts = make_parts(Sequence, [(length - 1, 1), (40, 1)], 2, 1, 32, dtype, seed=length)
+def test_decode_at_the_edges_of_pages_and_chunks(device, sequence_type, lay_out, assert_close, dtype, length):
+    parts = make_parts(sequence_type, [(length - 1, 1), (40, 1)], 2, 1, 32, dtype, seed=length)
     check(device, assert_close, *lay_out(parts, 16), 0.2)
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_several_queries_of_a_sequence(device, Sequence, lay_out, assert_close, dtype, count):
+def test_several_queries_of_a_sequence(device, sequence_type, lay_out, assert_close, dtype, count):
     """Drafts to verify: 1 to 8 queries a sequence, also where a window begins within them."""
-    parts = make_parts(Sequence, [(61, count), (0, count), (130, 1)], 4, 2, 16, dtype, seed=count)
+    parts = make_parts(sequence_type, [(61, count), (0, count), (130, 1)], 4, 2, 16, dtype, seed=count)
     window = None if count % 2 else 40
     check(device, assert_close, *lay_out(parts, 16), 0.25, window)
 
@@ -148,19 +148,21 @@ def steps(draw):
 
 @given(step=steps())
 @settings(max_examples=8, **FIXTURES)
-def test_any_step_agrees_with_plain_torch(device, monkeypatch, Sequence, lay_out, assert_close, dtype, step):
+def test_any_step_agrees_with_plain_torch(device, monkeypatch, sequence_type, lay_out, assert_close, dtype, step):
     split_into(monkeypatch, step["programs"], 16)
-    parts = make_parts(Sequence, step["parts"], *step["heads"], 16, dtype, step["seed"])
+    parts = make_parts(sequence_type, step["parts"], *step["heads"], 16, dtype, step["seed"])
     batch = lay_out(parts, step["block_size"], seed=step["seed"], padding=step["padding"])
     check(device, assert_close, *batch, 0.25, step["window"], step["softcap"])
 
 
 @given(step=steps(), unused=st.integers(0, 2), longest=st.sampled_from([128, 300]))
 @settings(max_examples=12, **FIXTURES)
-def test_any_step_as_a_graph_has_it(device, monkeypatch, Sequence, lay_out, assert_close, dtype, step, unused, longest):
+def test_any_step_as_a_graph_has_it(
+    device, monkeypatch, sequence_type, lay_out, assert_close, dtype, step, unused, longest
+):
     """A captured step knows upper bounds, and has room for sequences that are not there, with any length."""
     split_into(monkeypatch, step["programs"], 16)
-    parts = make_parts(Sequence, step["parts"], *step["heads"], 16, dtype, step["seed"])
+    parts = make_parts(sequence_type, step["parts"], *step["heads"], 16, dtype, step["seed"])
     q, kv_cache, metadata = lay_out(parts, step["block_size"], seed=step["seed"], padding=step["padding"])
     exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25, step["window"], step["softcap"])
     plain = reference.paged_attention(q, kv_cache, metadata, 0.25, step["window"], step["softcap"])
@@ -181,8 +183,8 @@ def test_any_step_as_a_graph_has_it(device, monkeypatch, Sequence, lay_out, asse
     assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
-def test_large_scores_stay_finite(device, Sequence, lay_out, assert_close, dtype):
-    parts = make_parts(Sequence, [(50, 1), (20, 20)], 2, 1, 32, dtype)
+def test_large_scores_stay_finite(device, sequence_type, lay_out, assert_close, dtype):
+    parts = make_parts(sequence_type, [(50, 1), (20, 20)], 2, 1, 32, dtype)
     for sequence, _, _ in parts:
         sequence.q *= 40
     q, kv_cache, metadata = lay_out(parts, 16)
@@ -194,9 +196,9 @@ def test_large_scores_stay_finite(device, Sequence, lay_out, assert_close, dtype
 # ---------------------------------------------------------------- memory
 
 
-def test_rows_without_work_give_zeros_and_read_nothing(device, Sequence, lay_out, dtype):
+def test_rows_without_work_give_zeros_and_read_nothing(device, sequence_type, lay_out, dtype):
     """A padded batch: sequences without rows, sequences of length 0 with a row, rows of no sequence at all."""
-    (part,) = make_parts(Sequence, [(10, 3)], 4, 2, 16, dtype)
+    (part,) = make_parts(sequence_type, [(10, 3)], 4, 2, 16, dtype)
     q, kv_cache, metadata = lay_out([part], 16)
     alone = attend(device, q, kv_cache, metadata, 0.25)
     q = torch.cat([q, torch.full((5, *q.shape[1:]), float("nan"), dtype=dtype)])
@@ -212,9 +214,9 @@ def test_rows_without_work_give_zeros_and_read_nothing(device, Sequence, lay_out
         assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
-def test_prompts_of_padding_cost_no_row(device, Sequence, lay_out):
+def test_prompts_of_padding_cost_no_row(device, sequence_type, lay_out):
     """Sequences after the actual rows may be prompts too: theirs are zeros, the others' right."""
-    parts = make_parts(Sequence, [(3, 40), (2, 30), (0, 60)], 2, 1, 16, torch.float16)
+    parts = make_parts(sequence_type, [(3, 40), (2, 30), (0, 60)], 2, 1, 16, torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     whole = attend(device, q, kv_cache, metadata, 0.25)
     metadata.num_actual_tokens = 50
@@ -223,10 +225,11 @@ def test_prompts_of_padding_cost_no_row(device, Sequence, lay_out):
     assert torch.equal(out[50:], torch.zeros_like(out[50:]))
 
 
+@pytest.mark.long  # the interpreter copies all 12 GB
 @pytest.mark.parametrize("new", [1, 12])
-def test_pages_beyond_2_to_31_elements(device, Sequence, lay_out, new):
+def test_pages_beyond_2_to_31_elements(device, sequence_type, lay_out, new):
     """A cache of 12 GB of addresses, of which a few pages are ever touched."""
-    parts = make_parts(Sequence, [(40, new)], 2, 1, 16, torch.float16)
+    parts = make_parts(sequence_type, [(40, new)], 2, 1, 16, torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     stride = 2**29 + 16
     blocks = kv_cache.shape[1]
@@ -240,9 +243,9 @@ def test_pages_beyond_2_to_31_elements(device, Sequence, lay_out, new):
     assert torch.equal(out, near)
 
 
-def test_keys_and_values_in_float8(device, Sequence, lay_out, assert_close, dtype):
+def test_keys_and_values_in_float8(device, sequence_type, lay_out, assert_close, dtype):
     """The scales of keys and values come in where they cost nothing; the cache's own numbers are exact."""
-    parts = make_parts(Sequence, [(90, 1), (20, 3), (5, 20)], 4, 2, 32, dtype)
+    parts = make_parts(sequence_type, [(90, 1), (20, 3), (5, 20)], 4, 2, 32, dtype)
     q, kv_cache, metadata = lay_out(parts, 16, kv_dtype=torch.float8_e4m3fn)
     out = attend(device, q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
     wide = kv_cache.to(torch.float64) * torch.tensor([0.5, 3.0]).reshape(2, 1, 1, 1, 1)
@@ -255,15 +258,15 @@ def test_keys_and_values_in_float8(device, Sequence, lay_out, assert_close, dtyp
 
 
 @pytest.mark.parametrize("programs, min_chunk", [(1, 16), (4, 16), (60, 16), (60, 128)])
-def test_any_split_gives_the_same(device, monkeypatch, Sequence, lay_out, assert_close, programs, min_chunk):
+def test_any_split_gives_the_same(device, monkeypatch, sequence_type, lay_out, assert_close, programs, min_chunk):
     """One chunk or dozens, many times what is reduced at once."""
     split_into(monkeypatch, programs, min_chunk)
-    parts = make_parts(Sequence, [(500, 1), (3, 1), (77, 4)], 1, 1, 16, torch.float16)
+    parts = make_parts(sequence_type, [(500, 1), (3, 1), (77, 4)], 1, 1, 16, torch.float16)
     check(device, assert_close, *lay_out(parts, 16), 0.25)
 
 
 @pytest.mark.parametrize("others", [[], [(0, 40)], [(100, 9), (0, 12)]])
-def test_decode_rows_are_split_in_any_company(device, monkeypatch, Sequence, lay_out, others):
+def test_decode_rows_are_split_in_any_company(device, monkeypatch, sequence_type, lay_out, others):
     """A prompt in the step changes nothing for decode rows: they never meet the prompts' kernel."""
     split_into(monkeypatch, 12, 32)
     written = {}
@@ -287,7 +290,7 @@ def test_decode_rows_are_split_in_any_company(device, monkeypatch, Sequence, lay
 
     monkeypatch.setattr(attention, "prefill_attention", Nothing())
     monkeypatch.setattr(attention, "decode_attention", Watched(attention.decode_attention))
-    parts = make_parts(Sequence, [(150, 1), (90, 1), *others], 2, 1, 16, torch.float16)
+    parts = make_parts(sequence_type, [(150, 1), (90, 1), *others], 2, 1, 16, torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 0.25)
     plain = reference.paged_attention(q, kv_cache, metadata, 0.25)
@@ -302,9 +305,9 @@ def test_decode_rows_are_split_in_any_company(device, monkeypatch, Sequence, lay
 
 @given(step=steps())
 @settings(max_examples=4, **FIXTURES)
-def test_a_float32_row_does_not_depend_on_its_company(device, Sequence, lay_out, step):
+def test_a_float32_row_does_not_depend_on_its_company(device, sequence_type, lay_out, step):
     """The bits of a row are the same in a mixed batch, alone, in chunks, as a decode row, and for other pages."""
-    parts = make_parts(Sequence, step["parts"], *step["heads"], 16, torch.float32, step["seed"])
+    parts = make_parts(sequence_type, step["parts"], *step["heads"], 16, torch.float32, step["seed"])
     options = (0.25, step["window"], step["softcap"])
     together = attend(device, *lay_out(parts, step["block_size"], padding=1), *options)
     rows = iter(together.split([new for _, _, new in parts] + [1]))
@@ -319,8 +322,8 @@ def test_a_float32_row_does_not_depend_on_its_company(device, Sequence, lay_out,
 # ---------------------------------------------------------------- refused, and graphs
 
 
-def test_what_cannot_run_is_refused_by_name(Sequence, lay_out):
-    (part,) = make_parts(Sequence, [(3, 1)], 2, 1, 16, torch.float32)
+def test_what_cannot_run_is_refused_by_name(sequence_type, lay_out):
+    (part,) = make_parts(sequence_type, [(3, 1)], 2, 1, 16, torch.float32)
     q, kv_cache, metadata = lay_out([part], 24)
     with pytest.raises(ValueError, match="block_size=24 is not a multiple of 16"):
         attention.paged_attention(q, kv_cache, metadata, 0.25)
@@ -332,11 +335,11 @@ def test_what_cannot_run_is_refused_by_name(Sequence, lay_out):
 
 
 @needs_gpu
-def test_a_captured_graph_follows_the_lengths(device, Sequence, lay_out, dtype):
+def test_a_captured_graph_follows_the_lengths(device, sequence_type, lay_out, dtype):
     """Replayed with other lengths and pages, a captured step gives what an eager one does, bit for bit."""
     steps = [[(900, 1), (3, 1), (17, 1)], [(5, 1), (2000, 1), (0, 1)]]
     batches = [
-        to_device(device, *lay_out(make_parts(Sequence, shapes, 8, 2, 64, dtype), 16, shift=200 * (1 - i)))
+        to_device(device, *lay_out(make_parts(sequence_type, shapes, 8, 2, 64, dtype), 16, shift=200 * (1 - i)))
         for i, shapes in enumerate(steps)
     ]
     width = max(b[2].block_table.shape[1] for b in batches)

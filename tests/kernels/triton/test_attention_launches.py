@@ -40,11 +40,11 @@ class Launches:
 )
 @pytest.mark.parametrize("padding", [0, 3])
 def test_prompts_have_no_chunks_reduced(
-    device, Sequence, lay_out, monkeypatch, poisoned_memory, shapes, reduced, padding
+    device, sequence_type, lay_out, monkeypatch, poisoned_memory, shapes, reduced, padding
 ):
     """The result is the same bit for bit as when the host knows nothing."""
     parts = [
-        (Sequence.random(computed + new, 4, 2, 64, i, torch.float32), computed, new)
+        (sequence_type.random(computed + new, 4, 2, 64, i, torch.float32), computed, new)
         for i, (computed, new) in enumerate(shapes)
     ]
     q, kv_cache, metadata = lay_out(parts, 16, padding=padding)

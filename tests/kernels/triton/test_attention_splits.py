@@ -45,15 +45,15 @@ def attend(device, q, kv_cache, metadata, *options):
     return attention.paged_attention(q.to(device), kv_cache.to(device), metadata, *options).cpu()
 
 
-def parts_of(Sequence, shapes, dtype):
-    return [(Sequence.random(a + b, 4, 2, 16, i, dtype), a, b) for i, (a, b) in enumerate(shapes)]
+def parts_of(sequence_type, shapes, dtype):
+    return [(sequence_type.random(a + b, 4, 2, 16, i, dtype), a, b) for i, (a, b) in enumerate(shapes)]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the tiles are the interpreter's")
 @pytest.mark.parametrize("window", [None, 40])
-def test_float32_in_little_memory_gives_the_same_bits(device, monkeypatch, Sequence, lay_out, grids, window):
+def test_float32_in_little_memory_gives_the_same_bits(device, monkeypatch, sequence_type, lay_out, grids, window):
     """Where the sums of chunks would need more than is allowed, nothing is split, and no bit changes."""
-    parts = parts_of(Sequence, SHAPES, torch.float32)
+    parts = parts_of(sequence_type, SHAPES, torch.float32)
     split = attend(device, *lay_out(parts, 16, padding=2), 0.25, window)
     assert grids.pop("decode_attention")
     q, kv_cache, metadata = lay_out(parts, 16, padding=2)
@@ -67,9 +67,9 @@ def test_float32_in_little_memory_gives_the_same_bits(device, monkeypatch, Seque
 
 
 @pytest.mark.parametrize("lengths", [[5], [33, 100], [200, 1, 64, 65]], ids=str)
-def test_short_sequences_ask_for_few_programs(device, Sequence, lay_out, assert_close, grids, lengths):
+def test_short_sequences_ask_for_few_programs(device, sequence_type, lay_out, assert_close, grids, lengths):
     """No more than their chunks of the smallest size, however many the device could hold."""
-    parts = parts_of(Sequence, [(length - 1, 1) for length in lengths], torch.float16)
+    parts = parts_of(sequence_type, [(length - 1, 1) for length in lengths], torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 0.25)
     exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25)
@@ -79,14 +79,14 @@ def test_short_sequences_ask_for_few_programs(device, Sequence, lay_out, assert_
 
 
 @pytest.mark.parametrize("length", [33, 500, 2100])
-def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, Sequence, lay_out, assert_close, length):
+def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, sequence_type, lay_out, assert_close, length):
     """Several times what is summed at once, where few programs sum it and where many do."""
     monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(200, 16))
     wide = configs.reduction(4 * 128, 8, configs.Splits(792, 64))
     assert wide == (32, 8)
     assert configs.reduction(4 * 128, 800, configs.Splits(792, 64)) == (16, 4)
     for shapes in ([(length - 1, 1)], [(length - 1, 1), (40, 1), *[(0, 1)] * 60]):
-        parts = [(Sequence.random(a + b, 4, 2, 128, i, torch.float16), a, b) for i, (a, b) in enumerate(shapes)]
+        parts = [(sequence_type.random(a + b, 4, 2, 128, i, torch.float16), a, b) for i, (a, b) in enumerate(shapes)]
         q, kv_cache, metadata = lay_out(parts, 16)
         out = attend(device, q, kv_cache, metadata, 0.1)
         exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.1)
@@ -94,7 +94,7 @@ def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, Sequenc
 
 
 @pytest.mark.parametrize("lengths", [[33], [200, 130], [150, 90, 65]], ids=str)
-def test_chunks_of_a_sequence_are_even(device, monkeypatch, Sequence, lay_out, lengths):
+def test_chunks_of_a_sequence_are_even(device, monkeypatch, sequence_type, lay_out, lengths):
     """Queries of 0 give every key the weight 1, so the weights of a chunk count its keys."""
     monkeypatch.setattr(configs, "splits", lambda device: configs.Splits(5, 32))
     found = {}
@@ -110,7 +110,7 @@ def test_chunks_of_a_sequence_are_even(device, monkeypatch, Sequence, lay_out, l
             return launch
 
     monkeypatch.setattr(attention, "decode_attention", Watched())
-    q, kv_cache, metadata = lay_out(parts_of(Sequence, [(length - 1, 1) for length in lengths], torch.float16), 16)
+    q, kv_cache, metadata = lay_out(parts_of(sequence_type, [(length - 1, 1) for length in lengths], torch.float16), 16)
     attend(device, q * 0, kv_cache, metadata, 0.25)
     keys = iter(found["keys"])
     chunk = max(32, -(-2 * sum(lengths) // (5 * 16)) * 16)  # of two heads over five programs

@@ -59,7 +59,7 @@ def compile_for_hopper(tmp_path: Path, *paths: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["pinned", OLDEST])
+@pytest.mark.parametrize("version", ["pinned", pytest.param(OLDEST, marks=pytest.mark.long)])
 def test_every_kernel_compiles_for_hopper(tmp_path, version):
     """And fits: no more shared memory than there is, no spilling, prompts on the warp groups' tensor cores."""
     compiled = compile_for_hopper(tmp_path, *([] if version == "pinned" else [oldest_triton()]))

@@ -72,11 +72,11 @@ def test_what_a_step_is(device):
 
 
 @pytest.mark.parametrize("scratch", [configs.EXACT_SCRATCH, 0], ids=["decodes", "as prompts"])
-def test_attention_looks_at_no_other_page(device, dtype, scratch, lay_out, Sequence, assert_close, monkeypatch):
+def test_attention_looks_at_no_other_page(device, dtype, scratch, lay_out, sequence_type, assert_close, monkeypatch):
     """The rest of a step's table is memory as it was found: here pages that would lie far outside the cache."""
     monkeypatch.setattr(configs, "EXACT_SCRATCH", scratch)  # without any, exact ones go to the prompts' kernel
-    parts = [(Sequence.random(length, 4, 2, 64, seed=length), length - 1, 1) for length in (1, 16, 17, 70)]
-    parts = [(Sequence(*(t.to(dtype) for t in (s.q, s.k, s.v))), *rest) for s, *rest in parts]
+    parts = [(sequence_type.random(length, 4, 2, 64, seed=length), length - 1, 1) for length in (1, 16, 17, 70)]
+    parts = [(sequence_type(*(t.to(dtype) for t in (s.q, s.k, s.v))), *rest) for s, *rest in parts]
     q, cache, metadata = lay_out(parts, 16)
     plain = reference.paged_attention(q, cache, metadata, 0.125)
     exact = reference.paged_attention(q.double(), cache.double(), metadata, 0.125)
