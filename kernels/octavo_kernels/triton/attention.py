@@ -1,4 +1,4 @@
-"""Paged attention: which kernels a step needs, and their launches."""
+"""Paged attention: the choice of kernels for a step, and their launches."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def paged_attention(
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Reads no tensor on the host, so it can be captured in a graph.
 
-    Sequences of at most `configs.MAX_DECODE_QUERIES` new tokens go to the decode kernel, which splits their keys, the
-    others to the prompts' kernel; each program sees from the lengths which sequences are its own. A step may hold both.
+    Sequences of at most `configs.MAX_DECODE_QUERIES` new tokens are for the decode kernel, which splits their keys, the
+    others for the prefill kernel. Programs choose their sequences by the lengths; a step may have both kinds. Raises
+    ValueError for shapes and dtypes that are not supported.
     """
     num_rows, num_heads, head_size = q.shape
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
@@ -55,12 +56,12 @@ def paged_attention(
     most = min(longest, max_queries)
     short_seqs, short_rows = _short(metadata, num_rows, max_queries)
     tiles = min(short_seqs * -(-most // (decode.block_m // group)), num_rows)
-    # No sequence has more chunks than its longest has of the smallest size.
+    # No sequence has more chunks than the longest possible one has chunks of the smallest size.
     items = tiles * -(-metadata.max_seq_len // (configs.EXACT_CHUNK if exact else splits.min_chunk))
     if not exact:
         items = min(items, tiles + splits.programs // num_kv_heads)
     elif items * num_kv_heads * decode.block_m * head_pad * 4 > configs.EXACT_SCRATCH:
-        # A graph for long sequences: the prompts' kernel sums the same chunks in the same order, and keeps nothing.
+        # A graph for long sequences: the prefill kernel adds the same chunks in the same order, without scratch memory.
         max_queries, items = 0, 0
         short_seqs, short_rows = _short(metadata, num_rows, max_queries)
 
@@ -69,7 +70,7 @@ def paged_attention(
     factor, log2_scale = (scale * k_scale, scale * k_scale * _LOG2_E)
     if softcap:
         factor, log2_scale = factor / softcap, softcap * _LOG2_E
-    # Contracting a product and a sum into one rounding is up to the compiler; where bits are promised it may not.
+    # The compiler may not fuse products and sums where results are promised bit for bit.
     head = {"GROUP": group, "HEAD_SIZE": head_size, "HEAD_PAD": head_pad, "enable_fp_fusion": not exact}
     chunk = {"FIXED_CHUNK": configs.EXACT_CHUNK if exact else 0}
     tile = {
@@ -92,7 +93,7 @@ def paged_attention(
             **prefill.launch(), **tile,
         )  # fmt: skip
     if short_rows < num_rows:
-        out[rows:].zero_()  # padding, which the launches below do not reach
+        out[rows:].zero_()  # padding rows, which the launches below do not write
     if not short_seqs:
         return out
     splitting = (
@@ -128,7 +129,7 @@ def _plan(
     num_planned_rows: int,
     splitting: tuple[tuple[str, int], ...],
 ) -> tuple[Tensor, Tensor]:
-    """The work lists of a step, see `plan_decode`: made by the first layer that asks for them."""
+    """The work lists of a step, see `plan_decode`. The first layer makes them."""
     key = (num_rows, max_queries, window, programs, num_items, num_planned_rows, splitting)
     if key not in metadata.plans:
         seq_lens = metadata.seq_lens
@@ -145,7 +146,7 @@ def _plan(
 
 
 def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tuple[int, int]:
-    """At most how many sequences are decoded, and up to which row: all, where the host does not know."""
+    """Upper bounds of the number of decoded sequences and of their rows; all if the host has no lengths."""
     starts = metadata.query_start_loc_cpu
     if starts is None:
         return metadata.seq_lens.shape[0], num_rows
@@ -177,11 +178,11 @@ def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
     if q.shape[1] // kv_cache.shape[2] > 128:
         raise ValueError(f"{q.shape[1]} query heads are more than 128 for each of {kv_cache.shape[2]} key/value heads")
     if kv_cache.stride(4) != 1:
-        raise ValueError("the elements of a head must lie side by side in the KV cache")
+        raise ValueError("the elements of a head must be contiguous in the KV cache")
     if not scale > 0:
         raise ValueError(f"scale={scale} must be greater than 0")
 
 
 def _padded_seqs(num_seqs: int) -> int:
-    """Lanes for the sequences of a step: few sizes, so that few kernels are compiled."""
+    """The number of sequences, padded to one of few sizes, so that few kernels are compiled."""
     return max(256, configs.next_power_of_2(num_seqs))

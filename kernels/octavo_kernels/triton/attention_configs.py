@@ -17,7 +17,7 @@ import torch
 FLOAT8 = torch.float8_e4m3fn
 
 # A sequence with at most this many new tokens is decoded (split over its keys); with more it is a prompt's chunk.
-# Drafts to verify come in this size. A tile of 64 rows holds 8 tokens of 8 heads.
+# Drafts have this size. A tile of 64 rows holds 8 tokens of 8 heads.
 MAX_DECODE_QUERIES = 8
 
 
@@ -47,10 +47,10 @@ class Splits:
     min_chunk: int
 
 
-# In float32 a row's attention has the same bits in any company. So there both kernels use one tile shape and one fixed
-# chunk, and chunks are summed in order. No tensor cores: exactness, not speed.
+# In float32 a row's result must not depend on the other rows. Both kernels therefore use one tile shape and one fixed
+# chunk size, and add chunks in order. They do not use tensor cores.
 EXACT_CHUNK = 512
-EXACT_SCRATCH = 256 << 20  # bytes for the sums of chunks; what would need more is not split
+EXACT_SCRATCH = 256 << 20  # bytes for the sums of chunks; steps that need more are not split
 EXACT = Config(16, 16, 4, 3)
 
 # Tensor cores want 64 rows a warp group (wgmma). 128 rows on two warp groups halve the keys read again for each tile
@@ -118,14 +118,14 @@ def _exact(group: int) -> Config:
 
 @cache
 def splits(device: torch.device) -> Splits:
-    """How far a decode step may be split on ``device``; in the interpreter as on a GPU of one SM."""
+    """The splits of a decode step on ``device``; the interpreter counts as a GPU with one SM."""
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     return Splits(sms * PROGRAMS_PER_SM, MIN_CHUNK)
 
 
 @cache
 def has_float8() -> bool:
-    """Whether Triton makes e4m3 for this machine's GPU; the interpreter does without one."""
+    """Whether Triton supports e4m3 on this machine's GPU; its interpreter does."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 
 

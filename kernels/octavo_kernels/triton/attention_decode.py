@@ -1,7 +1,7 @@
-"""Decode attention: the rows of a group of heads in one tile, the keys of a sequence split over programs.
+"""Decode attention: the rows of a group of heads form one tile, the keys of a sequence are split over programs.
 
-The way of FlashDecoding (Dao et al. 2023), with the work lists of `attention_plan`: grids are upper bounds that depend
-on shapes alone, so a captured graph serves any lengths.
+This is FlashDecoding (Dao et al. 2023) with the work lists of `attention_plan`. Grids are upper bounds that depend only
+on shapes, so a captured graph serves any lengths.
 """
 
 # Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
@@ -13,7 +13,7 @@ from octavo_kernels.triton.attention_tiles import attend, merge
 from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
 
 
-# The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
+# The block table of an eager step is as wide as its longest sequence needs: its stride differs between steps.
 @triton.jit(do_not_specialize=["window", "stride_table"])
 def decode_attention(
     q_ptr,
@@ -49,8 +49,8 @@ def decode_attention(
 ):
     """Grid (items * kv heads): one chunk of keys for one tile of rows.
 
-    A sequence of one chunk is written to ``out``; else the tile's sums go to ``sums [item, kv head, M, D]``, its row
-    maxima and weights to ``maxima``, ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
+    The result of a sequence with one chunk goes to ``out``. Otherwise the tile's sums go to ``sums [item, kv head, M,
+    D]``, its row maxima and weights to ``maxima`` and ``weights [item, kv head, M]``, all float32, for `reduce_chunks`.
     """
     wait_for_previous_kernel()
     head = tl.program_id(0) % NUM_KV_HEADS
@@ -61,7 +61,7 @@ def decode_attention(
     low, high, chunks = tl.load(entry + 4), tl.load(entry + 5), tl.load(entry + 6)
     if r < 0:
         return
-    # Known to the compiler, this makes neighbouring keys' pages one load.
+    # With this hint, the compiler loads the pages of neighbouring keys at once.
     low = tl.multiple_of(low, BLOCK_N)
 
     rows = tl.arange(0, BLOCK_M)
@@ -118,16 +118,16 @@ def reduce_chunks(
     GROUP_PAD: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Grid (rows, kv heads): the chunks of a row as one, and zeros for rows that belong to no sequence.
+    """Grid (rows, kv heads): combine the chunks of a row; zeros for rows that belong to no sequence.
 
-    With a fixed chunk they are added in order, as a prompt's kernel does; else BLOCK_C of them at a time.
+    With a fixed chunk size they are added in order, as in the prefill kernel; otherwise BLOCK_C of them at a time.
     """
     wait_for_previous_kernel()
     t = tl.program_id(0)
     head = tl.program_id(1)
     entry = row_chunks_ptr + t * 4
     item, place_in_tile, chunks = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
-    if chunks == 1:  # written already, or a prompt's
+    if chunks == 1:  # already written, by its item or by the prefill kernel
         return
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, HEAD_PAD)
@@ -150,7 +150,7 @@ def reduce_chunks(
             acc_next = tl.load(sums_ptr + place[:, None] * HEAD_PAD + d[None, :], mask=inside, other=0.0)
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
-        # The next ones are under way in shared memory, where there is room.
+        # The next ones are loaded to shared memory meanwhile, if there is room.
         PREFETCH: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * HEAD_PAD <= 16384 else 1
         for first_chunk in tl.range(0, chunks, BLOCK_C, num_stages=PREFETCH):
             c = first_chunk + tl.arange(0, BLOCK_C)

@@ -1,7 +1,7 @@
 """Attention of prompts and their chunks: a tile of queries of one head against all of its keys.
 
-FlashAttention-2 (Dao 2023) over pages: tiles that every row sees whole carry no masks, those at the diagonal and at
-the window's lower end do, and those that no row sees are skipped.
+FlashAttention-2 (Dao 2023) over pages: only the tiles of keys at the diagonal and at the lower end of the window are
+masked, and those that no row attends to are skipped.
 """
 
 # Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
@@ -12,7 +12,7 @@ import triton.language as tl
 from octavo_kernels.triton.attention_tiles import attend, merge
 
 
-# The table of an eager step is as wide as its longest sequence asks for: its stride differs from step to step.
+# The block table of an eager step is as wide as its longest sequence needs: its stride differs between steps.
 @triton.jit(do_not_specialize=["num_seqs", "num_rows", "max_queries", "window", "stride_table"])
 def prefill_attention(
     q_ptr,
@@ -50,8 +50,8 @@ def prefill_attention(
 ):
     """Grid (heads, tiles): BLOCK_M queries of a sequence that has more than ``max_queries`` of them.
 
-    The heads of a group are neighbours, so they find each other's keys in the L2 cache; the last queries of a
-    sequence see most, so they start first.
+    The heads of a group are neighbours, so that they share keys in the L2 cache. The last queries of a sequence attend
+    to most keys, so they start first.
     """
     head = tl.program_id(0)
     lanes = tl.arange(0, SEQS)
@@ -107,7 +107,7 @@ def prefill_attention(
         low = first_key // BLOCK_N * BLOCK_N
         full_high = tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, low)
         if HAS_WINDOW:
-            # From here on no row's window ends.
+            # From this key on, every row's window includes all keys up to the diagonal.
             full_low = tl.maximum(latest - window + BLOCK_N, 0) // BLOCK_N * BLOCK_N
             full_low = tl.minimum(tl.maximum(full_low, low), full_high)
             m, l, acc = attend(  # noqa: E741

@@ -1,4 +1,4 @@
-"""What the attention kernels share: one tile of keys and values, and sums of chunks."""
+"""Shared by the attention kernels: online softmax over tiles of keys and values, and the merging of chunks."""
 
 # Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def tanh(x):
-    """tanh in float32, to the last bits also near zero, where the exponential's form loses them."""
+    """tanh in float32, exact to the last bits also near zero, where the formula with exponentials is not."""
     size = tl.abs(x)
     e = tl.exp2(size * -2.8853900817779268)
     far = (1.0 - e) / (1.0 + e)
@@ -19,7 +19,7 @@ def tanh(x):
 
 @triton.jit
 def merge(m, l, acc, m_next, l_next, acc_next):  # noqa: E741
-    """The sums of two sets of keys as one: row maxima (in log2), sums of weights, weighted values."""
+    """Merge the sums of two sets of keys: row maxima (in log2), sums of weights, weighted values."""
     m_new = tl.maximum(m, m_next)
     m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     a = tl.exp2(m - m_safe)
@@ -55,11 +55,11 @@ def attend(
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Online softmax of rows ``q [M, HEAD_PAD]`` over the keys from ``low`` to ``high``, a multiple of BLOCK_N apart.
+    """Online softmax of rows ``q [M, HEAD_PAD]`` over the keys from ``low`` to ``high`` in tiles of BLOCK_N.
 
-    With MASKED only keys in [first_key, last_key) are read, the others' pages may hold anything, and a row sees those
-    up to its position; without, every row sees every key. Maxima are kept in units of log2, so the exponential is one
-    multiply-add and one exp2.
+    With MASKED only keys in [first_key, last_key) are read (other pages may hold anything), and a row attends to those
+    up to its position; without, every row attends to every key. Maxima are in units of log2, so that an exponential is
+    one multiply-add and one exp2.
     """
     d = tl.arange(0, HEAD_PAD)
     n = tl.arange(0, BLOCK_N)
@@ -88,7 +88,7 @@ def attend(
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             s = tl.where(visible, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1) * log2_scale)
-        if MASKED:  # a row may have seen nothing yet
+        if MASKED:  # a row may have had no visible key yet
             m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         else:
             m_safe = m_new

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK = 256  # words a program moves of one block
-PAIRS = 16  # pairs in flight at once, also where fewer are asked for: one kernel for all
-PROGRAMS = 264  # that share a scratch buffer: two for each multiprocessor of a Hopper
-SCRATCH = 32 << 20  # bytes of it: memory that no ledger knows of
+PAIRS = 16  # pairs in flight at once, also for fewer pairs, so that one compiled kernel serves all
+PROGRAMS = 264  # that share a scratch buffer: two per multiprocessor of a Hopper GPU
+SCRATCH = 32 << 20  # bytes of that buffer, which the memory profile does not count
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
@@ -31,8 +31,8 @@ def copy_blocks_kernel(
     CHUNK: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """An item is one chunk of every block of one layer's keys or values: whoever has it makes all reads of the chunk
-    before all writes, and nobody else touches it, so the copies are as if simultaneous without a second launch."""
+    """An item is one chunk of every block of one layer's keys or values. Its program reads the chunk of all sources
+    before it writes any, and no other program touches it: all copies happen as if at once, without a second launch."""
     chunks: tl.constexpr = (WORDS + CHUNK - 1) // CHUNK
     mine = scratch_ptr + tl.program_id(0).to(tl.int64) * num_pairs * CHUNK
     columns = tl.arange(0, CHUNK)
@@ -66,7 +66,7 @@ def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
 
 
 def _alike(kv_caches: list[Tensor]) -> list[list[Tensor]]:
-    """Layers of one layout each; nearly always that is all of them."""
+    """The layers, grouped by layout; nearly always there is one group."""
     groups: dict[tuple[object, ...], list[Tensor]] = {}
     for cache in kv_caches:
         groups.setdefault((cache.dtype, cache.shape, cache.stride()), []).append(cache)
@@ -83,7 +83,7 @@ def _copy(caches: list[Tensor], pairs: Tensor) -> None:
     words = block // word
     chunk = min(CHUNK, triton.next_power_of_2(words))
     items = len(caches) * 2 * triton.cdiv(words, chunk)
-    # Each program holds its chunk of every pair. 60 pairs leave all programs; with more, each has more under way.
+    # Each program needs scratch for its chunk of every pair: with more than 60 pairs, fewer programs are started.
     programs = max(1, min(items, PROGRAMS, SCRATCH // (len(pairs) * chunk * word)))
     base = first[0, 0].view(-1).view(_WORDS[word])
     copy_blocks_kernel[(programs,)](
@@ -104,6 +104,6 @@ def _copy(caches: list[Tensor], pairs: Tensor) -> None:
 
 @lru_cache(maxsize=16)
 def _layer_offsets(addresses: tuple[int, ...], word: int, device: torch.device) -> Tensor:
-    """int64 [layers]: where each layer's cache begins, in words from the first one's beginning. They are allocations of
-    their own, so this is address arithmetic; caches are made once, and so is this."""
+    """int64 [layers]: the start of each layer's cache in words, relative to the first. The caches are separate
+    allocations that are made once, so this address arithmetic is cached."""
     return torch.tensor([(address - addresses[0]) // word for address in addresses], device=device)

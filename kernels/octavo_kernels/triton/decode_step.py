@@ -1,7 +1,7 @@
 """The inputs of a decode step from the state of its rows, in one launch.
 
-As operations of torch's that is some twenty launches, and rows of the block table are copied whole, wide as the longest
-sequence that there may be. Here a sequence's length decides.
+With torch's operations this takes about twenty launches, and rows of the block table are copied whole, as wide as the
+longest possible sequence. Here the sequence's length decides how much is copied.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def decode_inputs_kernel(
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid (rows, chunks of the table): the first program of a row also does all that is one number a row.
+    """Grid (rows, chunks of the table): the first program of a row also computes the values that are one per row.
 
-    It counts the token while the row's other programs may be about to look how many there are. Whether they find the
-    old count or the new one makes no difference: by the new one they copy an entry that is not needed yet, at worst.
+    It increments the row's count while the row's other programs may be reading it. Both values are right for them: with
+    the new one they copy at most an entry that is not needed yet.
     """
     wait_for_previous_kernel()
     i = tl.program_id(0).to(tl.int64)
@@ -46,7 +46,7 @@ def decode_inputs_kernel(
     row = tl.load(rows_ptr + i)
     real = row >= 0
     length = tl.load(num_computed_ptr + row, mask=real, other=-1) + 1
-    # Up to three entries more than are needed: a thread then moves four at once, where the table's width lets it.
+    # Rounded up to four entries, so that a thread can copy four at once.
     end = (((length + BLOCK_SIZE - 1) // BLOCK_SIZE + 3) // 4 * 4).to(tl.int32)
     if (chunk > 0) & (chunk * CHUNK >= end):
         return

@@ -1,4 +1,4 @@
-"""RMS norm (alone or after the residual's sum), SiLU times up, rows of a table: each reads and writes everything once.
+"""RMS norm (with or without residual), SiLU times up and embedding: each reads and writes everything once.
 
 The order of roundings is that of Hugging Face transformers: the residual's sum is rounded to the model's dtype, the
 norm is computed in float32 of the rounded sum, rounded, and multiplied by the weight; the gate is rounded before the
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 
-BLOCK = 1024  # elements a program of silu_and_mul or embedding: 8 a thread, and a single row still makes many programs
+BLOCK = 1024  # elements per program of silu_and_mul or embedding: 8 per thread, and many programs for a single row
 
 
 @triton.jit
@@ -120,7 +120,7 @@ def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDT
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     token = tl.load(ids_ptr + row).to(tl.int64)
-    # Rows of padding may carry any id; theirs is looked up within the table.
+    # Padding rows may have any id: clamp it to the table.
     token = tl.minimum(tl.maximum(token, 0), num_rows - 1)
     values = tl.load(weight_ptr + token * weight_stride + columns, mask=inside)
     tl.store(out_ptr + row * WIDTH + columns, values, mask=inside)
@@ -148,7 +148,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 
 def _rows_of(x: Tensor) -> Tensor:
-    """``x`` as [rows, width] whose elements lie side by side; a copy only where the strides ask for one."""
+    """``x`` as [rows, width] with contiguous rows; a copy only if its strides require one."""
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 

@@ -1,7 +1,7 @@
 """Norms of q and k heads, rotary embedding and the write into the KV cache, straight from the QKV projection's output.
 
-One launch where four are usual (two norms, the rotation, the write). A program has some heads of one row: query heads
-go to a tensor of their own, key and value heads to the cache, rounded once to its dtype.
+One launch instead of four (two norms, the rotation, the write). A program has some heads of one row: query heads are
+written to a new tensor, key and value heads to the cache, rounded once to its dtype.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOAT8_MAX = 448.0  # of e4m3; beyond it a conversion would give NaN
 
 @triton.jit
 def _normed(x, weight, dtype: tl.constexpr, scale):
-    """The norm of transformers: rounded to the model's dtype before the weight is applied, and after."""
+    """RMS norm as in transformers: rounded to the model's dtype before and after the weight is applied."""
     rounded = (x.to(tl.float32) * scale).to(dtype)
     return (rounded.to(tl.float32) * weight.to(tl.float32)[None, :]).to(dtype)
 
@@ -88,7 +88,7 @@ def rope_and_cache_kernel(
                 other = _normed(other, tl.load(weight_ptr + partner, mask=rotated, other=0.0), x.dtype, scale)
         if ROT_DIM > 0:
             position = tl.load(positions_ptr + row)
-            # Rows of padding may carry any position; theirs is looked up within the table.
+            # Padding rows may have any position: clamp it to the table.
             position = tl.minimum(tl.maximum(position, 0), num_positions - 1)
             entry = table_ptr + position * table_stride + tl.where(column < half, column, column - half)
             cos = tl.load(entry, mask=rotated, other=1.0)

@@ -1,8 +1,8 @@
-"""Sampling: which kernels a step needs, and their launches.
+"""Sampling: the choice of kernels for a step, and their launches.
 
-Greedy and temperature alone: one pass over the logits, and a look at a block or two of each row. Top-k, top-p and min-p
-beside: one pass, and a look at the KEEP best blocks. No sort, nothing of the vocabulary's size is written, and no
-tensor is read on the host: a step can be captured in a graph.
+Greedy sampling and temperature take one pass over the logits and one or two blocks of each row; top-k, top-p and min-p
+one pass and the KEEP best blocks. There is no sort, nothing of the vocabulary's size is written, and no tensor is read
+on the host, so a step can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from octavo_kernels.triton.sampling_truncation import full_row_kernel, logprobs_
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """``tile`` tokens at a time, ``steps`` of them a program; ``keep`` blocks are looked into at once (``keep * steps``
-    tokens stay in registers: 16 a thread with 16 warps). ``warps`` of the scan, of what follows."""
+    """Launch shapes: ``tile`` tokens at a time, ``steps`` tiles per program; ``keep`` blocks are read at once, whose
+    ``keep * steps`` tokens stay in registers (16 per thread with 16 warps). Warps of the scan and of later kernels."""
 
     tile: int = 1024
     steps: int = 16
@@ -35,12 +35,12 @@ class SamplingConfig:
 
 CONFIG = SamplingConfig()
 
-# Scores must be the same as torch computes them, bit for bit: no product and sum contracted into one rounding.
+# Scores must equal torch's bit for bit: products and sums may not be fused.
 _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 class _Shape:
-    """How a vocabulary is cut up."""
+    """How a vocabulary is divided into chunks and blocks."""
 
     def __init__(self, vocab: int, config: SamplingConfig) -> None:
         self.tile, self.steps = config.tile, config.steps
@@ -48,7 +48,7 @@ class _Shape:
         self.blocks = self.chunks * config.tile
         self.padded_blocks = triton.next_power_of_2(self.blocks)
         self.padded_chunks = triton.next_power_of_2(self.chunks)
-        # The vocabulary of a test may have fewer blocks.
+        # Small vocabularies have fewer blocks.
         self.keep = min(config.keep, self.padded_blocks)
 
 
@@ -133,8 +133,8 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
 
 
 def _of_chunks(count: int, shape: _Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two tensors, not two halves of one: the second half's address would be a multiple of 16 for some counts only,
-    and for the others every kernel would be compiled again."""
+    """Two tensors instead of the halves of one: for some counts the second half's address would not be a multiple of
+    16, and every kernel would be compiled again."""
     return torch.empty(count, shape.chunks, device=device), torch.empty(count, shape.chunks, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What the sampling kernels share: logits with their constraints, random bits, order by integers.
+"""Shared by the sampling kernels: logits with their constraints, random bits, sort keys.
 
 ``source`` stands for one row of logits: (pointer, vocabulary size, constrained, bitmask, edits' begin, end, ids and
 values, seen tokens, counts, repetition, frequency, presence); `open_row` makes it.
@@ -65,7 +65,7 @@ def logits_of(source, ids, wanted):
             seen = ((word >> (ids & 31)) & 1 != 0) & wanted
             penalized = tl.where(x > 0, tl.div_rn(x, source[13]), x * source[13])
             if source[11] >= 0:
-                # Memory is touched only where a token was seen: this costs what the history costs, not the vocabulary.
+                # Counts are read only for tokens that were seen: the cost is that of the history, not the vocabulary.
                 count = tl.load(source[12] + ids, mask=seen, other=0)
                 penalized = penalized - source[14] * count.to(tl.float32)
                 penalized = penalized - tl.where(count > 0, source[15], 0.0)
@@ -111,8 +111,8 @@ def gumbel(ids, key0, key1):
 
 @triton.jit
 def gumbel_bound(ids, key0, key1):
-    """float32 that the noise does not exceed, by 0.06 too much at most for large noise: G <= -log(u), and a float's
-    bits, read as an integer, bound log2 from below. One conversion instead of two logarithms a token."""
+    """A float32 upper bound of the noise, at most 0.06 too large for large noise: G <= -log(u), and a float's bits,
+    read as an integer, bound log2 from below. This takes one conversion per token instead of two logarithms."""
     bits = random_bits(ids, key0, key1)
     u = (0x3F800000 | (bits >> 8)).to(tl.float32, bitcast=True) - 1.0  # rounded down to 23 bits
     u = tl.maximum(u, 4.656612873077393e-10)
@@ -126,15 +126,17 @@ def gumbel_bound(ids, key0, key1):
 
 @triton.jit
 def sort_key(x):
-    """int32 keys in the order of float32 ``x``; -0 and 0 are one."""
+    """int32 keys with the order of float32 ``x``; -0 and 0 have the same key."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def rank_threshold(keys, low, high, least, most):
-    """The largest key that ``least`` or more of ``keys`` reach, or any that at most ``most`` reach beside: by bisection
-    between ``low``, which enough of them reach, and ``high``, which too few do (int32)."""
+    """The largest int32 key that at least ``least`` of ``keys`` reach, or any such key that at most ``most`` reach.
+
+    By bisection between ``low``, which enough of them reach, and ``high``, which too few do.
+    """
     while low + 1 < high:
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         reach = tl.sum((keys >= middle).to(tl.int32))
@@ -146,7 +148,7 @@ def rank_threshold(keys, low, high, least, most):
 
 @triton.jit
 def min_p_threshold(peak, min_p):
-    """The key that a token's score must reach: log(min_p) below the best. Scores of -inf never do."""
+    """The sort key that a token's score must reach: that of the best score + log(min_p). Scores of -inf never do."""
     line = peak.to(tl.float64) + tl.log(tl.where(min_p > 0, min_p, 1.0))
     line = tl.where(min_p > 0, line.to(tl.float32), LOWEST_FLOAT)
     return sort_key(tl.maximum(line, LOWEST_FLOAT))
@@ -159,11 +161,11 @@ def min_p_threshold(peak, min_p):
 def gumbel_argmax(
     bounds, block, source, temperature, key0, key1, low, pivot, pivot_id, TILE: tl.constexpr, STEPS: tl.constexpr
 ):
-    """The winner among the tokens of blocks with these ``bounds`` (float32): where score + noise is largest.
+    """The Gumbel-max draw among the tokens of blocks with these ``bounds`` (float32): the largest score + noise.
 
-    Only blocks whose bound reaches the best true value are looked into, hardly more than two a row. Tokens below
-    ``low`` (a key), and those that come after (``pivot``, ``pivot_id``) in rank, do not run. A block is one lane of a
-    chunk of STEPS tiles. Returns (token, score); -1 where none runs.
+    Only blocks whose bound reaches the best value so far are read, hardly more than two per row. Tokens below ``low``
+    (a sort key) and those not ranked above (``pivot``, ``pivot_id``) are excluded. A block is one lane of a chunk of
+    STEPS tiles. Returns (token, score); token -1 if all are excluded.
     """
     best = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), -1, tl.int32)
@@ -181,7 +183,7 @@ def gumbel_argmax(
             best = first
             token = tl.min(tl.where(value == first, ids, MAX_INT32))
             score = tl.max(tl.where(ids == token, s, float("-inf")))
-            # The bound is computed in float32 and with the reciprocal of the temperature: room for its rounding.
+            # Bounds are computed in float32 with the reciprocal of the temperature: leave room for their rounding.
             floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST_FLOAT)
         bounds = tl.where(block == at, float("-inf"), bounds)
         top = tl.max(bounds)

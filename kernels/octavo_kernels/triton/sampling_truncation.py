@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p, and the most likely tokens of a row, from what `scan_kernel` left."""
+"""Top-k, top-p and min-p, and the most likely tokens of a row, from the results of `scan_kernel`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from octavo_kernels.triton.sampling_math import (
 
 @triton.jit
 def _gather(source, bests, block, floor, list_ptr, temperature, KEEP, TILE: tl.constexpr, STEPS: tl.constexpr):
-    """The tokens of blocks whose best reaches the key ``floor``, KEEP of them at most: ids and scores [KEEP, STEPS],
-    -inf below the floor. ``list_ptr``: room for KEEP numbers."""
+    """The tokens of at most KEEP blocks whose best score reaches the key ``floor``: ids and scores [KEEP, STEPS], -inf
+    below the floor. ``list_ptr`` is scratch memory for KEEP numbers."""
     chosen = bests >= floor
     place = tl.cumsum(chosen.to(tl.int32)) - 1
     tl.store(list_ptr + place, block, mask=chosen)
-    tl.debug_barrier()  # other threads read what these wrote
+    tl.debug_barrier()  # other threads read these values
     slot = tl.arange(0, KEEP)
     taken = slot < tl.sum(chosen.to(tl.int32))
     at = tl.load(list_ptr + slot, mask=taken, other=0)
@@ -41,7 +41,7 @@ def _gather(source, bests, block, floor, list_ptr, temperature, KEEP, TILE: tl.c
 
 @triton.jit
 def _gumbel_argmax_tile(bounds, ids, scores, key0, key1):
-    """`gumbel_argmax` among tokens at hand. Returns (token, score)."""
+    """`gumbel_argmax` among tokens in registers. Returns (token, score)."""
     best = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), -1, tl.int32)
     score = tl.full((), float("-inf"), tl.float32)
@@ -63,7 +63,7 @@ def _gumbel_argmax_tile(bounds, ids, scores, key0, key1):
 
 @triton.jit
 def required_mass(top_p, total):
-    """Never 0: before the best token there is no mass, and it must stay for top_p = 0 too."""
+    """The mass that top-p keeps. Never 0: the best token, before which there is no mass, stays for top_p = 0 too."""
     return tl.maximum(top_p * total, 1e-300)
 
 
@@ -96,13 +96,13 @@ def truncated_kernel(
     KEEP: tl.constexpr,
     CONSTRAINED: tl.constexpr,
 ):
-    """Rows with top-k, top-p or min-p whose cut lies among the tokens of their KEEP best blocks: nearly all. The rest
-    is left pending.
+    """Rows with top-k, top-p or min-p that the tokens of their KEEP best blocks decide: nearly all. The others are
+    marked as pending.
 
-    With the k-th best block's best as a floor, k tokens reach it, so the k-th best token does: what is below never
-    matters. The winner is drawn as if nothing were cut but what is below the top-k and min-p line; if too much mass
-    is above it for top-p, all that is not above it is out, and the rest draws again with the same noise (rejection as
-    in FlashInfer's sampling without sorting, Ye et al. 2025, with a fixed noise).
+    At least k tokens reach the best score of the k-th best block, so tokens below it are never among the top k. The
+    token is drawn among those above the top-k and min-p threshold. If the tokens ranked above it have the mass of top-p
+    or more, it and all below are excluded, and the draw is repeated with the same noise (rejection as in FlashInfer's
+    sorting-free sampling, Ye et al. 2025, with fixed noise).
     """
     wait_for_previous_kernel()
     row = tl.program_id(0)
@@ -137,7 +137,7 @@ def truncated_kernel(
         if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties
             floor += 1
         whole = tl.sum((keys >= floor).to(tl.int32)) >= top_k
-    # Without top-k and min-p, what reaches the mass is all that top-p asks for.
+    # Without top-k and min-p, the blocks only need to have the mass that top-p keeps.
     undecided = (whole == 0) & ((top_k < vocab) | (min_p > 0) | (top_p >= 1))
     needed = tl.full((), 2.0, tl.float64)
     if (whole == 0) & (top_p < 1):
@@ -184,13 +184,13 @@ def truncated_kernel(
     tl.store(token_ptr + row, token)
 
 
-# ---- the row as a whole, by one program: cuts in the long tail
+# ---- a whole row by one program: thresholds in the long tail
 
 
 @triton.jit
 def _tokens_before(source, best_ptr, chunks, temperature, peak, key, token, TILE, STEPS: tl.constexpr):
-    """How many tokens rank before (``key``, ``token``), and the sum of exp(score - peak) over them. Only blocks whose
-    best gets there are read."""
+    """The number of tokens that rank before (``key``, ``token``), and the sum of exp(score - peak) over them. Only
+    blocks whose best score reaches the key are read."""
     part: tl.constexpr = min(STEPS, 4)
     lane = tl.arange(0, TILE)
     step = tl.arange(0, part)
@@ -212,8 +212,8 @@ def _tokens_before(source, best_ptr, chunks, temperature, peak, key, token, TILE
 def _write_bounds_before(
     source, best_ptr, bound_ptr, chunks, temperature, key0, key1, low, pivot, pivot_id, TILE, STEPS: tl.constexpr
 ):
-    """Write the bounds of all blocks anew, of the tokens only that are not below the key ``low`` and rank before
-    (``pivot``, ``pivot_id``)."""
+    """Recompute the bounds of all blocks from those tokens only that reach the key ``low`` and rank before (``pivot``,
+    ``pivot_id``)."""
     part: tl.constexpr = min(STEPS, 4)
     lane = tl.arange(0, TILE)
     step = tl.arange(0, part)
@@ -227,7 +227,7 @@ def _write_bounds_before(
             runs = (sort_key(scores) >= low) & ((scores > pivot) | ((scores == pivot) & (ids < pivot_id)))
             bound = tl.maximum(bound, tl.max(tl.where(runs, scores + gumbel_bound(ids, key0, key1), float("-inf")), 0))
         tl.store(bound_ptr + chunk * TILE + lane, bound)
-    tl.debug_barrier()  # other threads read what these wrote
+    tl.debug_barrier()  # other threads read these values
 
 
 @triton.jit
@@ -254,7 +254,7 @@ def full_row_kernel(
     BLOCKS: tl.constexpr,
     CONSTRAINED: tl.constexpr,
 ):
-    """The rows that `truncated_kernel` left pending: as there, but each look is one at the whole row."""
+    """The rows that `truncated_kernel` marked as pending: the same algorithm, but each step reads the whole row."""
     wait_for_previous_kernel()
     row = tl.program_id(0)
     if tl.load(pending_ptr + row) == 0:
@@ -378,10 +378,10 @@ def logprobs_kernel(
         keys = sort_key(bests)
         lowest = sort_key(tl.full((), LOWEST_FLOAT, tl.float32))
         floor = lowest
-        rest = sort_key(tl.full((), float("-inf"), tl.float32))  # the key of what comes below the floor
+        rest = sort_key(tl.full((), float("-inf"), tl.float32))  # the key of tokens below the floor
         if tl.sum((keys >= floor).to(tl.int32)) > KEEP:
             floor = rank_threshold(keys, lowest, sort_key(peak) + 1, k, KEEP)
-            if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties, of which the lowest ids are wanted
+            if tl.sum((keys >= floor).to(tl.int32)) > KEEP:  # ties, of which those with the lowest ids are taken
                 rest = floor
                 floor += 1
         ids, scores = _gather(source, keys, block, floor, list_ptr + row * KEEP, 1.0, KEEP, TILE, STEPS)

@@ -1,8 +1,8 @@
-"""Linear layers: cuBLAS, and a kernel of our own for at most 16 rows, where all that counts is reading the weight.
+"""Linear layers: cuBLAS, and a Triton kernel for at most 16 rows, where reading the weight takes all the time.
 
-The weight's rows are the matrix that feeds the tensor cores' long side and the activations are the short one, so that
-64 weight rows and 16 activations make one warp group's product. K is split until every multiprocessor has enough bytes
-under way; the last program of a column adds the parts up in their order, so the result does not depend on who was last.
+The weight is the long operand of the tensor cores and the activations the short one, so that 64 weight rows and 16
+activations make one product of a warp group. K is split until every multiprocessor has enough bytes in flight. The last
+program of a tile adds the parts in order, so the result does not depend on which program is last.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constan
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
 BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
-# Three programs an SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB under way in all.
+# Three programs per SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB in flight in all.
 PROGRAMS = 396
 MAX_SPLITS = 8
 PREFETCH_BLOCKS = tl.constexpr(
     4
 )  # blocks of its weight that a program asks for before it waits: a block more than its stages
-# Smaller weights, in bytes, are read in a few microseconds, of which the counters and sums of parts take too many: left
-# to cuBLAS until measured.
+# Smaller weights, in bytes, are read in a few microseconds, so the counters and sums of parts cost too much: they are
+# for cuBLAS unless MEASURED says otherwise.
 MIN_WEIGHT_BYTES = 8 << 20
 
 
@@ -42,8 +42,8 @@ class SmallConfig:
     num_stages: int = 3
 
 
-# (N, K) of a weight -> how to launch it, None for cuBLAS; measured by benchmarks/gpu/layers.py. What is not named here
-# goes by the rule of `small_config`.
+# (N, K) of a weight -> its launch, None for cuBLAS; measured by benchmarks/gpu/layers.py. `small_config` has a rule for
+# all others.
 MEASURED: dict[tuple[int, int], SmallConfig | None] = {}
 
 
@@ -60,10 +60,10 @@ def split_config(n: int, k: int) -> SmallConfig | None:
         return None
     block_k = 128 if k % 128 == 0 else 64
     blocks = k // block_k
-    # Parts of equal length, and none empty.
+    # Numbers of parts of equal length, none of them empty.
     choices = {triton.cdiv(blocks, triton.cdiv(blocks, s)) for s in range(1, max(1, min(MAX_SPLITS, blocks // 2)) + 1)}
     durations = {splits: estimated_duration(n, k, block_k, splits) for splits in choices}
-    # Of those within 5 % of the best, the fewest.
+    # The fewest parts within 5 % of the best duration.
     return SmallConfig(block_k, min(s for s in choices if 20 * durations[s] <= 21 * min(durations.values())))
 
 
@@ -106,8 +106,8 @@ def small_linear_kernel(
     each: tl.constexpr = (blocks + SPLITS - 1) // SPLITS
     begin = split * each
     weight_rows = weight_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * weight_stride
-    # Weights are written when they are loaded, before any step: their way from memory may begin before the wait, by
-    # lines of 128 bytes. Past this program's part of a row lies the next one's, past the row nothing.
+    # Weights are written when they are loaded, before any step, so they may be prefetched before the wait, in lines of
+    # 128 bytes. After this program's part of a row lies the next program's; after the end of the row there is nothing.
     line: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
     lines = begin * BLOCK_K + tl.arange(0, PREFETCH_BLOCKS * BLOCK_K // line) * line
     prefetch_constants(weight_rows + tl.minimum(lines, K - 1)[None, :])
@@ -124,7 +124,7 @@ def small_linear_kernel(
     place = row[None, :] * N + n[:, None]
     if SPLITS > 1:
         tl.store(parts_ptr + split * (num_rows * N) + place, sums, mask=wanted)
-        tl.debug_barrier()  # every thread's part is stored before one of them tells
+        tl.debug_barrier()  # all threads must have stored their part before one of them counts it
         if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
             return
         tl.store(arrived_ptr + tile, 0)  # as the next call expects it
@@ -146,8 +146,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallConfig) -> Tensor:
-    """``x [T, K]`` of at most 16 rows times ``weight [N, K]^T``. Calls that may run at once must not share a device:
-    the counters of arrived parts are the device's."""
+    """``x [T, K]`` of at most 16 rows times ``weight [N, K]^T``. Calls that may run at the same time must not
+    share a device, because they share its counters of finished parts."""
     (rows, k), n = x.shape, len(weight)
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(n, BLOCK_N)
@@ -180,6 +180,6 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallCo
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """Zeros, which every call leaves behind, one for each 64 rows of a weight. Made by the first call, which therefore
-    must not be one that a graph captures."""
+    """Counters of finished parts, one per 64 rows of a weight; every call leaves them 0. The first call allocates them,
+    so it must not be captured in a graph."""
     return torch.zeros(1 << 14, dtype=torch.int32, device=device)
