@@ -7,8 +7,7 @@ SECTION ?= engine
 # What compiles ahead needs no GPU: `make test` has it.
 TESTS ?= tests/server/engine/test_gpu.py \
   $(filter-out %/test_compile_ahead.py,$(wildcard tests/kernels/triton/test_*.py))
-UNIT_TESTS := $(addprefix tests/,operator $(addprefix server/,core engine_io sample tools loader models worker engine)) \
-  $(wildcard tests/kernels/test_*.py)
+UNIT_TESTS := tests/operator $(filter-out tests/server/api/,$(wildcard tests/server/*/)) $(wildcard tests/kernels/test_*.py)
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
 TAG ?= 0.1.0
 WITH_MODEL ?= 0
