@@ -142,7 +142,7 @@ class Applier:
     async def _apply(self, deployment: LLMDeployment, manifest: Json, why: str, exists: bool) -> None:
         kind, meta = manifest["kind"], manifest["metadata"]
         if not exists:
-            # Watches select by our label: never take over an object that somebody else created.
+            # Watches select by our label: never take over an object without it.
             found = await self._client.get(kind, meta["namespace"], meta["name"])
             owner = ownership_of(found, deployment) if found else "ours"
             if owner == "foreign":
@@ -222,7 +222,7 @@ class Applier:
 
 
 def _identity(action: Apply | RemoveForeignFields | Delete) -> tuple[ObjectRef, str]:
-    """The object, and what tells the action from others on the same object."""
+    """The object, and what distinguishes the action from others on it."""
     match action:
         case Apply(manifest, _, exists):
             meta = manifest["metadata"]

@@ -187,7 +187,7 @@ class Controller:
             self.metrics.record(key, None)
             if self.claims.others.get(key) != operator:
                 self.claims.others[key] = operator
-                text = f"operator {operator} serves it, so operator {ours} leaves it alone"
+                text = f"operator {operator} serves it, so operator {ours} ignores it"
                 logger.warning("%s/%s: %s", *key, text)
                 await self._applier.post(deployment, Event("Warning", "ServedByAnother", text))
             return None

@@ -155,13 +155,9 @@ def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:
 
 
 _IMAGE = (
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "ImageInspectError",
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
     "RegistryUnavailable",
-)
+)  # fmt: skip
 
 
 def image_pull_progress(events: Sequence[Json]) -> str | None:

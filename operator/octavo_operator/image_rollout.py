@@ -36,7 +36,7 @@ class Member:
     created: str  # RFC 3339, which sorts as text
     is_behind: bool  # its pods have another image of the operator
     is_complete: bool  # all replicas are of the latest template and available
-    is_stuck: bool = False  # its spec yields no pod template, so nobody waits for it
+    is_stuck: bool = False  # its spec yields no pod template, so no other one waits for it
     updated_for_image: bool = True  # its pods were replaced because of the image, not of its spec
     is_down: bool = False  # no replica is available
 

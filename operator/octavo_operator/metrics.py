@@ -31,11 +31,8 @@ from octavo_operator.times import parse_time
 
 RESULTS = ("done", "retried", "failed")  # failed: an internal error of the operator
 COUNTS = {
-    "current": "replicas",
-    "ready": "readyReplicas",
-    "available": "availableReplicas",
-    "updated": "updatedReplicas",
-}
+    "current": "replicas", "ready": "readyReplicas", "available": "availableReplicas", "updated": "updatedReplicas",
+}  # fmt: skip
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 Json = dict[str, Any]
@@ -248,7 +245,7 @@ class _FleetCollector(_LazyCollector):
                 if entry["type"] == "Progressing":
                     under_way = entry["reason"] != "Complete"
                     # Progressing is False both for a rollout that cannot begin (a bad patch) and for the complete one
-                    # before it; then the transition time of Ready tells them apart.
+                    # before it; then the transition time of Ready distinguishes them.
                     seconds = max(0.0, now - max(since["Progressing"], since["Ready"])) if under_way else 0.0
                     rollout.add_metric([*key], seconds)
             replicas.add_metric([*key, "desired"], one.desired)

@@ -23,23 +23,9 @@ CREATED, CHANGED = "created", "changed"  # reasons of an Apply; otherwise it rev
 APPLIED = f"{GROUP}/applied"  # annotation: hash of the manifest that was applied last
 TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: its pod template, with a hash of the spec
 _POD_FIELDS = (
-    "model",
-    "engine",
-    "accelerator",
-    "resources",
-    "shm",
-    "scheduling",
-    "lifecycle",
-    "probes",
-    "auth",
-    "podPatches",
-    "podLabels",
-    "podAnnotations",
-    "volumes",
-    "volumeMounts",
-    "envFrom",
-    "clusterAssignedIds",
-)
+    "model", "engine", "accelerator", "resources", "shm", "scheduling", "lifecycle", "probes", "auth", "podPatches",
+    "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
+)  # fmt: skip
 _ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods
 
 
@@ -169,7 +155,7 @@ def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifes
     if record["spec"] == pod_spec_digest(deployment):
         return template
     # In objects stored before a field existed the API server fills in the current default, which may change later.
-    # An object of the same generation has not been written by anybody.
+    # A spec of the same generation is unchanged.
     same = (deployment.uid, deployment.generation, pod_spec_digest(deployment, or_default=True))
     if (record.get("uid"), record.get("generation"), record.get("explicit")) == same:
         return template

@@ -105,11 +105,8 @@ def invalid_status(deployment: InvalidLLMDeployment, live: Json | None, now: flo
         _degraded(problem),
     ]
     _set_times(conditions, deployment, now)
-    kept = {
-        name: value
-        for name, value in deployment.status.items()
-        if name in ("selector", "url", "image", "replicaCapacity")
-    }
+    fields = ("selector", "url", "image", "replicaCapacity")
+    kept = {name: value for name, value in deployment.status.items() if name in fields}
     return {**_counts(deployment, counts), **kept, "conditions": conditions}
 
 

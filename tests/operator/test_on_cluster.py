@@ -213,7 +213,7 @@ def test_a_second_release_over_the_same_models_says_so_and_writes_nothing(
         return str(cluster.get("llmd", "toy", namespace=namespace)["status"]["operator"])
 
     winner, loser = sorted((operator, second), key=lambda one: one.claim != served_by())
-    eventually(lambda: "leaves it alone" in loser.log(), 10)
+    eventually(lambda: "ignores it" in loser.log(), 10)
     time.sleep(2)
     told = [one["reason"] for one in cluster.get("events", namespace=namespace)["items"]]
     assert told.count("ServedByAnother") == 1

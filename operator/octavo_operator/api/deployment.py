@@ -30,14 +30,10 @@ class LLMDeployment:
         """From an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
-            from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"),
-            "deletionTimestamp" in meta,
+            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
+            from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"), "deletionTimestamp" in meta,
             data.get("status") or {},
-        )
+        )  # fmt: skip
 
     @functools.cached_property
     def served_names(self) -> list[str]:
@@ -60,13 +56,9 @@ class LLMDeployment:
     def owner_reference(self) -> dict[str, Any]:
         """For metadata.ownerReferences of its children."""
         return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
+            "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
             "blockOwnerDeletion": False,
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,10 +77,6 @@ class InvalidLLMDeployment:
         """From an object of the API, and why it does not parse."""
         meta = data["metadata"]
         return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
-            data.get("status") or {},
+            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {},
             str(error),
-        )
+        )  # fmt: skip

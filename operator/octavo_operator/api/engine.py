@@ -30,7 +30,7 @@ class Engine:
         pattern=r"^[^\s]+$",
     )
     image_policy: str | None = spec_field(
-        "What happens when the operator's engine image changes. Pinned: the pods keep theirs until the spec changes. "
+        "Reaction to a new engine image of the operator. Pinned: the pods keep theirs until the spec changes. "
         "Follow: the operator rolls the new image out, a limited number of LLMDeployments at a time, the next one when "
         "an earlier one is ready. Default: the operator's setting.",
         default=None,

@@ -61,9 +61,8 @@ class CachePVC:
         "Storage class of the claim. Default: the cluster's.", default=None, maxLength=253
     )
     access_modes: tuple[str, ...] = spec_field(
-        "Access modes of the claim. ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows "
-        "one replica, "
-        "whose old pod stops before the new one starts.",
+        "Access modes of the claim. ReadWriteMany lets several replicas share the cache; ReadWriteOnce allows one "
+        "replica, whose old pod stops before the new one starts.",
         default=("ReadWriteOnce",),
         minItems=1,
         maxItems=2,
@@ -106,8 +105,7 @@ class Model:
         Rule(
             "!self.uri.contains('://') || self.uri.matches('^(hf|pvc|https|file|pypi)://.')",
             "model.uri: unknown source; use hf://org/name, pvc://claim/path, https://host/file.gguf, file:///path or "
-            "an alias "
-            "such as smollm2-135m-instruct",
+            "an alias such as smollm2-135m-instruct",
         ),
         Rule(
             "self.uri.contains('://') || "

@@ -80,9 +80,8 @@ class ForeignField:
         ],
     )  # fmt: skip
     path: str = spec_field(
-        "Path of the field, such as /spec/loadBalancerIP or "
-        "/spec/template/spec/containers/engine/env/STAKATER_*: list "
-        "items by name, or by index; * matches any text within a segment. Fields below the path are included.",
+        "Path of the field, such as /spec/loadBalancerIP or /spec/template/spec/containers/engine/env/STAKATER_*: "
+        "list items by name, or by index; * matches any text within a segment. Fields below the path are included.",
         maxLength=512,
         pattern="^/spec/[^/]",
     )

@@ -49,9 +49,8 @@ class Rollout:
         maximum=86400,
     )
     progress_deadline_seconds: int | None = spec_field(
-        "Seconds without progress after which a rollout is reported as failed. Default: the startup budget, an "
-        "hour for "
-        "fetching and ten minutes.",
+        "Seconds without progress after which a rollout is reported as failed. Default: the startup budget, an hour "
+        "for fetching and ten minutes.",
         default=None,
         minimum=1,
         maximum=604800,

@@ -28,8 +28,7 @@ QUANTITY: dict[str, Json] = {  # 20Gi, 2, 500m
         {
             "rule": "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
             "message": "not a quantity: write a number with a unit of Kubernetes or none, such as 2, 500m, 40G "
-            "(10^9) or "
-            "40Gi (2^30)",
+            "(10^9) or 40Gi (2^30)",
         }
     ],
 }
@@ -41,8 +40,7 @@ BYTES: dict[str, Json] = {
             "rule": "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0')) && "
             "!string(self).matches('[num]$')",
             "message": "not a size: write a number of bytes above 0 with a unit of Kubernetes, such as 40G (40 * "
-            "10^9) or "
-            "40Gi (40 * 2^30); GB is no unit, and m means a thousandth",
+            "10^9) or 40Gi (40 * 2^30); GB is no unit, and m means a thousandth",
         }
     ],
 }

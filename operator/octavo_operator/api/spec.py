@@ -120,8 +120,7 @@ class LLMDeploymentSpec:
     )
     pod_patches: tuple[PodPatch, ...] = spec_field(
         "JSON patch (RFC 6902) of the pod template, applied last. The pods must stay within the restricted Pod "
-        "Security "
-        "Standard and keep their service account, unless the operator's chart allows more.",
+        "Security Standard and keep their service account, unless the operator's chart allows more.",
         default=(),
         maxItems=32,
     )
@@ -148,8 +147,7 @@ class LLMDeploymentSpec:
     )
     env_from: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
         "Secrets and ConfigMaps whose keys become environment variables of the engine, and of the container that "
-        "fetches "
-        "the model, as in a container's envFrom.",
+        "fetches the model, as in a container's envFrom.",
         default=(),
         maxItems=16,
         items_schema=ENV_FROM,

@@ -152,7 +152,7 @@ class LoadReader:
     def _finished(self, memory: _Memory, task: asyncio.Task[Decision]) -> None:
         memory.running = None
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: perhaps nobody awaits it
+            task.exception()  # mark it as retrieved: it may have no awaiter
 
     async def _read(self, key: Key, memory: _Memory) -> Decision:
         before, deployment = (memory.problem, self._exceeds(key)), self.deployment(key)

@@ -134,13 +134,9 @@ def manifest() -> dict[str, Any]:
         },
     }
     names = {
-        "kind": api.KIND,
-        "listKind": f"{api.KIND}List",
-        "plural": api.PLURAL,
-        "singular": "llmdeployment",
-        "shortNames": ["llmd"],
-        "categories": ["all"],
-    }
+        "kind": api.KIND, "listKind": f"{api.KIND}List", "plural": api.PLURAL, "singular": "llmdeployment",
+        "shortNames": ["llmd"], "categories": ["all"],
+    }  # fmt: skip
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -1,4 +1,4 @@
-"""The way to the Kubernetes API, and what is known of the cluster. Nothing here knows what an LLMDeployment needs.
+"""Client of the Kubernetes API, watches and the store of observed objects. Independent of what an LLMDeployment needs.
 
 client.py           requests to the API server; credentials.py: service account or kubeconfig
 resources.py        the kinds that the operator reads and writes

@@ -25,7 +25,7 @@ from octavo_operator.kube.watch_health import WatchHealth
 
 logger = logging.getLogger("octavo.operator.watches")
 
-_DISCOVERY_SECONDS = 10.0  # until a kind that somebody installs is used
+_DISCOVERY_SECONDS = 10.0  # until a newly installed kind is used
 _START_TIMEOUT_SECONDS = 10.0  # of watches, before a listing: they must have started first
 _RETRY_SECONDS = 2.0
 

@@ -11,7 +11,6 @@ from octavo_operator.render.deployment import expected_deployment
 from octavo_operator.render.network import expected_network_policy, expected_service
 from octavo_operator.render.pod import TEMPLATE_PROBLEMS, InvalidTemplateError, expected_template
 from octavo_operator.render.support import (
-    MONITORING_API,
     expected_cache_claim,
     expected_disruption_budget,
     expected_monitor,
@@ -51,11 +50,4 @@ def render(
     return [manifest for manifest in manifests if manifest is not None]
 
 
-__all__ = [
-    "MONITORING_API",
-    "TEMPLATE_PROBLEMS",
-    "InvalidTemplateError",
-    "Manifest",
-    "expected_template",
-    "render",
-]
+__all__ = ["TEMPLATE_PROBLEMS", "InvalidTemplateError", "Manifest", "expected_template", "render"]

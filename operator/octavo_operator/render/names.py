@@ -20,13 +20,10 @@ USER_ID = 65532
 def labels(deployment: LLMDeployment) -> dict[str, str]:
     """Labels of all children and pods."""
     return {
-        OWNER_LABEL: deployment.name,
-        "app.kubernetes.io/name": "octavo",
-        "app.kubernetes.io/instance": deployment.name,
-        COMPONENT_LABEL: ENGINE,
-        "app.kubernetes.io/part-of": "octavo",
-        "app.kubernetes.io/managed-by": FIELD_MANAGER,
-    }
+        OWNER_LABEL: deployment.name, "app.kubernetes.io/name": "octavo",
+        "app.kubernetes.io/instance": deployment.name, COMPONENT_LABEL: ENGINE,
+        "app.kubernetes.io/part-of": "octavo", "app.kubernetes.io/managed-by": FIELD_MANAGER,
+    }  # fmt: skip
 
 
 def selector(deployment: LLMDeployment) -> dict[str, str]:

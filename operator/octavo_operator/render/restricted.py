@@ -1,7 +1,7 @@
 """Checks a pod template against the restricted Pod Security Standard, and for a service account without a token.
 
 podPatches, volumes and podAnnotations reach the template as users write them, and pods are created with the operator's
-rights: without this check, whoever may write LLMDeployments could create privileged pods in namespaces without Pod
+rights: without this check, all who may write LLMDeployments could create privileged pods in namespaces without Pod
 Security Admission. The whole template is checked, so no combination of patches gets around it.
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
@@ -15,17 +15,10 @@ Json = Any
 
 _VOLUMES = frozenset(
     {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "image",
-        "persistentVolumeClaim",
-        "projected",
+        "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected",
         "secret",
     }
-)
+)  # fmt: skip
 _SECCOMP = ("RuntimeDefault", "Localhost")
 _SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _SYSCTLS = frozenset(
