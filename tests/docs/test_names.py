@@ -57,3 +57,11 @@ def test_metrics_exist(page: Path) -> None:
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)[#)]", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+@pages
+def test_paths_exist(page: Path) -> None:
+    said = re.findall(
+        r"`((?:server|kernels|operator|tests|benchmarks|charts|docs|examples|crds)/[\w./-]+)`", page.read_text()
+    )
+    assert [path for path in said if not (ROOT / path).exists()] == []
