@@ -28,7 +28,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.text.tokenizer import Tokenizer
-from octavo.worker.placement import quantized_kv_dtype, spec_with
+from octavo.worker.kv_cache import quantized_kv_dtype, spec_in_dtype
 from octavo_kernels import AttentionMetadata
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
     padded = -(-len(tokens) // 8) * 8
     pages = -(-len(tokens) // BLOCK)
     caches = [
-        torch.zeros(spec_with(spec, kv_dtype, CPU).shape(pages + 1, BLOCK), dtype=getattr(torch, kv_dtype))
+        torch.zeros(spec_in_dtype(spec, kv_dtype, CPU).shape(pages + 1, BLOCK), dtype=getattr(torch, kv_dtype))
         for spec in model.kv_cache_specs()
     ]
     slots = torch.full((padded,), -1)

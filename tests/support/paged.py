@@ -15,7 +15,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
-from octavo.worker.placement import spec_with
+from octavo.worker.kv_cache import spec_in_dtype
 from octavo_kernels import AttentionMetadata
 
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
@@ -50,7 +50,7 @@ def logits_of(
     dtype = getattr(torch, kv_dtype)
     caches = [  # of slots that nobody has written everything is NaN, an int8 cache's scales
         torch.full(spec.shape(num_blocks, block_size), -1 if kv_dtype == "int8" else torch.nan, dtype=dtype)
-        for spec in (spec_with(spec, kv_dtype, torch.device("cpu")) for spec in model.kv_cache_specs())
+        for spec in (spec_in_dtype(spec, kv_dtype, torch.device("cpu")) for spec in model.kv_cache_specs())
     ]
     computed = [0] * len(sequences)
     parts: list[list[Tensor]] = [[] for _ in sequences]

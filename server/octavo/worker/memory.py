@@ -1,4 +1,4 @@
-"""The memory ledger: whether a model fits, how much the KV cache may have, and what to change when it does not."""
+"""The memory ledger: whether a model fits, how much the KV cache gets, and what to change when it does not fit."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ MIB = 1 << 20
 GIB = 1 << 30
 CPU_KV_SHARE = 0.25  # of the memory limit
 CPU_KV_MAX = 4 << 30  # bytes
-
-
 PROCESS_BYTES = 256 << 20  # of a CPU engine beside weights and KV cache: libraries, a step's tensors
-
-# Of a CUDA device, for what no profile sees: workspaces of libraries, kernels loaded later, fragmentation.
+# On a CUDA device, for what profiling does not see: workspaces of libraries, kernels loaded later, fragmentation.
 DEVICE_SLACK = 256 << 20
-GRAPH_BYTES = 2 << 20  # of the driver, for each captured graph
+GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
 
 
 @dataclass(frozen=True)
 class MemoryLedger:
-    """Bytes, as decided at start. ``num_blocks`` counts the null block."""
+    """How memory is shared out at start, in bytes. ``num_blocks`` counts the null block."""
 
-    total: int  # that this process may use
+    total: int  # that the engine may use
     weights: int
     kv_cache: int
     num_blocks: int
     block_bytes: int
     max_model_len: int
     block_size: int
-    parts: tuple[tuple[str, int], ...] = ()  # what else was set aside on a device
+    parts: tuple[tuple[str, int], ...] = ()  # what else is reserved on a device: (name, bytes)
 
     def lines(self) -> list[str]:
+        """One log line for each part."""
         tokens = (self.num_blocks - 1) * self.block_size
         rest = [("memory limit", self.total), ("weights", self.weights), *self.parts]
         return [
@@ -47,70 +45,71 @@ class MemoryLedger:
 
 
 @dataclass(frozen=True)
-class ModelNeeds:
-    """What an engine needs of one device before it can serve anything. ``weights`` bytes, ``parameters`` numbers,
-    ``kind`` how the weights lie in memory ("bfloat16", "int8"), ``specs`` of its layers' KV cache."""
+class ModelMemory:
+    """What a model takes on one device before it can serve anything."""
 
     model: str
-    weights: int
-    parameters: int
-    kind: str
-    specs: list[KVCacheSpec]
+    weights: int  # bytes
+    parameters: int  # their number
+    weight_dtype: str  # as they lie in memory: "bfloat16", "int8"
+    specs: list[KVCacheSpec]  # of the layers' KV cache
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another way to start the same model: ``flag`` as on the command line, what it then needs, of ``room`` bytes."""
+    """The same model with another flag, and the memory it then takes, of ``available`` bytes."""
 
     flag: str
-    needs: ModelNeeds
-    room: int
+    memory: ModelMemory
+    available: int
 
 
-def weights_room(cache: CacheConfig, total: int, in_use: int = 0, on_device: bool = False) -> int:
-    """Bytes that weights and one block of KV cache may take of ``total``, where ``in_use`` are taken by others."""
+def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_device: bool = False) -> int:
+    """Bytes that weights and a minimal KV cache may take of ``total``, of which others use ``in_use``."""
     share = int(total * cache.gpu_memory_utilization) if on_device else total
     return share - in_use - (DEVICE_SLACK if on_device else PROCESS_BYTES)
 
 
-def least_kv_bytes(cache: CacheConfig, specs: list[KVCacheSpec]) -> int:
-    """Of the null block and one more."""
-    return 2 * cache.block_size * sum(spec.bytes_per_token() for spec in specs)
+def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
+    """Whether ``available`` bytes hold the weights and the smallest KV cache: the null block and one more."""
+    return memory.weights + 2 * cache.block_size * sum(spec.bytes_per_token() for spec in memory.specs) <= available
 
 
 def check_weights_fit(
-    cache: CacheConfig, needs: ModelNeeds, room: int, total: int, where: str, alternatives: Iterable[Alternative]
+    cache: CacheConfig, memory: ModelMemory, available: int, total: int, where: str, alternatives: Iterable[Alternative]
 ) -> None:
-    """Raises ConfigError when not even the smallest KV cache has a place beside the weights: with what is needed, what
-    there is, and which flag or which size of model would do. ``alternatives`` are tried only then."""
-    if needs.weights + least_kv_bytes(cache, needs.specs) <= room:
+    """Raises ConfigError when not even a minimal KV cache fits beside the weights, with the figures and the flags or
+    the size of model that would fit. ``alternatives`` are tried only then."""
+    if fits(cache, memory, available):
         return
     raise ConfigError(
-        f"{needs.model} needs {gib(needs.weights)} for its weights ({needs.kind}) and a KV cache beside them; of the "
-        f"{gib(total)} of {where}, {gib(max(room, 0))} are left for that{_way_out(cache, needs, room, alternatives)}"
+        f"{memory.model} needs {gib(memory.weights)} for its weights ({memory.weight_dtype}) and a KV cache beside "
+        f"them; of the {gib(total)} of {where}, {gib(max(available, 0))} are available"
+        + _suggestions(cache, memory, available, alternatives)
     )
 
 
-def _way_out(cache: CacheConfig, needs: ModelNeeds, room: int, alternatives: Iterable[Alternative]) -> str:
+def _suggestions(cache: CacheConfig, memory: ModelMemory, available: int, alternatives: Iterable[Alternative]) -> str:
     """The end of a sentence that says why a model does not fit."""
     tried = list(alternatives)
-    fitting = [x for x in tried if x.needs.weights + least_kv_bytes(cache, x.needs.specs) <= x.room]
+    fitting = [f"{x.flag} ({gib(x.memory.weights)})" for x in tried if fits(cache, x.memory, x.available)]
     if fitting:
-        return "; it fits with " + ", or with ".join(f"{x.flag} ({gib(x.needs.weights)})" for x in fitting)
-    others = [f"{gib(x.needs.weights)} with {x.flag}" for x in tried]
-    sizes = [_size_that_fits(needs, room, ""), *(_size_that_fits(x.needs, x.room, f" with {x.flag}") for x in tried)]
+        return "; it fits with " + ", or with ".join(fitting)
+    others = ", ".join(f"{gib(x.memory.weights)} with {x.flag}" for x in tried)
+    sizes = [_size_that_fits(memory, available, "")]
+    sizes += [_size_that_fits(x.memory, x.available, f" with {x.flag}") for x in tried]
     return (
-        f" ({', '.join(others)}: too much, too)" if others else ""
+        f" ({others}: too much as well)" if others else ""
     ) + f"; choose a --model of at most {', or '.join(sizes)}, or give it more memory"
 
 
-def _size_that_fits(needs: ModelNeeds, room: int, how: str) -> str:
-    billions = max(room, 0) / needs.weights * needs.parameters / 1e9
-    return f"{billions:.2g} billion parameters in {needs.kind}{how}"
+def _size_that_fits(memory: ModelMemory, available: int, flag: str) -> str:
+    billions = max(available, 0) / memory.weights * memory.parameters / 1e9
+    return f"{billions:.2g} billion parameters in {memory.weight_dtype}{flag}"
 
 
 def gib(size: int) -> str:
-    """Bytes as people compare them with their machine's: "131.4 GiB", small ones with more digits."""
+    """Bytes in GiB: "131.4 GiB", "0.25 GiB"."""
     return f"{size / GIB:,.1f} GiB" if size >= 10 * GIB else f"{size / GIB:.2f} GiB"
 
 
@@ -121,7 +120,7 @@ def out_of_memory(error: BaseException) -> str | None:
     if not kinds & {"OutOfMemoryError", "MemoryError"} and "can't allocate memory" not in text:
         return None
     return (
-        f"out of memory ({text[:160]}): lower --max-num-batched-tokens or --max-num-seqs, give the KV cache less with "
+        f"out of memory ({text[:160]}): lower --max-num-batched-tokens or --max-num-seqs, shrink the KV cache with "
         "--gpu-memory-utilization or --kv-cache-memory-bytes, or choose a smaller --model"
     )
 
@@ -129,15 +128,16 @@ def out_of_memory(error: BaseException) -> str | None:
 def plan_cpu_memory(
     cache: CacheConfig, specs: list[KVCacheSpec], weights: int, max_model_len: int, fit_max_model_len: bool
 ) -> MemoryLedger:
-    """Size the KV pool of a CPU engine. Raises ConfigError when one sequence of ``max_model_len`` would not fit,
-    unless ``fit_max_model_len`` lets it be lowered to what does."""
+    """Size the KV cache of a CPU engine. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless
+    ``fit_max_model_len`` lets it be lowered."""
     total = limits.memory_limit()
-    room = min(int(total * CPU_KV_SHARE), CPU_KV_MAX, weights_room(cache, total) - weights)
+    room = min(int(total * CPU_KV_SHARE), CPU_KV_MAX, available_for_weights(cache, total) - weights)
     ledger = _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, "")
     if weights + ledger.kv_cache > total and cache.num_gpu_blocks_override is None:
         raise ConfigError(
             f"weights ({gib(weights)}) and KV cache ({gib(ledger.kv_cache)}) are more than the {gib(total)} that this "
-            f"process may use; lower --kv-cache-memory-bytes to at most {max(weights_room(cache, total) - weights, 0)}"
+            "process may use; lower --kv-cache-memory-bytes to at most "
+            f"{max(available_for_weights(cache, total) - weights, 0)}"
         )
     return ledger
 
@@ -155,12 +155,12 @@ def plan_device_memory(
     graphs: int,
     histories: int = 0,
 ) -> MemoryLedger:
-    """Size the KV pool of a device with memory of its own.
+    """Size the KV cache of a device with memory of its own.
 
-    ``in_use`` is everything on the device once the weights are there (weights, CUDA context, other processes),
-    ``activations`` the peak of the largest step, ``graphs`` what is set aside for captured steps, ``histories`` for the
-    tokens of requests with penalties. The rest of ``gpu_memory_utilization`` of the device is the cache's. Raises
-    ConfigError when that does not do, with the figure to change.
+    All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes),
+    ``activations`` the peak of the largest step, ``graphs`` is reserved for captured steps, ``histories`` for the
+    tokens of requests with penalties. The cache gets the rest of ``gpu_memory_utilization`` of the device. Raises
+    ConfigError when that is too little, with the figure to change.
     """
     total = int(device_total * cache.gpu_memory_utilization)
     room = total - in_use - activations - graphs - histories - DEVICE_SLACK
@@ -168,7 +168,7 @@ def plan_device_memory(
         f"; of {device_total / MIB:,.0f} MiB, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves "
         f"{max(room, 0) / MIB:,.0f} MiB beside weights ({weights / MIB:,.0f} MiB), a step ({activations / MIB:,.0f} "
         f"MiB; lower max_num_batched_tokens or max_num_seqs), graphs ({graphs / MIB:,.0f} MiB; enforce_eager), token "
-        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs) and what else is in use "
+        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs) and other uses "
         f"({max(in_use - weights, 0) / MIB:,.0f} MiB)"
     )
     parts = (
@@ -192,7 +192,7 @@ def _plan(
     hint: str,
     parts: tuple[tuple[str, int], ...] = (),
 ) -> MemoryLedger:
-    """``room``: bytes for the KV pool unless the configuration gives a figure; ``hint`` ends the error's sentence."""
+    """``room``: bytes for the KV cache unless the configuration sets them; ``hint`` ends the error's sentence."""
     block_bytes = cache.block_size * sum(spec.bytes_per_token() for spec in specs)
     needed = -(-max_model_len // cache.block_size)
     if cache.num_gpu_blocks_override is not None:
@@ -206,7 +206,7 @@ def _plan(
         raise ConfigError(
             f"one sequence of max_model_len={max_model_len} needs {needed} KV cache blocks "
             f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; set --max-model-len to "
-            f'{fits} or less (or "auto"), or give the cache more: --kv-cache-memory-bytes {(needed + 1) * block_bytes}'
+            f'{fits} or less (or "auto"), or enlarge the cache: --kv-cache-memory-bytes {(needed + 1) * block_bytes}'
             + hint
         )
     return MemoryLedger(

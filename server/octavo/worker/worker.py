@@ -16,23 +16,24 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits
+from octavo.worker.device import choose_device, choose_kernels
 from octavo.worker.gpu.graphs import CudaCapture, run_again
 from octavo.worker.gpu.memory_profile import decode_step, largest_step, peak_of, prompt_step
 from octavo.worker.gpu.prompt_graphs import prompt_sizes
 from octavo.worker.gpu.runner import DeviceModelRunner, captured_sizes
 from octavo.worker.gpu.warm_up import warm_up
+from octavo.worker.kv_cache import allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
     GRAPH_BYTES,
     MemoryLedger,
+    available_for_weights,
     check_weights_fit,
     out_of_memory,
     plan_cpu_memory,
     plan_device_memory,
-    weights_room,
 )
+from octavo.worker.model_memory import alternatives, model_memory
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.needs import alternatives, model_needs
-from octavo.worker.placement import choose_device, choose_kernels, kv_cache_specs
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Worker:
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
-        self._refuse_what_cannot_fit(config)
+        self._check_fits(config)
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
         limits.trim_memory()  # of what loading needed
@@ -75,7 +76,8 @@ class Worker:
             logger.info(line)
         scheduler = replace(scheduler, max_model_len=self.ledger.max_model_len)
         self.config = replace(config, scheduler=scheduler, device=self.device.type)
-        kv_caches = [self._allocate_kv(spec) for spec in specs]
+        num_blocks, block_size = self.ledger.num_blocks, self.ledger.block_size
+        kv_caches = [allocate_kv_cache(spec, num_blocks, block_size, self.device) for spec in specs]
         self.max_in_flight = 1
         if overlap if overlap is not None else not on_cpu:
             self.max_in_flight = 2
@@ -83,23 +85,24 @@ class Worker:
         else:
             self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
 
-    def _refuse_what_cannot_fit(self, config: EngineConfig) -> None:
-        """Before anything is read. Raises ConfigError when the weights, or one sequence beside them, have no place."""
+    def _check_fits(self, config: EngineConfig) -> None:
+        """Before anything is read. Raises ConfigError when the weights, or one sequence beside them, do not fit."""
         cache, max_model_len = config.cache, config.scheduler.max_model_len
-        needs = model_needs(config, self.device)
+        memory = model_memory(config, self.device)
         if self.device.type == "cpu":
             in_use, total, where = 0, limits.memory_limit(), "memory that this process may use"
         else:
             free, total = torch.cuda.mem_get_info(self.device)
             in_use, where = total - free, "memory of the device"
-        room = weights_room(cache, total, in_use, self.device.type != "cpu")
-        check_weights_fit(cache, needs, room, total, where, alternatives(config, self.device, needs, total, in_use))
+        available = available_for_weights(cache, total, in_use, self.device.type != "cpu")
+        others = alternatives(config, self.device, memory, total, in_use)
+        check_weights_fit(cache, memory, available, total, where, others)
         if self.device.type == "cpu":
-            plan_cpu_memory(cache, needs.specs, needs.weights, max_model_len, config.fit_max_model_len)
+            plan_cpu_memory(cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len)
         else:  # what a step takes is known later
             plan_device_memory(
-                cache, needs.specs, needs.weights, max_model_len, config.fit_max_model_len,
-                device_total=total, in_use=in_use + needs.weights, activations=0, graphs=0,
+                cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len,
+                device_total=total, in_use=in_use + memory.weights, activations=0, graphs=0,
             )  # fmt: skip
 
     def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
@@ -146,13 +149,6 @@ class Worker:
             cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len,
             device_total=total, in_use=total - free, activations=peak, graphs=graphs, histories=histories,
         )  # fmt: skip
-
-    def _allocate_kv(self, spec: KVCacheSpec) -> torch.Tensor:
-        """Host pages are not touched before they are needed."""
-        shape = spec.shape(self.ledger.num_blocks, self.ledger.block_size)
-        kv = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=self.device)
-        kv[:, 0].zero_()
-        return kv
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         return self.runner.execute_model(step)

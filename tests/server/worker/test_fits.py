@@ -25,8 +25,8 @@ from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
 from octavo.system import limits
 from octavo.worker import worker
-from octavo.worker.memory import check_weights_fit, weights_room
-from octavo.worker.needs import alternatives, model_needs
+from octavo.worker.memory import available_for_weights, check_weights_fit
+from octavo.worker.model_memory import alternatives, model_memory
 
 GIB = 1 << 30
 LLAMA_70B = {
@@ -108,8 +108,8 @@ def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPat
     def refusal(total: int, host: int, **options: Any) -> str:
         monkeypatch.setattr(limits, "memory_limit", lambda: host)
         config = engine_config(llama_70b, load_format="dummy", **options)
-        room = weights_room(config.cache, total, in_use=GIB, on_device=True)
-        needs = model_needs(config, CUDA)
+        room = available_for_weights(config.cache, total, in_use=GIB, on_device=True)
+        needs = model_memory(config, CUDA)
         others = alternatives(config, CUDA, needs, total, GIB)
         with pytest.raises(ConfigError) as error:
             check_weights_fit(config.cache, needs, room, total, "memory of the device", others)
@@ -123,8 +123,8 @@ def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPat
 
 def test_quantised_files_are_dequantised_on_a_gpu() -> None:
     config = EngineArgs(dtype="bfloat16").create_engine_config(progress=False)
-    on_cpu, on_gpu = model_needs(config, CPU), model_needs(config, CUDA)
-    assert (on_cpu.kind, on_gpu.kind) == ("int8", "bfloat16") and on_cpu.parameters == on_gpu.parameters
+    on_cpu, on_gpu = model_memory(config, CPU), model_memory(config, CUDA)
+    assert (on_cpu.weight_dtype, on_gpu.weight_dtype) == ("int8", "bfloat16") and on_cpu.parameters == on_gpu.parameters
     assert 2.0 < on_gpu.weights / on_gpu.parameters < 2.1 and on_cpu.weights / on_cpu.parameters < 0.8
 
 

@@ -15,7 +15,8 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.worker import worker
-from octavo.worker.placement import choose_kernels, quantized_kv_dtype
+from octavo.worker.device import choose_kernels
+from octavo.worker.kv_cache import quantized_kv_dtype
 from octavo_kernels import triton as backend
 from octavo_kernels.triton import attention_configs as configs
 
