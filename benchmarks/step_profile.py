@@ -167,7 +167,7 @@ def engine(llm: LLM, rows: int) -> list[dict[str, Any]]:
     timers.watch(core.scheduler, "schedule", "schedule")
     timers.watch(core.scheduler, "update_from_output", "update")
     timers.watch(core.executor, "execute_model", "execute")
-    timers.watch(RecordedSteps, "_whole", "program")
+    timers.watch(RecordedSteps, "_replay", "program")
     take = core.step
     core.step = lambda: outputs.append(take()) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
     try:

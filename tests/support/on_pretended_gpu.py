@@ -71,7 +71,7 @@ def errors(outputs: list[Any]) -> list[str]:
 def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     """Llama-3.1-8B as it is served: what its graphs launch, what its steps launch, what memory it takes at most."""
     llm = engine(LLAMA_8B, max_num_seqs=256)
-    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+    num_sizes = len(llm.engine.executor.worker.runner.device_runner.decode_graphs.sizes)  # type: ignore[attr-defined]
     ledger = llm.engine.executor.worker.ledger  # type: ignore[attr-defined]
     graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
     gpu.strict = True
@@ -95,7 +95,7 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     EngineCore.step = plain  # type: ignore[method-assign]
     return {
         "errors": found, "layers": LLAMA_8B["num_hidden_layers"],
-        "decodes": graphs[: 3 * len(runner.sizes)], "prompts": graphs[3 * len(runner.sizes) :],
+        "decodes": graphs[: 3 * num_sizes], "prompts": graphs[3 * num_sizes :],
         "steady": steady, "step of prompts": max(steps, key=len), "limit": ledger.total, "peak": peak,
     }  # fmt: skip
 

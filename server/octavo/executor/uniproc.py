@@ -1,4 +1,4 @@
-"""Runs the one worker in this process. Executors of several processes will offer the same three things."""
+"""The executor of one worker, in the engine's own process."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 
 
 class Executor(Protocol):
+    """What the engine asks of its workers."""
+
     @property
     def config(self) -> EngineConfig:
-        """As asked for, with what the device decided (max_model_len) filled in."""
-        ...
+        """As given, with what depends on the device (max_model_len) filled in."""
 
     @property
     def num_blocks(self) -> int:
         """KV cache blocks, the null block included."""
-        ...
 
     @property
     def max_in_flight(self) -> int:
-        """Steps that may have been handed out before the first one's results are asked for."""
-        ...
+        """Maximum number of steps that are started and not read back."""
 
-    def execute_model(self, step: SchedulerOutput) -> PendingOutput: ...
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput:
+        """Start a step; what is returned waits for its results."""
 
     def is_lost(self) -> bool:
-        """Whether the device can run no further step; to be asked after one has failed."""
-        ...
+        """Whether the device can run no further step; to be called after one has failed."""
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
-        """Compile in the background; the future carries a ValueError when it cannot be used."""
-        ...
+        """Compile in the background; the future raises ValueError when the grammar cannot be used."""
 
     def release_grammar(self, prepared: Future[None]) -> None:
-        """The request that a grammar was prepared for has ended."""
-        ...
+        """To be called once the request that a grammar was prepared for has ended."""
 
     def poll_grammars(self, seconds: float) -> set[str]:
-        """Complete the futures of what is compiled; waits so long for something to be. Returns the sequences whose next
-        tokens are not known yet and which no step should wait for."""
-        ...
+        """Complete the futures of grammars that are compiled, waiting at most ``seconds`` for one. Returns the
+        sequences that no step should include yet: their grammars' bitmasks are slow and not ready."""
 
 
 class UniProcExecutor:
-    def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
-        """``overlap``: let steps overlap (None: where the device has a queue of its own)."""
+    """Runs one `Worker`; see `Executor`."""
+
+    def __init__(self, config: EngineConfig, overlap: bool = False) -> None:
+        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs."""
         from octavo.worker.worker import Worker
 
         self.worker = Worker(config, overlap)
@@ -56,25 +54,31 @@ class UniProcExecutor:
         self.max_in_flight = self.worker.max_in_flight
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
+        """Start a step."""
         return self.worker.execute_model(step)
 
     def is_lost(self) -> bool:
+        """CUDA's context may be spoilt: an illegal access, for one, makes each later call raise."""
         if self.config.device != "cuda":
             return False
         import torch
 
         try:
-            torch.cuda.synchronize()  # an illegal access, for one, spoils the context: each later call raises again
+            torch.cuda.synchronize()
         except RuntimeError:
             return True
         return False
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
-        return self.worker.runner.grammar_pool.prepare(grammar)
+        """Compile in the background."""
+        return self.worker.runner.requests.grammar_pool.prepare(grammar)
 
     def release_grammar(self, prepared: Future[None]) -> None:
-        self.worker.runner.grammar_pool.release(prepared)
+        """Release a compiled grammar."""
+        self.worker.runner.requests.grammar_pool.release(prepared)
 
     def poll_grammars(self, seconds: float) -> set[str]:
-        self.worker.runner.grammar_pool.poll(seconds)
-        return self.worker.runner.grammars.held()
+        """Complete the futures of compiled grammars."""
+        requests = self.worker.runner.requests
+        requests.grammar_pool.poll(seconds)
+        return requests.grammars.held()

@@ -5,12 +5,13 @@ A step gathers its rows by index; nothing is moved when others come and go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 
 from octavo.interface.step import CachedRequestData, NewRequestData
+from octavo.sample import devices
 from octavo_kernels.attention_metadata import AttentionMetadata
 
 
@@ -20,19 +21,20 @@ class InputBatch:
     def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
-        # Not touched before used: the pages of a long row cost nothing.
+        # Not zeroed: memory that no sequence has used costs nothing.
         self.token_ids = np.empty((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.block_table = np.zeros((max_num_reqs, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
-        self.lives = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
-        self.highest_block = 0  # of all that any sequence has had
+        self.row_generation = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
+        self.highest_block = 0  # that any sequence has had
         self.row_of: dict[str, int] = {}
         self._free_rows = list(range(max_num_reqs - 1, -1, -1))
 
     def add(self, data: NewRequestData) -> int:
+        """Fill a free row, and return it."""
         row = self.row_of[data.req_id] = self._free_rows.pop()
         self.token_ids[row, : len(data.token_ids)] = data.token_ids
         self.block_table[row, : len(data.block_ids)] = data.block_ids
@@ -41,10 +43,11 @@ class InputBatch:
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
-        self.lives[row] += 1
+        self.row_generation[row] += 1
         return row
 
     def update_blocks(self, data: CachedRequestData) -> None:
+        """Replace and append block ids of a sequence's row."""
         row = self.row_of[data.req_id]
         for index, block_id in data.replaced_blocks:
             self.block_table[row, index] = block_id
@@ -62,6 +65,7 @@ class InputBatch:
         return row
 
     def check_integrity(self) -> None:
+        """Raise AssertionError unless every row is either free or one sequence's."""
         used = list(self.row_of.values())
         assert len(set(used)) == len(used) and not set(used) & set(self._free_rows), "a row is used twice"
         assert len(used) + len(self._free_rows) == len(self.num_blocks), "a row is lost"
@@ -111,11 +115,9 @@ class StepInputs:
             query_start_loc_cpu=starts,
         )
 
-    def to(self, put: Callable[[np.ndarray], torch.Tensor]) -> None:
-        """Bring the tensors to a device."""
-        metadata = self.metadata
-        self.input_ids, self.positions = put(self.input_ids.numpy()), put(self.positions.numpy())
-        metadata.query_start_loc = put(metadata.query_start_loc.numpy())
-        metadata.seq_lens = put(metadata.seq_lens.numpy())
-        metadata.block_table = put(metadata.block_table.numpy())
-        metadata.slot_mapping = put(metadata.slot_mapping.numpy())
+    def to(self, device: torch.device) -> None:
+        """Bring the tensors to a device, without waiting for it."""
+        metadata, put = self.metadata, partial(devices.put, device=device)
+        self.input_ids, self.positions = put(self.input_ids), put(self.positions)
+        metadata.query_start_loc, metadata.seq_lens = put(metadata.query_start_loc), put(metadata.seq_lens)
+        metadata.block_table, metadata.slot_mapping = put(metadata.block_table), put(metadata.slot_mapping)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
+
+from octavo.worker.host_copy import HostCopy
+from octavo.worker.input_batch import StepInputs
 
 POOLINGS = ("mean", "last")
 
 
 class Pooler:
-    """Keeps what chunks of a prompt have added up to until its last one is computed."""
+    """Pools each prompt over its chunks, until the last one is computed."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, str] = {}
@@ -21,23 +26,30 @@ class Pooler:
         return req_id in self._kinds
 
     def add(self, req_id: str, kind: str) -> None:
+        """``kind``: one of POOLINGS."""
         self._kinds[req_id] = kind
 
     def remove(self, req_id: str) -> None:
+        """Forget a prompt; unknown ones are ignored."""
         self._kinds.pop(req_id, None)
         self._sums.pop(req_id, None)
 
-    def take(self, req_id: str, hidden: torch.Tensor, finished: bool) -> torch.Tensor | None:
-        """Add a chunk ``hidden [tokens, H]``; with ``finished`` return the pooled vector, float32 [H] of length 1
-        (L2).
+    def start(
+        self, req_ids: list[str], inputs: StepInputs, hidden: torch.Tensor, ended: set[str]
+    ) -> Iterator[tuple[str, Callable[[], list[float]]]]:
+        """Add a step's chunks, ``hidden [T, H]``. Of each prompt in ``ended``: a call that waits for its vector.
 
-        Sums are float64, so that the vector does not depend on how the prompt was cut.
+        Vectors are float32 [H] of length 1 (L2). Sums are float64, so that they do not depend on how prompts are cut.
         """
-        if self._kinds[req_id] == "mean":
-            chunk = hidden.double().sum(0)
-            self._sums[req_id] = self._sums[req_id] + chunk if req_id in self._sums else chunk
-        else:
-            self._sums[req_id] = hidden[-1].double()
-        if not finished:
-            return None
-        return torch.nn.functional.normalize(self._sums.pop(req_id), dim=0).float()
+        for i, req_id in enumerate(req_ids):
+            if req_id not in self._kinds:
+                continue
+            chunk = hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])]
+            if self._kinds[req_id] == "mean":
+                total = chunk.double().sum(0)
+                self._sums[req_id] = self._sums[req_id] + total if req_id in self._sums else total
+            else:
+                self._sums[req_id] = chunk[-1].double()
+            if req_id in ended:
+                copy = HostCopy([torch.nn.functional.normalize(self._sums.pop(req_id), dim=0).float()])
+                yield req_id, lambda copy=copy: copy.wait()[0].tolist()  # type: ignore[misc]

@@ -16,11 +16,13 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits
+from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import choose_device, choose_kernels
-from octavo.worker.gpu.graphs import CudaCapture, run_again
-from octavo.worker.gpu.memory_profile import decode_step, largest_step, peak_of, prompt_step
-from octavo.worker.gpu.prompt_graphs import prompt_sizes
-from octavo.worker.gpu.runner import DeviceModelRunner, captured_sizes
+from octavo.worker.gpu.decode_graphs import decode_sizes
+from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
+from octavo.worker.gpu.memory_profile import DummySteps, peak_of
+from octavo.worker.gpu.prefill_graphs import prefill_sizes
+from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.kv_cache import allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
@@ -34,19 +36,24 @@ from octavo.worker.memory import (
 )
 from octavo.worker.model_memory import alternatives, model_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.request_states import RequestStates
+from octavo.worker.step import DeviceRunner
 
 logger = logging.getLogger(__name__)
 
-# Tokens in one step unless said otherwise. A CPU takes half a millisecond for each of a small model, and more of them
-# at a time would not make it faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the
-# host some milliseconds to launch, which few tokens of a small model would not fill.
-STEP_TOKENS = {"cpu": 192, "cuda": 8192}
+# Default max_num_batched_tokens. A CPU takes half a millisecond for each token of a small model, and more of them at a
+# time are no faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the host some
+# milliseconds to launch, longer than the device needs for few tokens of a small model.
+MAX_NUM_BATCHED_TOKENS = {"cpu": 192, "cuda": 8192}
 
 
 class Worker:
-    """``overlap``: let steps overlap (None: on devices with a queue of their own)."""
+    """One device with its model, KV cache and runner.
 
-    def __init__(self, config: EngineConfig, overlap: bool | None = None) -> None:
+    ``overlap``: let steps overlap on a CPU too, with the runner of GPUs. Raises ConfigError when the engine cannot run.
+    """
+
+    def __init__(self, config: EngineConfig, overlap: bool = False) -> None:
         try:
             self._start(config, overlap)
         except (MemoryError, RuntimeError) as error:  # torch's own is one of these
@@ -55,7 +62,7 @@ class Worker:
                 raise
             raise ConfigError(f"{config.model.model}: {advice}") from error
 
-    def _start(self, config: EngineConfig, overlap: bool | None) -> None:
+    def _start(self, config: EngineConfig, overlap: bool) -> None:
         self.device = choose_device(config.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
@@ -67,7 +74,7 @@ class Worker:
         self._check_fits(config)
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
-        limits.trim_memory()  # of what loading needed
+        limits.trim_memory()  # give back what only loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
@@ -76,14 +83,20 @@ class Worker:
             logger.info(line)
         scheduler = replace(scheduler, max_model_len=self.ledger.max_model_len)
         self.config = replace(config, scheduler=scheduler, device=self.device.type)
-        num_blocks, block_size = self.ledger.num_blocks, self.ledger.block_size
-        kv_caches = [allocate_kv_cache(spec, num_blocks, block_size, self.device) for spec in specs]
-        self.max_in_flight = 1
-        if overlap if overlap is not None else not on_cpu:
-            self.max_in_flight = 2
-            self.runner: ModelRunner = self._device_runner(kv_caches)
-        else:
-            self.runner = ModelRunner(self.config, self.model, self.device, kv_caches)
+        ledger, device = self.ledger, self.device
+        kv_caches = [allocate_kv_cache(spec, ledger.num_blocks, ledger.block_size, device) for spec in specs]
+        use_gpu_runner = overlap or not on_cpu
+        self.max_in_flight = 2 if use_gpu_runner else 1
+        requests = RequestStates(self.config, device, sample_with_kernels=use_gpu_runner)
+        gpu_runner = None
+        if use_gpu_runner:
+            capture = CudaCapture() if self._captures else run_eagerly
+            gpu_runner = GPURunner(self.config, self.model, requests, kv_caches, capture)
+        max_rows = scheduler.max_num_batched_tokens
+        runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_caches, max_rows)
+        self.runner = ModelRunner(self.model, requests, runner, kv_caches)
+        if gpu_runner and not on_cpu:
+            self._prepare(gpu_runner)
 
     def _check_fits(self, config: EngineConfig) -> None:
         """Before anything is read. Raises ConfigError when the weights, or one sequence beside them, do not fit."""
@@ -105,44 +118,40 @@ class Worker:
                 device_total=total, in_use=in_use + memory.weights, activations=0, graphs=0,
             )  # fmt: skip
 
-    def _device_runner(self, kv_caches: list[torch.Tensor]) -> DeviceModelRunner:
-        capture = CudaCapture() if self._captures else run_again
-        runner = DeviceModelRunner(self.config, self.model, self.device, kv_caches, capture)
-        if self.device.type == "cpu":
-            return runner
+    def _prepare(self, runner: GPURunner) -> None:
+        """Capture graphs and compile kernels, so that no request waits for them."""
         started = time.perf_counter()
         if self._captures:
-            runner.capture_all()
+            num_sizes = runner.capture_all()
             torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()  # of what is kept for the captures' stream, which is not used again
-            logger.info("captured steps of %d sizes in %.2f s", runner.num_sizes, time.perf_counter() - started)
+            torch.cuda.empty_cache()  # of the captures' stream, which is not used again
+            logger.info("captured steps of %d sizes in %.2f s", num_sizes, time.perf_counter() - started)
             started = time.perf_counter()
-        warm_up(runner)
-        logger.info("ran a step of each kind in %.2f s", time.perf_counter() - started)
-        return runner
+        warm_up(self.runner, self.config.scheduler)
+        logger.info("warmed up in %.2f s", time.perf_counter() - started)
 
     def _scheduler_config(self, asked: SchedulerConfig) -> SchedulerConfig:
         budget = asked.max_num_batched_tokens
         if budget == 0:
-            budget = max(STEP_TOKENS[self.device.type], asked.max_num_seqs)
+            budget = max(MAX_NUM_BATCHED_TOKENS[self.device.type], asked.max_num_seqs)
         return replace(asked, max_num_batched_tokens=budget)
 
     def _plan_memory(self, config: EngineConfig, specs: list[KVCacheSpec]) -> MemoryLedger:
         weights, scheduler, cache = self.model.num_weight_bytes(), config.scheduler, config.cache
         if self.device.type == "cpu":
             return plan_cpu_memory(cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len)
-        step = (self.model, specs, scheduler, cache.block_size, self.device)
-        peak = peak_of(lambda: largest_step(*step), self.device)
+        dummy = DummySteps(self.model, specs, scheduler, cache.block_size, self.device)
+        peak = peak_of(dummy.run_largest, self.device)
         graphs = 0
         if self._captures:
-            # What the largest step inside needs (the others share it), the results of all, and the driver's own.
-            sizes, prompts = captured_sizes(config, self.model), prompt_sizes(config)
-            graphs = peak_of(lambda: decode_step(*step, sizes[-1]), self.device)
-            if prompts:
-                graphs = max(graphs, peak_of(lambda: prompt_step(*step, prompts[-1]), self.device))
+            # Intermediate tensors of the largest step, which the others share; results of all; the driver's part.
+            sizes, prefills = decode_sizes(config, self.model), prefill_sizes(config)
+            graphs = peak_of(lambda: dummy.run_decode(sizes[-1]), self.device)
+            if prefills:
+                graphs = max(graphs, peak_of(lambda: dummy.run_prefill(prefills[-1]), self.device))
             hidden, attended = config.model.hidden_size, config.model.num_heads * config.model.head_size
-            graphs += (3 * len(sizes) + len(prompts)) * GRAPH_BYTES
-            graphs += sum(sizes) * (4 * hidden + 32) + sum(prompts) * 4 * (hidden + attended)
+            graphs += (3 * len(sizes) + len(prefills)) * GRAPH_BYTES
+            graphs += sum(sizes) * (4 * hidden + 32) + sum(prefills) * 4 * (hidden + attended)
         histories = most_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         free, total = torch.cuda.mem_get_info(self.device)
         return plan_device_memory(
@@ -151,4 +160,5 @@ class Worker:
         )  # fmt: skip
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
+        """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)

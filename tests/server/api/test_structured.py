@@ -142,15 +142,15 @@ BROKEN = {
     'guided_grammar is not valid: "x-guidance" sets': {"guided_grammar": r'start: %json {"x\u002dguidance": {}}'},
     'guided_json is not valid: "x-guidance" sets': {"guided_json": {"items": {"x-guidance": {"lenient": True}}}},
     "guided_json takes more than": {"guided_json": {"type": "integer", "multipleOf": 1_999_993}},
-    "guided_choice leaves nothing to say": {"guided_choice": ["zebra"], "allowed_token_ids": [1, 2]},
-    "guided_regex leaves nothing to say": {"guided_regex": "z+", "bad_words": ["z"]},
-    "guided_choice leaves nothing": {"guided_choice": ["a"], "min_tokens": 5},
+    "guided_choice allows no token": {"guided_choice": ["zebra"], "allowed_token_ids": [1, 2]},
+    "guided_regex allows no token": {"guided_regex": "z+", "bad_words": ["z"]},
+    "guided_choice allows no": {"guided_choice": ["a"], "min_tokens": 5},
     "guided_json is not": {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}},
 }
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("says", ["guided_regex is not valid", "guided_choice leaves nothing to say"])
+@pytest.mark.parametrize("says", ["guided_regex is not valid", "guided_choice allows no token"])
 def test_what_the_engine_finds_out_is_an_answer_with_a_status_of_its_own(shared_server, says, stream):
     body = {"messages": USER, "max_tokens": 5, "stream": stream, **BROKEN[says]}
     answer = shared_server.post("/v1/chat/completions", body)

@@ -137,10 +137,10 @@ def test_a_token_under_way_does_not_reach_the_grammar_of_another_request_of_that
     llm = overlapped(tiny(tiny_checkpoints["llama"], enable_prefix_caching=False))
     core, recorder, ready = llm.engine, Recorder(), Future[None]()
     ready.set_result(None)
-    runner = core.executor.worker.runner  # type: ignore[attr-defined]
-    monkeypatch.setattr(runner, "grammars", recorder)
-    monkeypatch.setattr(runner.grammar_pool, "prepare", lambda grammar: ready)  # in time for the very next step
-    monkeypatch.setattr(runner.grammar_pool, "release", lambda prepared: None)
+    requests = core.executor.worker.runner.requests  # type: ignore[attr-defined]
+    monkeypatch.setattr(requests, "grammars", recorder)
+    monkeypatch.setattr(requests.grammar_pool, "prepare", lambda grammar: ready)  # in time for the very next step
+    monkeypatch.setattr(requests.grammar_pool, "release", lambda prepared: None)
 
     def add(request_id: str, prompt: list[int], grammar: str | None) -> None:
         params = SamplingParams(temperature=0, max_tokens=5 if grammar else 40, ignore_eos=True)

@@ -63,7 +63,7 @@ def test_a_step_that_fails_ends_its_requests_and_leaves_the_engine_usable(
     llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True)
     worker = llm.engine.executor.worker
     with monkeypatch.context() as patch:
-        patch.setattr(worker.runner, "model", None)  # the next forward pass raises
+        patch.setattr(worker.runner.device_runner, "model", None)  # the next forward pass raises
         failed = llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY, use_tqdm=False)[0]
     assert failed.outputs[0].finish_reason == "error" and failed.error
     fine = llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY, use_tqdm=False)[0]

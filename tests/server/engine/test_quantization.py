@@ -105,8 +105,8 @@ def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() 
     prompts = ["Bread is", "Once upon a time there was", "A river carries stones from", "The sea"]
     params = [SamplingParams(temperature=0.7, seed=i, max_tokens=6 + 5 * i, logprobs=2) for i in range(len(prompts))]
     recorded, called = LLM(**options), LLM(**options)
-    steps = recorded.engine.executor.worker.runner._recorded_steps  # type: ignore[attr-defined]
-    called.engine.executor.worker.runner._recorded_steps = None  # type: ignore[attr-defined]
+    steps = recorded.engine.executor.worker.runner.device_runner.recorded_steps  # type: ignore[attr-defined]
+    called.engine.executor.worker.runner.device_runner.recorded_steps = None  # type: ignore[attr-defined]
     assert steps is not None
     for turn in range(3):  # the second finds its prompts in the prefix cache, the third wants to know about them
         params = [dataclasses.replace(given, prompt_logprobs=1 if turn == 2 else None) for given in params]
@@ -134,7 +134,7 @@ def test_where_steps_cannot_be_recorded_they_run_one_operation_at_a_time(options
     small: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 2}
     prompts = ["The capital of", "Two"]
     tried, called = LLM(**small, **options), LLM(**small, **options)
-    called.engine.executor.worker.runner._recorded_steps = None  # type: ignore[attr-defined]
+    called.engine.executor.worker.runner.device_runner.recorded_steps = None  # type: ignore[attr-defined]
     outputs = [llm.generate(prompts, params, use_tqdm=False) for llm in (tried, called)]
     ours, theirs = ([(output.error, output.outputs[0].text) for output in one] for one in outputs)
     assert ours == theirs and all(text for _, text in ours)

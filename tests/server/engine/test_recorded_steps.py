@@ -73,7 +73,7 @@ def test_recorded_steps_give_the_bits_of_called_ones_and_the_model(family: str, 
             continue
         runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
         recorded = [generate(llm), generate(llm, prompt_logprobs=0)]
-        steps, runner._recorded_steps = runner._recorded_steps, None
+        steps, runner.device_runner.recorded_steps = runner.device_runner.recorded_steps, None
         called = [generate(llm), generate(llm, prompt_logprobs=0)]
         assert not any(o.error for o in called[0]), which
         for ours, theirs in zip(recorded, called, strict=True):
@@ -81,4 +81,4 @@ def test_recorded_steps_give_the_bits_of_called_ones_and_the_model(family: str, 
         worst = worst_error(called[0], reference)
         assert worst < MAX_ERROR[dtype], f"{which}: {worst}"
         usual = quantization == "int8" and family != "opt" and "float16" not in (dtype, kv_dtype)
-        assert steps._possible == usual, f"{which}: recorded {steps._possible}"
+        assert steps.can_record == usual, f"{which}: recorded {steps.can_record}"

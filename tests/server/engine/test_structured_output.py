@@ -135,7 +135,7 @@ def test_limits_that_leave_nothing_to_say_end_that_request_alone(llm: LLM, limit
     limited = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["zebra"]), max_tokens=30, **limits)  # type: ignore[arg-type]
     ended, neighbour = llm.generate(["Answer:", "Answer:"], [limited, params(choice=["zebra"])], use_tqdm=False)
     assert ended.outputs[0].finish_reason == "error" and ended.error_param == "structured_outputs.choice"
-    assert ended.error is not None and "leaves nothing to say" in ended.error
+    assert ended.error is not None and "allows no token together" in ended.error
     assert neighbour.outputs[0].text == "zebra"
 
 
@@ -177,7 +177,7 @@ def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> No
     core, ended = llm.engine, {}
 
     def processes() -> set[int]:
-        program = core.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
+        program = core.executor.worker.runner.requests.grammar_pool._program  # type: ignore[attr-defined]
         return set(map(int, Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()))
 
     def add(name: str) -> None:
@@ -208,7 +208,7 @@ def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytes
     """Stopped, or hanging: the request that finds out ends with an error that blames no grammar, the next is served."""
     monkeypatch.setattr("octavo.worker.grammar_pool.FORK_SECONDS", 1.0)
     llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)
-    program = llm.engine.executor.worker.runner.grammar_pool._program  # type: ignore[attr-defined]
+    program = llm.engine.executor.worker.runner.requests.grammar_pool._program  # type: ignore[attr-defined]
     os.kill(program.pid, signal.SIGSTOP)
     with pytest.raises(ValueError, match="does not answer"):
         llm.generate("Answer:", params(choice=["stopped"]), use_tqdm=False)
@@ -220,7 +220,7 @@ def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytes
 def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
     """More than there may be processes or memory: every request is served, and what nobody uses makes room."""
     monkeypatch.setattr(f"octavo.worker.grammar_pool.{limit}", most)
-    pool = llm.engine.executor.worker.runner.grammar_pool  # type: ignore[attr-defined]
+    pool = llm.engine.executor.worker.runner.requests.grammar_pool  # type: ignore[attr-defined]
     start, running, taken = pool._start, [], []
 
     def watched_start(process: GrammarProcess) -> None:

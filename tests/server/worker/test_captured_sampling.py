@@ -8,7 +8,7 @@ import pytest
 from support.overlapped import answers, overlapped, prompts_of, tiny
 
 from octavo import SamplingParams
-from octavo.worker.gpu.runner import DeviceModelRunner
+from octavo.worker.gpu.runner import GPURunner
 
 
 @pytest.mark.parametrize("stops, eager", [([7], 6), ([], 0)])
@@ -23,7 +23,7 @@ def test_rows_past_their_minimum_are_sampled_as_others(
     llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False)
     expected = answers(llm.generate(prompts, [params], use_tqdm=False))
     uncaptured = []
-    sample = DeviceModelRunner._sample
-    monkeypatch.setattr(DeviceModelRunner, "_sample", lambda *args: uncaptured.append(1) or sample(*args))
+    sample = GPURunner.sample
+    monkeypatch.setattr(GPURunner, "sample", lambda *args: uncaptured.append(1) or sample(*args))
     assert answers(overlapped(llm).generate(prompts, [params], use_tqdm=False)) == expected
     assert len(uncaptured) == eager + 1  # the prompt's own

@@ -13,7 +13,7 @@ from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.sample.token_pool import TokenPool, most_bytes
 from octavo.worker import memory
-from octavo.worker.gpu import memory_profile as profile
+from octavo.worker.gpu.memory_profile import DummySteps
 
 MIB = 1 << 20
 
@@ -76,9 +76,9 @@ def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str
 
     monkeypatch.setattr(type(worker.model), "forward", noted)
     specs = worker.model.kv_cache_specs()
-    step = (worker.model, specs, worker.config.scheduler, 16, torch.device("cpu"))
-    profile.largest_step(*step)
-    profile.decode_step(*step, 16)
+    steps = DummySteps(worker.model, specs, worker.config.scheduler, 16, torch.device("cpu"))
+    steps.run_largest()
+    steps.run_decode(16)
     mixed, decode = (context.metadata for context in seen)
     assert mixed.num_actual_tokens == 200 and mixed.max_query_len == 96 and mixed.max_seq_len == 96
     assert len(mixed.seq_lens) == 15 + 2 and mixed.query_start_loc[-1] == 200

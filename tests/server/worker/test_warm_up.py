@@ -13,12 +13,12 @@ from triton.runtime.interpreter import InterpretedFunction
 
 import octavo_kernels
 from octavo import SamplingParams
-from octavo.worker.gpu.runner import DeviceModelRunner
 from octavo.worker.gpu.warm_up import warm_up
+from octavo.worker.model_runner import ModelRunner
 from octavo_kernels.triton import INTERPRETED, sampling
 
 
-def runner_of(llm: Any) -> DeviceModelRunner:
+def runner_of(llm: Any) -> ModelRunner:
     return llm.engine.executor.worker.runner
 
 
@@ -29,18 +29,19 @@ def test_it_leaves_nothing_behind(tiny_checkpoints: dict[str, Path]) -> None:
     warm = overlapped(llm)
     for cache in runner_of(warm).kv_caches:
         cache.fill_(7.0)  # memory that nobody has written may hold NaN, which equals nothing
-    warm_up(runner_of(warm))
+    warm_up(runner_of(warm), warm.engine.config.scheduler)
     assert all((cache == 7.0).all() for cache in runner_of(warm).kv_caches), "keys were written"
-    runner_of(warm).batch.check_integrity()
-    assert not runner_of(warm).batch.row_of
+    runner_of(warm).requests.batch.check_integrity()
+    assert not runner_of(warm).requests.batch.row_of
     assert answers(warm.generate(prompts, params, use_tqdm=False)) == expected
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2])
 def test_the_shortest_models_start(max_model_len: int, tiny_checkpoints: dict[str, Path]) -> None:
-    runner = runner_of(overlapped(tiny(tiny_checkpoints["llama"], max_model_len=max_model_len)))
-    warm_up(runner)
-    assert not runner.batch.row_of
+    llm = overlapped(tiny(tiny_checkpoints["llama"], max_model_len=max_model_len))
+    runner = runner_of(llm)
+    warm_up(runner, llm.engine.config.scheduler)
+    assert not runner.requests.batch.row_of
 
 
 class Variants:
@@ -92,8 +93,8 @@ def test_requests_compile_nothing(
         )
     )  # fmt: skip
     runner = runner_of(llm)
-    runner.capture_all()
-    warm_up(runner)
+    runner.device_runner.capture_all()
+    warm_up(runner, llm.engine.config.scheduler)
     known = set(variants.found)
     lengths = [1, 2, 3, 5, 8, 9, 40, 270]
     prompts = [{"prompt_token_ids": [7 + i] * length} for i, length in enumerate(lengths)]

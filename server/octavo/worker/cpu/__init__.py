@@ -1,0 +1,1 @@
+"""Steps on a CPU, replayed from recordings."""

@@ -1,16 +1,16 @@
 """Steps of a quantised model on a CPU, recorded once and then replayed.
 
-It is to the CPU what CUDA graphs are to a GPU: a step of a small model is hundreds of short operations, and starting
-each from Python takes as long as computing it. One program does for steps of all sizes: the layers for all rows, the
-head for those that get a token, and the best token of each. Where what the layers leave is wanted for more than that,
-there is one for the layers up to the last attention and one for what follows.
+The CPU's counterpart of CUDA graphs: a step of a small model is hundreds of short operations, and starting each from
+Python takes as long as computing it. One program serves steps of all sizes: the layers for all rows, the head for those
+that get a token, and the best token of each. Where hidden states are wanted for more than that, one program runs the
+layers up to the last attention and another what follows.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,45 +18,41 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.layers.attention import ForwardContext
+from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
+from octavo.worker.step import Logits
 from octavo_kernels import AttentionMetadata
 from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, record, unavailable_reason
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-States = tuple[Tensor, ...]
-
-
-class Logits(NamedTuple):
-    values: Tensor  # float32 [R, vocabulary], undefined if they were not wanted
-    best: tuple[Tensor, Tensor]  # of each row, see `cpu.argmax`
 
 
 class RecordedSteps:
-    """What is returned is valid until the next call, and None when this model's steps cannot be recorded."""
+    """Results are valid until the next call, and None when this model's steps cannot be recorded."""
 
     def __init__(self, model: CausalLM, batch: InputBatch, kv_caches: list[Tensor], max_rows: int) -> None:
-        """``max_rows``: tokens of a step at most."""
+        """``max_rows``: maximum number of tokens per step."""
         self._model, self._batch, self._kv_caches = model, batch, kv_caches
         self._max_logits, max_blocks = batch.block_table.shape
-        # More rows than there are logits, by which a program tells apart what depends on which.
+        # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
         self._inputs = _Inputs(max(max_rows, self._max_logits + 1), self._max_logits, max_blocks, batch.block_size)
-        self._wanted = torch.empty(self._max_logits, dtype=torch.int64)
+        self._indices = torch.empty(self._max_logits, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
         self._step: Program[list[Tensor]] | None = None
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
-        # Linears that want their rows padded are torch's own, which no recording can hold.
-        self._possible = model.row_multiple == 1 and unavailable_reason() is None
+        # Linear layers that want their rows padded run in torch itself, which cannot be recorded.
+        self.can_record = model.row_multiple == 1 and unavailable_reason() is None
         self._decode_inputs: DecodeInputs | None = None
 
     def decode(self, rows: np.ndarray, wants_logits: bool) -> Logits | None:
         """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
-        if not self._possible:
+        if not self.can_record:
             return None
         if self._decode_inputs is None:
             batch, inputs = self._batch, self._inputs
@@ -65,75 +61,75 @@ class RecordedSteps:
                 inputs.input_ids, inputs.positions, inputs.metadata,
             )  # fmt: skip
         self._decode_inputs.fill(rows)
-        return self._whole(len(rows), len(rows), np.arange(len(rows)), wants_logits)
+        return self._replay(len(rows), len(rows), np.arange(len(rows)), wants_logits)
 
-    def run(self, step: StepInputs, wanted: np.ndarray, wants_logits: bool) -> Logits | None:
-        """Any step, and logits or the best tokens alone of its rows ``wanted`` int64 [R], one at least."""
+    def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
+        """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
         total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
-        if total > len(self._inputs.positions) or len(wanted) > self._max_logits:
+        if not self.can_record or total > len(self._inputs.positions) or len(indices) > self._max_logits:
             return None
         self._inputs.fill(step)
-        return self._whole(total, sequences, wanted, wants_logits)
+        return self._replay(total, sequences, indices, wants_logits)
 
-    def begin(self, step: StepInputs) -> States | None:
-        """`CausalLM.begin` of any step."""
+    def run(self, step: StepInputs) -> DeferredHidden | None:
+        """The layers of any step up to the last attention."""
         total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
-        if total > len(self._inputs.positions):
+        if not self.can_record or total > len(self._inputs.positions):
             return None
         self._inputs.fill(step)
         if self._layers is None:
-            self._layers = self._record(lambda: [*self._begin()])
+            self._layers = self._record(lambda: [*self._run_layers()])
             if self._layers is None:
                 return None
         self._layers.replay(total, sequences=sequences)
-        return tuple(state[:total] for state in self._layers.outputs)
+        return tuple(tensor[:total] for tensor in self._layers.outputs)
 
-    def logits(self, states: States) -> Tensor | None:
-        """Logits float32 [R, vocabulary] from R rows of what `begin` returned."""
-        rows = len(states[0])
-        if not self._possible or rows > self._max_logits:
+    def compute_logits(self, hidden: DeferredHidden) -> Tensor | None:
+        """Logits float32 [R, vocabulary] from R rows of what `run` returned."""
+        rows = len(hidden[0])
+        if not self.can_record or rows > self._max_logits:
             return None
         if self._head is None:
-            self._head_rows = [state.new_empty(self._max_logits, state.shape[1]) for state in states]
+            self._head_rows = [tensor.new_empty(self._max_logits, tensor.shape[1]) for tensor in hidden]
             self._head = self._record(lambda: self._model.compute_logits(self._model.finish(*self._head_rows)))
             if self._head is None:
                 return None
-        for ours, theirs in zip(self._head_rows, states, strict=True):
+        for ours, theirs in zip(self._head_rows, hidden, strict=True):
             ours[:rows] = theirs
         self._head.replay(rows)
         return self._head.outputs[:rows]
 
-    def _whole(self, rows: int, sequences: int, wanted: np.ndarray, wants_logits: bool) -> Logits | None:
+    def _replay(self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool) -> Logits | None:
         if self._step is None:
-            self._step = self._record(self._whole_step)
+            self._step = self._record(self._run_whole_step)
             if self._step is None:
                 return None
-        self._wanted.numpy()[: len(wanted)] = wanted
+        self._indices.numpy()[: len(indices)] = indices
         self._wants_logits.numpy()[0] = wants_logits
-        self._step.replay(rows, len(wanted), sequences=sequences)
-        logits, *best = (output[: len(wanted)] for output in self._step.outputs)
+        self._step.replay(rows, len(indices), sequences=sequences)
+        logits, *best = (output[: len(indices)] for output in self._step.outputs)
         return Logits(logits, (best[0], best[1]))
 
-    def _whole_step(self) -> list[Tensor]:
-        states = (octavo_kernels.embedding(self._wanted, state) for state in self._begin())
-        return [*self._model.lm_head.find_best(self._model.finish(*states), self._wants_logits)]
+    def _run_whole_step(self) -> list[Tensor]:
+        hidden = (octavo_kernels.embedding(self._indices, tensor) for tensor in self._run_layers())
+        return [*self._model.lm_head.find_best(self._model.finish(*hidden), self._wants_logits)]
 
-    def _begin(self) -> States:
+    def _run_layers(self) -> DeferredHidden:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)
         return self._model.begin(self._inputs.input_ids, self._inputs.positions, context)
 
     def _record(self, step: Callable[[], T]) -> Program[T] | None:
-        if self._possible:
+        if self.can_record:
             try:
                 return record(step, self._arena)
             except RecordingError as error:
-                logger.info("steps run one operation at a time: %s", error)
-                self._possible = False
+                logger.info("steps are not recorded, each operation is called from Python: %s", error)
+                self.can_record = False
         return None
 
 
 class _Inputs:
-    """A step's inputs at places that stay, for as many rows as a step may have."""
+    """A step's inputs in memory that stays, for as many rows as a step may have."""
 
     def __init__(self, max_rows: int, max_num_reqs: int, max_blocks: int, block_size: int) -> None:
         self.input_ids = torch.empty(max_rows, dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""Steps on a GPU, captured as CUDA graphs and overlapping."""

@@ -1,9 +1,9 @@
-"""Work that is launched again and again on the same tensors: captured once, replayed with one call.
+"""CUDA graphs: work that is launched again and again on the same tensors, captured once and replayed with one call.
 
-What is captured reads its inputs and leaves its results where they lay when it was captured. Captures of one `Capture`
-share memory for what they need inside, so they must be replayed one after the other, which a stream does. What
-an earlier capture needs inside may lie where a later one's results do: these must be read, in the stream's order,
-before the earlier one is replayed. A later capture may read an earlier one's results, they were there when it was made.
+A capture reads its inputs and leaves its results in the memory of its first run. Captures of one `Capture` share memory
+for intermediate tensors, so they must be replayed one after the other, which a stream does. Intermediate tensors of
+an earlier capture may lie in the memory of a later one's results: these must be read, in the stream's order, before the
+earlier one is replayed. A later capture may read an earlier one's results, which existed when it was made.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ class Captured:
 
 
 class Capture(Protocol):
+    """A way to make work replayable."""
+
     def __call__(self, work: Callable[[], Tensors]) -> Captured:
-        """Run ``work`` (at least once, so it must be harmless then) and keep it."""
+        """Run ``work``, at least once, so it must be harmless now, and keep it."""
         ...
 
 
@@ -39,9 +41,10 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], Tensors]) -> Captured:
+        """Run ``work`` once, then capture it."""
         # Kernels are compiled and libraries find their workspaces in a run that is not captured.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -49,23 +52,23 @@ class CudaCapture:
             torch.cuda.synchronize()
             # Not torch.cuda.graph: it collects garbage and empties the cache each time, which takes longer than this.
             graph = torch.cuda.CUDAGraph()
-            # Other threads (the heartbeat reads the device's memory) may call CUDA meanwhile.
+            # Other threads may call CUDA meanwhile: the heartbeat reads the device's memory.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 outputs = work()
             except BaseException:
-                with suppress(RuntimeError):  # that the capture failed; the reason is what is raised
+                with suppress(RuntimeError):  # says that the capture failed; the reason is raised below
                     graph.capture_end()
                 raise
             graph.capture_end()
-            # The first replay brings a graph to the device, for which no request shall wait.
+            # The first replay uploads the graph to the device: no request shall wait for that.
             graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
         return Captured(outputs, graph.replay)
 
 
-def run_again(work: Callable[[], Tensors]) -> Captured:
-    """No capture: every replay does the work anew and leaves the results where the first ones lay."""
+def run_eagerly(work: Callable[[], Tensors]) -> Captured:
+    """No capture: every replay runs ``work`` and copies its results over the first ones."""
     outputs = work()
 
     def replay() -> None:

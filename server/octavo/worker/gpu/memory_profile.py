@@ -1,8 +1,9 @@
-"""How much memory a step takes at most, by running one on nothing."""
+"""The memory that a step takes at most, measured by running one on dummy inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -11,91 +12,72 @@ from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
-from octavo.worker.model_runner import PROMPT_LOGPROBS_ROWS
+from octavo.worker.prompt_logprobs import MAX_LOGITS_ROWS
 from octavo_kernels import AttentionMetadata, SamplingRows, SamplingTable
 
 
-@torch.inference_mode()
-def run_step(
-    model: CausalLM,
-    specs: list[KVCacheSpec],
-    scheduler: SchedulerConfig,
-    block_size: int,
-    device: torch.device,
-    decodes: int,
-    prompts: int,
-    sampled: int,
-) -> None:
-    """A step of ``decodes`` tokens of one sequence each and ``prompts`` tokens of prompts, then ``sampled`` logits and
-    draws. What attention sets aside is for sequences of max_model_len.
+@dataclass(frozen=True)
+class DummySteps:
+    """Steps that read the null block and write nothing. Their results have no meaning."""
 
-    It reads the null block and writes nothing; what it computes has no meaning, what it takes does.
-    """
-    tokens, longest = decodes + prompts, scheduler.max_model_len
-    caches = [
-        torch.zeros(2, 2, s.num_kv_heads, block_size, s.head_size, dtype=getattr(torch, s.dtype), device=device)
-        for s in specs
-    ]
-    starts = [*range(decodes), *range(decodes, tokens, longest), tokens]
-    queries = torch.tensor(starts, dtype=torch.int32, device=device)
-    metadata = AttentionMetadata(
-        query_start_loc=queries,
-        seq_lens=queries.diff(),
-        block_table=torch.zeros(len(starts) - 1, -(-longest // block_size), dtype=torch.int32, device=device),
-        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
-        max_query_len=max(1, min(prompts, longest)),
-        max_seq_len=longest,
-        num_actual_tokens=tokens,
-    )
-    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
-    positions = torch.arange(tokens, device=device) % longest
-    hidden = model(ids, positions, ForwardContext(metadata, caches))
-    rows = torch.arange(sampled, device=device)
-    logits = model.compute_logits(hidden[rows % tokens])
-    table = SamplingTable(
-        temperature=torch.ones(sampled, device=device),
-        top_k=torch.full((sampled,), logits.shape[1], device=device),
-        top_p=torch.full((sampled,), 0.9, dtype=torch.float64, device=device),
-        min_p=torch.zeros(sampled, dtype=torch.float64, device=device),
-        streams=torch.zeros(sampled, dtype=torch.int64, device=device),
-    )
-    octavo_kernels.sample(logits, SamplingRows(table, rows, rows, truncated=True))
+    model: CausalLM
+    specs: list[KVCacheSpec]
+    scheduler: SchedulerConfig
+    block_size: int
+    device: torch.device
 
+    def run_largest(self) -> None:
+        """``max_num_batched_tokens`` tokens: one of each sequence but the last, whose prompt takes the rest. Prompts'
+        log-probabilities may take more logits than there are sequences."""
+        tokens = self.scheduler.max_num_batched_tokens
+        decodes = min(self.scheduler.max_num_seqs, tokens) - 1
+        self._run(decodes, tokens - decodes, max(self.scheduler.max_num_seqs, MAX_LOGITS_ROWS))
 
-def largest_step(
-    model: CausalLM, specs: list[KVCacheSpec], scheduler: SchedulerConfig, block_size: int, device: torch.device
-) -> None:
-    """``max_num_batched_tokens`` tokens: of each sequence but one a single token, the rest of a prompt. Prompts'
-    log-probabilities may ask for more logits than there are sequences."""
-    tokens = scheduler.max_num_batched_tokens
-    decodes = min(scheduler.max_num_seqs, tokens) - 1
-    sampled = max(scheduler.max_num_seqs, PROMPT_LOGPROBS_ROWS)
-    run_step(model, specs, scheduler, block_size, device, decodes, tokens - decodes, sampled)
+    def run_decode(self, size: int) -> None:
+        """``size`` sequences of one token each."""
+        self._run(size, 0, size)
 
+    def run_prefill(self, size: int) -> None:
+        """A prompt beside decodes, ``size`` tokens together."""
+        decodes = min(self.scheduler.max_num_seqs, size) - 1
+        self._run(decodes, size - decodes, 1)
 
-def decode_step(
-    model: CausalLM,
-    specs: list[KVCacheSpec],
-    scheduler: SchedulerConfig,
-    block_size: int,
-    device: torch.device,
-    size: int,
-) -> None:
-    """A step of ``size`` sequences of one token each, the largest that is captured."""
-    run_step(model, specs, scheduler, block_size, device, size, 0, size)
-
-
-def prompt_step(
-    model: CausalLM,
-    specs: list[KVCacheSpec],
-    scheduler: SchedulerConfig,
-    block_size: int,
-    device: torch.device,
-    size: int,
-) -> None:
-    """A prompt beside decodes, ``size`` tokens together, the most with which such a step is captured."""
-    decodes = min(scheduler.max_num_seqs, size) - 1
-    run_step(model, specs, scheduler, block_size, device, decodes, size - decodes, 1)
+    @torch.inference_mode()
+    def _run(self, decodes: int, prompt: int, sampled: int) -> None:
+        """``decodes`` tokens of one sequence each, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
+        Attention's scratch memory is for sequences of max_model_len."""
+        device, tokens, longest = self.device, decodes + prompt, self.scheduler.max_model_len
+        caches = [
+            torch.zeros(
+                2, 2, s.num_kv_heads, self.block_size, s.head_size, dtype=getattr(torch, s.dtype), device=device
+            )
+            for s in self.specs
+        ]
+        starts = [*range(decodes), *range(decodes, tokens, longest), tokens]
+        queries = torch.tensor(starts, dtype=torch.int32, device=device)
+        max_blocks = -(-longest // self.block_size)
+        metadata = AttentionMetadata(
+            query_start_loc=queries,
+            seq_lens=queries.diff(),
+            block_table=torch.zeros(len(starts) - 1, max_blocks, dtype=torch.int32, device=device),
+            slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
+            max_query_len=max(1, min(prompt, longest)),
+            max_seq_len=longest,
+            num_actual_tokens=tokens,
+        )
+        ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+        positions = torch.arange(tokens, device=device) % longest
+        hidden = self.model(ids, positions, ForwardContext(metadata, caches))
+        rows = torch.arange(sampled, device=device)
+        logits = self.model.compute_logits(hidden[rows % tokens])
+        table = SamplingTable(
+            temperature=torch.ones(sampled, device=device),
+            top_k=torch.full((sampled,), logits.shape[1], device=device),
+            top_p=torch.full((sampled,), 0.9, dtype=torch.float64, device=device),
+            min_p=torch.zeros(sampled, dtype=torch.float64, device=device),
+            streams=torch.zeros(sampled, dtype=torch.int64, device=device),
+        )
+        octavo_kernels.sample(logits, SamplingRows(table, rows, rows, truncated=True))
 
 
 def peak_of(step: Callable[[], None], device: torch.device) -> int:

@@ -1,278 +1,174 @@
-"""The runner of a device with a queue of its own (a GPU): the host puts step N + 1 together while step N runs.
+"""The GPU's part of a step: the host makes step N + 1 while the device runs step N.
 
-Sampled tokens stay on the device, where the next step reads them; the host gets a copy when it asks for the step's
-results. Steps in which every sequence computes one token are captured: the model with the preparation of its inputs as
-one graph for each number of sequences, the head with the sampler as another; of steps with prompts, the layers
-(`PromptGraphs`). What the plain sampler cannot do (penalties, grammars, log-probabilities, ...) is done after the
-model's graph, one operation at a time.
+Steps are captured where they can be: decodes with their sampling (`DecodeGraphs`), the layers of those with prompts
+(`PrefillGraphs`). Sampling with penalties, grammars, log-probabilities and the like launches each operation by itself,
+after the captured model.
 """
 
 from __future__ import annotations
-
-from bisect import bisect_left
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import octavo_kernels
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.sampling_params import SamplingParams
-from octavo.interface.step import ModelRunnerOutput, NewRequestData, PendingOutput, SchedulerOutput
+from octavo.interface.step import SchedulerOutput
 from octavo.layers.attention import ForwardContext
+from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
+from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput
-from octavo.worker.cpu.recorded_steps import States
-from octavo.worker.gpu.device_state import PADDING, DeviceState
-from octavo.worker.gpu.graphs import Capture, Captured, capture_sizes, run_again
-from octavo.worker.gpu.prompt_graphs import PromptGraphs, prompt_sizes
+from octavo.sample.sampler import Sampler
+from octavo.worker.gpu.decode_graphs import DecodeGraphs, decode_sizes
+from octavo.worker.gpu.device_batch import DeviceBatch
+from octavo.worker.gpu.graphs import Capture, run_eagerly
+from octavo.worker.gpu.prefill_graphs import PrefillGraphs, prefill_sizes
+from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
-from octavo.worker.model_runner import Arriving, ModelRunner, add_logprobs
-from octavo_kernels import SamplingRows
+from octavo.worker.request_states import RequestStates
+from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
 
 UNKNOWN = -1  # a token that the device has and the host not yet
 
 
-def captured_sizes(config: EngineConfig, model: CausalLM) -> list[int]:
-    """In float32 a row's bits shall not depend on how many rows are beside it.
-
-    That much a CPU's GEMM promises for such sizes. cuBLAS does not: it chooses by the number of rows how it sums.
-    """
-    exact = config.model.dtype == "float32"
-    return capture_sizes(config.scheduler.max_num_seqs, model.row_multiple if exact else 1)
-
-
-class DeviceModelRunner(ModelRunner):
-    """A `ModelRunner` whose steps may overlap. ``capture`` says how to capture one; the default does it anew."""
-
-    samples_with_kernels = True
+class GPURunner:
+    """A `DeviceRunner` whose steps may overlap: results are copied to the host when they are asked for."""
 
     def __init__(
         self,
         config: EngineConfig,
         model: CausalLM,
-        device: torch.device,
+        requests: RequestStates,
         kv_caches: list[Tensor],
-        capture: Capture = run_again,
+        capture: Capture = run_eagerly,
     ) -> None:
-        super().__init__(config, model, device, kv_caches)
-        self._recorded_steps = None
-        max_num_reqs, max_blocks = self.batch.block_table.shape
-        self._capture = capture
-        self.sizes = captured_sizes(config, model)
-        self.state = DeviceState(max_num_reqs, max_blocks, self.batch.block_size, self.sizes[-1], device)
-        self._rows = torch.full((self.sizes[-1],), PADDING, dtype=torch.int64, device=device)
-        self._rows_now: list[int] = []  # what `_rows` holds
-        self._models: dict[int, Captured] = {}
-        self._prompts: PromptGraphs | None = None
-        if sizes := prompt_sizes(config):
-            self._prompts = PromptGraphs(model, kv_caches, self.batch, sizes, device, capture)
-        self._samplers: dict[tuple[int, bool], Captured] = {}
+        self.model, self.requests, self.kv_caches = model, requests, kv_caches
+        self.sampler = Sampler()
+        self._row_multiple = model.row_multiple
+        sizes = decode_sizes(config, model)
+        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device)
+        self.decode_graphs = DecodeGraphs(model, kv_caches, self.batch, requests.sampling, sizes, capture)
+        self.prefill_graphs: PrefillGraphs | None = None
+        if sizes := prefill_sizes(config):
+            self.prefill_graphs = PrefillGraphs(model, kv_caches, requests.batch, sizes, requests.device, capture)
         # Rows by what their sampling needs beyond greedy and temperature.
         self._truncated: set[int] = set()
-        self._special: set[int] = set()
-        self._early: set[int] = set()  # not past their min_tokens yet
-
-    @property
-    def num_sizes(self) -> int:
-        return len(self.sizes) + (len(self._prompts.sizes) if self._prompts else 0)
-
-    # -- captured steps ----------------------------------------------------------------------------------------------
+        self._uncaptured: set[int] = set()  # more than the captured sampler can do
+        self._below_min_tokens: set[int] = set()
 
     @torch.inference_mode()
-    def capture_all(self) -> None:
-        """Capture every size now, the largest first, instead of when it is first needed."""
-        for size in reversed(self.sizes):
-            self._model_step(size)
-            for truncated in (False, True):
-                self._sampler_step(size, truncated)
-        if self._prompts:
-            self._prompts.capture_all()
+    def capture_all(self) -> int:
+        """Capture every size now instead of when it is first needed. Returns their number."""
+        self.decode_graphs.capture_all()
+        if self.prefill_graphs is None:
+            return len(self.decode_graphs.sizes)
+        self.prefill_graphs.capture_all()
+        return len(self.decode_graphs.sizes) + len(self.prefill_graphs.sizes)
 
-    def _model_step(self, size: int) -> Captured:
-        if size not in self._models:
-            rows = self._rows[:size]
+    def update_rows(self, step: SchedulerOutput) -> None:
+        """Bring new rows and blocks to the device."""
+        host = self.requests.batch
+        if step.scheduled_new_reqs:
+            new = [host.row_of[data.req_id] for data in step.scheduled_new_reqs]
+            for row, data in zip(new, step.scheduled_new_reqs, strict=True):
+                for rows, belongs in (
+                    (self._truncated, _is_truncated(data.sampling_params)),
+                    (self._uncaptured, _is_uncaptured(data.sampling_params) or data.grammar is not None),
+                    (self._below_min_tokens, self.requests.sampling.min_position(row) > 0),
+                ):
+                    (rows.add if belongs else rows.discard)(row)
+            self.batch.set_rows(np.array(new, dtype=np.int64))
+        self.batch.set_blocks(step.scheduled_cached_reqs)
 
-            def work() -> tuple[Tensor, ...]:
-                step, metadata = self.state.decode_inputs(rows)
-                hidden = self.model(step.token_ids, step.positions, ForwardContext(metadata, self.kv_caches))
-                return hidden, step.next_positions
-
-            self._models[size] = self._captured_on_nothing(work)
-        return self._models[size]
-
-    def _sampler_step(self, size: int, truncated: bool) -> Captured:
-        key = size, truncated
-        if key not in self._samplers:
-            rows, table = self._rows[:size], self.states.table()
-            hidden, positions = self._model_step(size).outputs
-
-            def work() -> tuple[Tensor, ...]:
-                step = SamplingRows(table, rows, positions, truncated)
-                drawn = octavo_kernels.sample(self.model.compute_logits(hidden), step)
-                self.state.last_tokens[rows] = drawn.token_ids
-                return drawn.token_ids, drawn.invalid
-
-            self._samplers[key] = self._captured_on_nothing(work)
-        return self._samplers[key]
-
-    def _captured_on_nothing(self, work: Callable[[], tuple[Tensor, ...]]) -> Captured:
-        """Capture while every row is padding, so that running the work changes nothing."""
-        before = self._rows.clone()
-        self._rows.fill_(PADDING)
-        captured = self._capture(work)
-        self._rows.copy_(before)
-        return captured
-
-    def _decode(
-        self,
-        output: ModelRunnerOutput,
-        req_ids: list[str],
-        rows: np.ndarray,
-        bitmask: Callable[[], Tensor | None],
-    ) -> PendingOutput | None:
-        at = bisect_left(self.sizes, len(rows))
-        if at == len(self.sizes):
+    def decode(self, sampled: SampledRows) -> PendingTokens | None:
+        """Two replays while nothing but the tokens changes. None: there are too many sequences."""
+        size = self.decode_graphs.select_rows(sampled.rows)
+        if size is None:
             return None
-        size = self.sizes[at]
-        self._point_to(rows, size)
-        model = self._model_step(size)
-        if self._early:
-            next_positions = self.batch.num_computed + 1
-            self._early = {row for row in self._early if next_positions[row] < self.states.min_position(row)}
-        plain = self._special.isdisjoint(self._rows_now) and self._early.isdisjoint(self._rows_now)
-        sampler = self._sampler_step(size, not self._truncated.isdisjoint(self._rows_now)) if plain else None
+        model = self.decode_graphs.model_graph(size)
+        if self._below_min_tokens:
+            next_positions, sampling = self.requests.batch.num_computed + 1, self.requests.sampling
+            self._below_min_tokens = {
+                row for row in self._below_min_tokens if next_positions[row] < sampling.min_position(row)
+            }
+        rows, sampler = self.decode_graphs.selected, None
+        if self._uncaptured.isdisjoint(rows) and self._below_min_tokens.isdisjoint(rows):
+            sampler = self.decode_graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         model.replay()
-        self.batch.num_computed[rows] += 1
+        count = len(sampled.rows)
         if sampler is None:
-            logits = self.model.compute_logits(model.outputs[0])[: len(rows)]
-            return self._sample(output, logits, req_ids, rows, bitmask)
-        self.states.table()  # brings changes over
+            return self.sample(Logits(self.model.compute_logits(model.outputs[0])[:count]), sampled)
+        self.requests.sampling.table()  # brings changes to the device
         sampler.replay()
         token_ids, invalid = sampler.outputs
-        return self._await(output, req_ids, rows, SamplerOutput(token_ids[: len(rows)], invalid[: len(rows)]))
+        return self._read_back(SamplerOutput(token_ids[:count], invalid[:count]), sampled)
 
-    def _point_to(self, rows: np.ndarray, size: int) -> None:
-        """Let the captured steps of ``size`` be about ``rows``: nothing to do while the batch stays the same."""
-        wanted = rows.tolist() + [PADDING] * (size - len(rows))
-        if wanted != self._rows_now:
-            self._rows[:size] = self._put(np.array(wanted, dtype=np.int64))
-            self._rows_now = wanted
-
-    # -- any step ----------------------------------------------------------------------------------------------------
-
-    def _put(self, array: np.ndarray) -> Tensor:
-        return self.state.put(array)
-
-    def _bring(self, tensors: list[Tensor]) -> Arriving:
-        return _Copies(tensors).wait
-
-    def _update_rows(self, step: SchedulerOutput) -> None:
-        super()._update_rows(step)
-        if step.scheduled_new_reqs:
-            new = np.array([self.batch.row_of[data.req_id] for data in step.scheduled_new_reqs], dtype=np.int64)
-            self.state.set_rows(self.batch, new)
-        rows, columns, blocks = [], [], []
-        for change in step.scheduled_cached_reqs:
-            row = self.batch.row_of[change.req_id]
-            end = int(self.batch.num_blocks[row])
-            touched = [index for index, _ in change.replaced_blocks]
-            touched += range(end - len(change.new_block_ids), end)
-            rows += [row] * len(touched)
-            columns += touched
-            blocks += self.batch.block_table[row, touched].tolist()
-        if rows:
-            self.state.set_blocks(rows, columns, blocks)
-
-    def _add_row(self, data: NewRequestData) -> None:
-        super()._add_row(data)
-        row = self.batch.row_of[data.req_id]
-        params = data.sampling_params
-        (self._truncated.add if _is_truncated(params) else self._truncated.discard)(row)
-        (self._special.add if _is_special(params) or data.grammar is not None else self._special.discard)(row)
-        (self._early.add if self.states.min_position(row) else self._early.discard)(row)
-
-    def _make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
-        inputs = super()._make_inputs(rows, num_scheduled)
+    def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
+        """Tokens that only the device knows are filled in there."""
+        inputs = StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
         unknown = (inputs.input_ids == UNKNOWN).nonzero()[:, 0]
-        inputs.to(self._put)
+        inputs.to(self.batch.device)
         if len(unknown):  # the last token of a sequence that was sampled in a step still under way
             owners = rows[np.searchsorted(inputs.starts, unknown.numpy(), side="right") - 1]
-            inputs.input_ids[self._put(unknown.numpy())] = self.state.last_tokens[self._put(owners)]
-        self.state.set_computed(self.batch, rows, self.batch.num_computed[rows] + num_scheduled)
+            inputs.input_ids[self._put(unknown.numpy())] = self.batch.last_tokens[self._put(owners)]
+        self.batch.set_computed(rows, self.requests.batch.num_computed[rows] + num_scheduled)
         return inputs
 
-    def _begin(self, inputs: StepInputs) -> States:
-        states = self._prompts.begin(inputs) if self._prompts else None
-        return super()._begin(inputs) if states is None else states
+    def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
+        """In the model's dtype."""
+        return Logits(self.compute_logits(self.run(inputs), indices))
 
-    def _sample(
-        self,
-        output: ModelRunnerOutput,
-        logits: Tensor,
-        ids: list[str],
-        rows: np.ndarray,
-        bitmask: Callable[[], Tensor | None],
-        best: tuple[Tensor, Tensor] | None = None,
-    ) -> PendingOutput:
-        positions = self.batch.num_computed[rows]
-        result = self.sampler(logits, self._sampling_metadata(rows, positions, bitmask), best)
-        self.state.last_tokens[self._put(rows)] = result.sampled_token_ids
-        return self._await(output, ids, rows, result)
+    def run(self, inputs: StepInputs) -> DeferredHidden:
+        """All layers up to the last attention, as one graph where there is one large enough."""
+        hidden = self.prefill_graphs.run(inputs) if self.prefill_graphs else None
+        if hidden is None:
+            context = ForwardContext(inputs.metadata, self.kv_caches)
+            hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+        return hidden
 
-    def _await(
-        self, output: ModelRunnerOutput, ids: list[str], rows: np.ndarray, result: SamplerOutput
-    ) -> PendingOutput:
+    def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
+        """[len(indices), V] in the model's dtype."""
+        rows = self._put(pad_indices(indices, self._row_multiple))
+        hidden = tuple(tensor[rows] for tensor in hidden)
+        return self.model.compute_logits(self.model.finish(*hidden))[: len(indices)]
+
+    def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
+        """One operation at a time, whatever sampling needs."""
+        result = self.sampler(logits.values, self.requests.sampling_metadata(sampled))
+        self.batch.last_tokens[self._put(sampled.rows)] = result.sampled_token_ids
+        return self._read_back(result, sampled)
+
+    def _read_back(self, result: SamplerOutput, sampled: SampledRows) -> PendingTokens:
         """Start copying the results to the host; the returned call waits for them."""
-        batch, positions = self.batch, self.batch.num_computed[rows]
+        batch, rows, positions, logprobs = self.requests.batch, sampled.rows, sampled.positions, result.logprobs
         batch.token_ids[rows, positions] = UNKNOWN
-        lives, wanted = batch.lives[rows], self._wanted_logprobs(ids)
-        logprobs = result.logprobs
+        generation = batch.row_generation[rows]
         tensors = [result.sampled_token_ids, result.invalid]
         tensors += [logprobs.token_ids, logprobs.logprobs, logprobs.ranks] if logprobs is not None else []
-        copies = self._bring(tensors)
+        copy = HostCopy(tensors)
 
-        def pending() -> ModelRunnerOutput:
-            tokens, invalid, *rest = copies()
+        def pending() -> SampledTokens:
+            token_ids, invalid, *rest = copy.wait()
             # A row may have gone to another sequence since: what it holds is that one's.
-            same = batch.lives[rows] == lives
-            batch.token_ids[rows[same], positions[same]] = tokens.numpy()[same]
-            self._report(output, ids, tokens.tolist(), invalid.tolist(), same.tolist())
-            if rest:
-                add_logprobs(output, ids, wanted, LogprobsTensors(*rest))
-            return output
+            same = batch.row_generation[rows] == generation
+            batch.token_ids[rows[same], positions[same]] = token_ids.numpy()[same]
+            logprobs = LogprobsTensors(*rest) if rest else None
+            return SampledTokens(token_ids.tolist(), invalid.tolist(), logprobs, same.tolist())
 
         return pending
 
-
-class _Copies:
-    """Copies of a step's results on their way to the host: each has memory of its own until it has been read."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        if tensors[0].device.type == "cpu":
-            self._host = [tensor.clone() for tensor in tensors]
-            return
-        self._host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-        for host, tensor in zip(self._host, tensors, strict=True):
-            host.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
-
-    def wait(self) -> list[Tensor]:
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host
+    def _put(self, array: np.ndarray) -> Tensor:
+        return devices.put(array, self.batch.device)
 
 
 def _is_truncated(params: SamplingParams) -> bool:
     return not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
 
 
-def _is_special(params: SamplingParams) -> bool:
-    """Whether the captured sampler, which knows greedy, temperature, top-k, top-p and min-p, is never enough."""
+def _is_uncaptured(params: SamplingParams) -> bool:
+    """Whether sampling needs more than greedy, temperature, top-k, top-p and min-p."""
     return bool(
         params.logprobs is not None
         or params.presence_penalty

@@ -1,7 +1,7 @@
 """Steps with prompts in them, alone or beside decodes, captured for some numbers of tokens.
 
-To launch one the host takes 0.2 ms a layer, which a small model's few hundred tokens do not take to compute. Lengths
-and block tables lie in device memory, so one graph serves any sequences.
+The host takes 0.2 ms a layer to launch one, longer than a device needs to compute a small model's few hundred tokens.
+Lengths and block tables lie in device memory, so one graph serves any sequences.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from torch import Tensor
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.layers.attention import ForwardContext
+from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
 
-# Padding is at most a third from 33 tokens on; fewer cost a device nothing, which waits for its weights meanwhile. More
-# keep a GPU busy for as long as the host takes to launch the next step.
+# Padding is at most a third from 33 tokens on; below, a step takes as long as reading the weights. Steps of more than
+# 512 tokens keep a GPU busy for as long as the host takes to launch the next one.
 SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
 
 
-def prompt_sizes(config: EngineConfig) -> list[int]:
+def prefill_sizes(config: EngineConfig) -> list[int]:
     """Numbers of tokens that steps with prompts are captured for, ascending."""
     most = 0 if config.enforce_eager else config.scheduler.max_num_batched_tokens
     return [size for size in SIZES if size <= most]
 
 
-class PromptGraphs:
-    """The layers of such steps up to what `CausalLM.begin` returns, which is valid until the next step."""
+class PrefillGraphs:
+    """The layers of such steps up to the last attention."""
 
     def __init__(
         self,
@@ -55,10 +56,11 @@ class PromptGraphs:
         self._graphs: dict[int, Captured] = {}
 
     def capture_all(self) -> None:
+        """Capture every size now, the largest first, instead of when it is first needed."""
         for size in reversed(self.sizes):
             self._graph(size)
 
-    def begin(self, step: StepInputs) -> tuple[Tensor, ...] | None:
+    def run(self, step: StepInputs) -> DeferredHidden | None:
         """None: no graph is large enough."""
         rows = len(step.positions)
         at = bisect_left(self.sizes, rows)
@@ -67,11 +69,11 @@ class PromptGraphs:
         graph = self._graph(self.sizes[at])
         self._fill(step, self.sizes[at])
         graph.replay()
-        return tuple(state[:rows] for state in graph.outputs)
+        return tuple(tensor[:rows] for tensor in graph.outputs)
 
     def _graph(self, size: int) -> Captured:
         if size not in self._graphs:
-            self._slots.fill_(-1)  # on nothing: no sequence has tokens, nothing is written
+            self._slots.fill_(-1)  # no sequence has tokens, so nothing is written
             self._starts.zero_()
             self._seq_lens.zero_()
 
@@ -92,7 +94,7 @@ class PromptGraphs:
         return self._graphs[size]
 
     def _fill(self, step: StepInputs, size: int) -> None:
-        """Rows beyond the step's are padding, for which nothing is written; sequences beyond have no tokens."""
+        """Rows beyond the step's are padding, whose keys and values are not written; further sequences are empty."""
         metadata, rows = step.metadata, len(step.positions)
         count, columns = metadata.block_table.shape
         self._input_ids[:rows] = step.input_ids

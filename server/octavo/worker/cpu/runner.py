@@ -1,0 +1,83 @@
+"""The CPU's part of a step: one at a time, replayed from a recording where the model's steps can be recorded."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.interface.step import SchedulerOutput
+from octavo.layers.attention import ForwardContext
+from octavo.layers.decoder import DeferredHidden
+from octavo.models.base import CausalLM
+from octavo.sample.sampler import Sampler
+from octavo.worker.cpu.recorded_steps import RecordedSteps
+from octavo.worker.input_batch import StepInputs
+from octavo.worker.request_states import RequestStates
+from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
+from octavo_kernels.cpu import Prefault
+
+
+class CPURunner:
+    """A `DeviceRunner` whose results are there when its methods return."""
+
+    def __init__(self, model: CausalLM, requests: RequestStates, kv_caches: list[Tensor], max_rows: int) -> None:
+        """``max_rows``: maximum number of tokens per step."""
+        self.model, self.requests, self.kv_caches = model, requests, kv_caches
+        self.sampler = Sampler()
+        self.recorded_steps: RecordedSteps | None = RecordedSteps(model, requests.batch, kv_caches, max_rows)
+        self._row_multiple = model.row_multiple
+        self._prefault = Prefault(kv_caches)
+
+    def update_rows(self, step: SchedulerOutput) -> None:
+        """Have the pages of the blocks after those in use faulted in."""
+        self._prefault.mark_used(self.requests.batch.highest_block)
+
+    def decode(self, sampled: SampledRows) -> PendingTokens | None:
+        """None: steps cannot be recorded."""
+        if self.recorded_steps is None:
+            return None
+        logits = self.recorded_steps.decode(sampled.rows, self.requests.wants_logits(sampled))
+        return None if logits is None else self.sample(logits, sampled)
+
+    def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
+        """Padded as the model's linear layers want it."""
+        return StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
+
+    def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
+        """Only the best tokens where they are all that sampling needs."""
+        logits = None
+        if self.recorded_steps:
+            logits = self.recorded_steps.run_to_logits(inputs, indices, self.requests.wants_logits(sampled))
+        return logits or Logits(self.compute_logits(self.run(inputs), indices))
+
+    def run(self, inputs: StepInputs) -> DeferredHidden:
+        """All layers up to the last attention."""
+        hidden = self.recorded_steps.run(inputs) if self.recorded_steps else None
+        if hidden is None:
+            context = ForwardContext(inputs.metadata, self.kv_caches)
+            hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+        return hidden
+
+    def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
+        """float32 [len(indices), V]."""
+        rows = torch.from_numpy(pad_indices(indices, self._row_multiple))
+        hidden = tuple(tensor[rows] for tensor in hidden)
+        logits = self.recorded_steps.compute_logits(hidden) if self.recorded_steps else None
+        if logits is None:
+            logits = self.model.compute_logits(self.model.finish(*hidden))
+        return logits[: len(indices)]
+
+    def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
+        """The tokens are in their rows when this returns."""
+        metadata = self.requests.sampling_metadata(sampled)
+        if logits.best is not None and metadata.is_greedy_only:
+            # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
+            token_ids, values = (tensor.tolist() for tensor in logits.best)
+            tokens = SampledTokens(token_ids, [value - value != 0.0 for value in values])
+        else:
+            result = self.sampler(logits.values, metadata, logits.best)
+            tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)
+        # A sequence that ends at max_model_len has no further step: its row has a place for the token all the same.
+        self.requests.batch.token_ids[sampled.rows, sampled.positions] = tokens.token_ids
+        return lambda: tokens

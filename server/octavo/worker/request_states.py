@@ -1,0 +1,127 @@
+"""What is kept of the sequences that have a row: tokens, blocks, sampling, grammars, wanted log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import compress, repeat
+
+import torch
+
+from octavo.interface.engine_config import EngineConfig
+from octavo.interface.messages import LogprobsLists
+from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.step import ModelRunnerOutput, NewRequestData
+from octavo.sample import devices
+from octavo.sample.metadata import SamplingMetadata
+from octavo.sample.states import SamplingStates
+from octavo.worker.grammar import SequenceGrammars
+from octavo.worker.grammar_pool import GrammarPool
+from octavo.worker.input_batch import InputBatch
+from octavo.worker.pooler import Pooler
+from octavo.worker.prompt_logprobs import PromptLogprobs
+from octavo.worker.step import SampledRows, SampledTokens
+
+NOTHING_TO_SAMPLE = (
+    "no token could be sampled: the logits hold NaN or infinity (damaged weights, or a dtype too narrow: try float32), "
+    "or the request's constraints forbid every token"
+)
+NOTHING_ALLOWED = (
+    "allows no token together with the request's other constraints (allowed_token_ids, bad_words, min_tokens, "
+    "logit_bias): remove one of them"
+)
+
+
+class RequestStates:
+    """The state of running sequences between steps, one row each, whatever the device."""
+
+    def __init__(self, config: EngineConfig, device: torch.device, sample_with_kernels: bool) -> None:
+        """``sample_with_kernels``: on a CPU too, as is always done elsewhere."""
+        scheduler, vocab_size = config.scheduler, config.model.vocab_size
+        self.device = device
+        self.batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size)
+        self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
+        self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs)
+        self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)
+        self.pooler = Pooler()
+        self.prompt_logprobs = PromptLogprobs(device)
+        self._num_logprobs: dict[str, int] = {}  # of the sequences that want them, -1: the whole vocabulary
+        self._constrained: set[str] = set()  # sequences with a grammar and further constraints
+        self._default_seed = config.model.seed
+
+    def remove(self, req_ids: Iterable[str]) -> None:
+        """Give rows up; sequences that have none are ignored."""
+        for req_id in req_ids:
+            row = self.batch.remove(req_id)
+            if row is not None:
+                self.sampling.remove_request(row)
+                self._num_logprobs.pop(req_id, None)
+                self.prompt_logprobs.remove(req_id)
+                self.pooler.remove(req_id)
+                self.grammars.remove(req_id)
+                self._constrained.discard(req_id)
+
+    def add(self, data: NewRequestData) -> None:
+        """Give a sequence a row."""
+        req_id, params = data.req_id, data.sampling_params
+        prompt, generated = data.token_ids[: data.num_prompt_tokens], data.token_ids[data.num_prompt_tokens :]
+        row, stops = self.batch.add(data), data.stop_token_ids
+        self.sampling.add_request(row, params, prompt, generated, stops, data.sample_index, self._default_seed)
+        if params.logprobs is not None:
+            self._num_logprobs[req_id] = params.logprobs
+        if params.prompt_logprobs is not None and data.sample_index == 0:
+            self.prompt_logprobs.add(req_id, params.prompt_logprobs)
+        if data.pooling is not None:
+            self.pooler.add(req_id, data.pooling)
+        if data.grammar is not None:
+            self.grammars.add(req_id, data.grammar, generated)
+            if _is_constrained(params):
+                self._constrained.add(req_id)
+
+    def sampling_metadata(self, sampled: SampledRows) -> SamplingMetadata:
+        """What sampling these rows needs; waits for the grammars' bitmask."""
+        metadata = self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist())
+        bitmask = sampled.grammar_bitmask()
+        return metadata if bitmask is None else replace(metadata, grammar_bitmask=devices.put(bitmask, self.device))
+
+    def wants_logits(self, sampled: SampledRows) -> bool:
+        """Whether sampling these rows takes more than each one's best token."""
+        if len(self.grammars):
+            return True
+        return not self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist()).is_greedy_only
+
+    def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
+        """How many alternatives each sequence asked for (-1: all, None: no log-probabilities); None: nobody did."""
+        return [self._num_logprobs.get(req_id) for req_id in req_ids] if self._num_logprobs else None
+
+    def add_tokens(self, output: ModelRunnerOutput, req_ids: list[str], tokens: SampledTokens) -> None:
+        """Put the sequences' tokens, or why there is none, into ``output``, and tell the grammars."""
+        output.sampled_token_ids = {req_id: [token] for req_id, token in zip(req_ids, tokens.token_ids, strict=True)}
+        if len(self.grammars):
+            accepted = zip(req_ids, tokens.token_ids, strict=True)
+            output.grammar_errors = self.grammars.accept(compress(accepted, tokens.same_sequence or repeat(True)))
+        for req_id in compress(req_ids, tokens.invalid):
+            if req_id in self._constrained:
+                output.grammar_errors.setdefault(req_id, NOTHING_ALLOWED)
+            elif req_id not in output.grammar_errors:
+                output.errors[req_id] = NOTHING_TO_SAMPLE
+
+
+def add_logprobs(
+    output: ModelRunnerOutput, req_ids: list[str], wanted: list[int | None], tokens: SampledTokens
+) -> None:
+    """Put the sequences' log-probabilities into ``output``; ``wanted`` as of `RequestStates.wanted_logprobs`."""
+    if tokens.logprobs is None:
+        return
+    token_ids, values = tokens.logprobs.token_ids.tolist(), tokens.logprobs.logprobs.tolist()
+    ranks = tokens.logprobs.ranks.tolist()
+    for i, (req_id, count) in enumerate(zip(req_ids, wanted, strict=True)):
+        if count is not None:
+            end = count + 1 if count >= 0 else None
+            output.logprobs[req_id] = LogprobsLists([token_ids[i][:end]], [values[i][:end]], [ranks[i]])
+
+
+def _is_constrained(params: SamplingParams) -> bool:
+    return bool(
+        params.allowed_token_ids is not None or params.bad_words_token_ids or params.logit_bias or params.min_tokens
+    )
