@@ -1,13 +1,17 @@
-"""The application: which path leads to which handler."""
+"""The ASGI applications: which path leads to which handler."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from octavo.entrypoints import health, pages
 from octavo.entrypoints.errors import on_http_exception, on_unexpected
@@ -16,9 +20,8 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest, Completion
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.middleware import Gate
-from octavo.entrypoints.transport.responses import route
-from octavo.version import __version__
+from octavo.entrypoints.transport.middleware import ROUTE_PATH, RequestMiddleware
+from octavo.entrypoints.transport.responses import JSON, route
 
 STATE_OPERATIONS = (
     Operation("GET", "/health", health.health, "Alive and ready", open=True),
@@ -56,47 +59,51 @@ WORK_OPERATIONS = (
 )  # fmt: skip
 
 
-def build_app(state: ServerState) -> FastAPI:
-    """Everything that the main port serves."""
+def build_app(state: ServerState) -> Starlette:
+    """The ASGI application of the main port."""
     return _build(state, "Octavo", (*WORK_OPERATIONS, *STATE_OPERATIONS), state.args.api_key, state.args.root_path)
 
 
-def build_management_app(state: ServerState) -> FastAPI:
-    """The second port, for probes, monitors and operators: no work, no key."""
+def build_management_app(state: ServerState) -> Starlette:
+    """The ASGI application of the management port: probes and metrics, without API keys."""
     return _build(state, "Octavo management", STATE_OPERATIONS)
+
+
+class _Route(Route):
+    """Tells the middleware which route a request took."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child_scope = super().matches(scope)
+        return match, {**child_scope, ROUTE_PATH: self.path}
 
 
 def _build(
     state: ServerState, title: str, operations: Sequence[Operation], api_keys: Sequence[str] = (), root_path: str = ""
-) -> FastAPI:
-    app = FastAPI(
-        title=title,
-        version=__version__,
+) -> Starlette:
+    async def openapi(request: Request) -> Response:
+        return JSON(document(operations, state, title, root_path))
+
+    endpoints = [(operation.method, operation.path, operation.handler) for operation in operations]
+    endpoints.append(("GET", "/icon.svg", pages.icon))
+    if not state.args.disable_fastapi_docs:
+        docs = [("/openapi.json", openapi), ("/docs", pages.docs), ("/docs/{name}", pages.docs_file)]
+        endpoints += [("GET", path, handler) for path, handler in docs]
+    app = Starlette(
+        routes=[_Route(path, route(handler), methods=[method]) for method, path, handler in endpoints],
         middleware=_middleware(state, api_keys, root_path),
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
-        redirect_slashes=False,
-        redoc_url=None,
-        docs_url=None,  # it would load Swagger UI from elsewhere
-        openapi_url=None if state.args.disable_fastapi_docs else "/openapi.json",
     )
-    app.state.server = state
-    routes = [(operation.method, operation.path, operation.handler) for operation in operations]
-    routes.append(("GET", "/icon.svg", pages.icon))
-    if not state.args.disable_fastapi_docs:
-        routes += [("GET", "/docs", pages.docs), ("GET", "/docs/{name}", pages.docs_file)]
-    for method, path, handler in routes:
-        methods = ["GET", "HEAD"] if method == "GET" else [method]  # load balancers like to ask with HEAD
-        app.add_api_route(path, route(handler), methods=methods, include_in_schema=False)
-    app.openapi = lambda: document(operations, state, title, root_path)  # type: ignore[method-assign]
+    app.router.redirect_slashes = False
+    app.state.server, app.state.title = state, title
     return app
 
 
 def _middleware(state: ServerState, api_keys: Sequence[str], root_path: str) -> list[Middleware]:
     """Outermost first."""
-    gate = Middleware(Gate, state=state, api_keys=api_keys, root_path=root_path)
+    inner = Middleware(RequestMiddleware, state=state, api_keys=api_keys, root_path=root_path)
     args = state.args
     if not args.allowed_origins:
-        return [gate]
+        return [inner]
     cors = Middleware(
         CORSMiddleware,
         allow_origins=args.allowed_origins,
@@ -105,4 +112,4 @@ def _middleware(state: ServerState, api_keys: Sequence[str], root_path: str) -> 
         allow_credentials=args.allow_credentials,
         expose_headers=["x-request-id"],
     )
-    return [cors, gate]  # a preflight has no key
+    return [cors, inner]  # a preflight request has no key

@@ -1,12 +1,12 @@
-"""What a browser is shown: the page at / and the API's documentation at /docs. Both load from this server alone."""
+"""The pages / and /docs. Both load nothing from other servers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _HERE = Path(__file__).parent
-_DOCS_FILES = frozenset({"swagger-ui-bundle.js", "swagger-ui.css"})
+_SWAGGER_FILES = {"swagger-ui-bundle.js": "swagger_bundle.js", "swagger-ui.css": "swagger_style.css"}  # of offapi
 # Whatever a page names, the browser loads nothing from elsewhere.
 _HEADERS = {
     "content-security-policy": "default-src 'self' data:; style-src 'self' 'unsafe-inline'; "
@@ -31,7 +31,7 @@ async def index(request: Request) -> Response:
     """What is served here, whether it is ready, and how to ask it something."""
     state = state_of(request)
     tokenizer = state.engine.tokenizer
-    page = _index_template().render(
+    page = _template("index.html").render(
         version=__version__,
         root=_root(request),
         address=str(request.base_url).rstrip("/"),
@@ -45,39 +45,33 @@ async def index(request: Request) -> Response:
     return HTMLResponse(page, headers=_HEADERS)
 
 
-@lru_cache(maxsize=1)
-def _index_template() -> Template:
+@lru_cache
+def _template(name: str) -> Template:
     from jinja2 import Environment  # not needed before the first look
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((_HERE / "index.html").read_text(encoding="utf-8"))
+    return environment.from_string((_HERE / name).read_text(encoding="utf-8"))
 
 
 async def docs(request: Request) -> Response:
     """Swagger UI over /openapi.json."""
-    root = _root(request)
-    page = get_swagger_ui_html(
-        openapi_url=f"{root}/openapi.json",
-        title=f"{request.app.title}: API",
-        swagger_js_url=f"{root}/docs/swagger-ui-bundle.js",
-        swagger_css_url=f"{root}/docs/swagger-ui.css",
-        swagger_favicon_url=f"{root}/icon.svg",
-        swagger_ui_parameters={"validatorUrl": None},
-    )
-    return HTMLResponse(page.body, headers=_HEADERS)
+    page = _template("docs.html").render(root=_root(request), title=request.app.state.title)
+    return HTMLResponse(page, headers=_HEADERS)
 
 
 async def docs_file(request: Request) -> Response:
     """A file of Swagger UI."""
-    import fastapi_offline
-
     name = request.path_params["name"]
-    if name not in _DOCS_FILES:
-        raise APIError(404, f"There is no such file: the documentation has {' and '.join(sorted(_DOCS_FILES))}")
-    return FileResponse(Path(fastapi_offline.__file__).parent / "static" / name)
+    if name not in _SWAGGER_FILES:
+        raise APIError(404, f"There is no such file: the documentation has {' and '.join(sorted(_SWAGGER_FILES))}")
+    package = find_spec("offapi")  # importing it would read all of its files
+    if package is None or not package.submodule_search_locations:
+        raise APIError(404, "Swagger UI is not installed: pip install offapi, or read /openapi.json")
+    return FileResponse(Path(package.submodule_search_locations[0], _SWAGGER_FILES[name]))
 
 
 async def icon(request: Request) -> Response:
+    """The icon of both pages."""
     return FileResponse(_HERE / "icon.svg", media_type="image/svg+xml")
 
 

@@ -1,4 +1,4 @@
-"""What happens to every request before a route sees it: an id, the key, the count of requests under way."""
+"""What every request goes through before its route: request id, API key, counts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # probes have no key
 UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # no work of clients
+ROUTE_PATH = "route_path"  # key of a request's scope: the path of the route that it took
 _REQUEST_ID = re.compile(REQUEST_ID)
 
 
-class Gate:
-    """ASGI middleware around the whole application."""
+class RequestMiddleware:
+    """Gives each request an id, checks its API key, and counts it; around the whole application."""
 
     def __init__(self, app: ASGIApp, state: ServerState, api_keys: Sequence[str], root_path: str = "") -> None:
         self.app = app
@@ -82,7 +83,7 @@ class Gate:
         finally:
             self.state.num_responding -= is_work
             self.state.ids_in_use.discard(kept.get("claimed_id", ""))
-            handler = getattr(scope.get("route"), "path", "none")
+            handler = scope.get(ROUTE_PATH, "none")
             if handler not in UNCOUNTED_PATHS:
                 size = headers.get(b"content-length", b"")
                 self.state.http_metrics.record(
