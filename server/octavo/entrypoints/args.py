@@ -1,4 +1,4 @@
-"""What a user may say about the server itself; the engine's own options are octavo.engine.args.EngineArgs."""
+"""Options of the HTTP server; those of the engine are octavo.engine.args.EngineArgs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ServerArgs:
     host: str = "0.0.0.0"
     port: int = 8000
     uds: str | None = None
-    served_model_name: list[str] = field(default_factory=list)  # the first is the one that answers carry
+    served_model_name: list[str] = field(default_factory=list)  # the first is the one in responses
     api_key: list[str] = field(default_factory=list)
     management_host: str | None = None  # None: as host
     management_port: int | None = None  # None: no second port
@@ -24,7 +24,7 @@ class ServerArgs:
     max_request_bytes: int | None = None  # None: 4 MiB, or 32 bytes for each token of max_model_len if that is more
     max_logprobs: int = 20
     allow_duplicate_request_ids: bool = False
-    shutdown_timeout: float = 30.0  # seconds that running requests are given after SIGTERM
+    shutdown_timeout: float = 30.0  # seconds for requests in progress after SIGTERM
     health_stall_seconds: float = 30.0
     watchdog_seconds: float = 300.0
     chat_template: str | None = None  # a file or the template itself
@@ -35,10 +35,10 @@ class ServerArgs:
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     response_role: str = "assistant"
-    tool_call_parser: str | None = None  # None: the format that the chat template teaches
+    tool_call_parser: str | None = None  # None: the format that the chat template describes
     enable_auto_tool_choice: bool = True
-    strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
-    reasoning_parser: str | None = None  # None: thoughts stay in the content
+    strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
+    reasoning_parser: str | None = None  # None: reasoning stays in the content
     embedding_pooling: str = "mean"
     root_path: str = ""
     disable_fastapi_docs: bool = False
@@ -71,10 +71,10 @@ class ServerArgs:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
-            raise ConfigError("ssl_keyfile and ssl_certfile go together: give both or none")
+            raise ConfigError("ssl_keyfile and ssl_certfile must be given together")
         try:
             check_variables(self.default_chat_template_kwargs, "default_chat_template_kwargs")
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if any(not key for key in self.api_key):
-            raise ConfigError("api_key must not be empty; leave it out to serve without a key")
+            raise ConfigError("api_key must not be empty; omit it to serve without a key")

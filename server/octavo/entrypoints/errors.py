@@ -22,6 +22,8 @@ _CODES = {
 
 
 class ErrorDetail(msgspec.Struct):
+    """What an error response says."""
+
     message: str
     type: str
     param: str | None = None
@@ -29,11 +31,13 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorResponse(msgspec.Struct):
+    """The body of an error response."""
+
     error: ErrorDetail
 
 
 class APIError(Exception):
-    """What a handler raises to answer with ``status``."""
+    """An error response with ``status``. Type and code follow from the status unless ``code`` is given."""
 
     def __init__(
         self,
@@ -52,14 +56,16 @@ class APIError(Exception):
 
     @property
     def body(self) -> bytes:
+        """The error as JSON."""
         return msgspec.json.encode(ErrorResponse(self.detail))
 
     def response(self) -> Response:
+        """The error as a response."""
         return Response(self.body, self.status, self.headers, "application/json")
 
 
 def bad_request(error: ValueError | str, param: str | None = None, code: str | None = None) -> APIError:
-    """A 400. Messages of ours begin with the name of the field, which becomes ``param``."""
+    """A 400. Our messages begin with the name of the field, which becomes ``param``."""
     message = str(error)
     if param is None:
         word = message.split(" ", 1)[0].rstrip(":")
@@ -71,7 +77,7 @@ _FIELDS = {"prompt", "messages", "model", "n", "seed", "stop", "temperature", "l
 
 
 def from_validation(error: ValidationError) -> APIError:
-    """Pydantic's findings as one readable 400."""
+    """pydantic's errors as one readable 400."""
     findings = error.errors(include_url=False, include_context=False)
     first = findings[0]
     if first["type"] == "json_invalid":
@@ -98,7 +104,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message repeats it: JSON's spelling, cut when long."""
+    """A value as JSON for a message, truncated if long."""
     if isinstance(value, (dict, list)) and len(value) > 20:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
     try:
@@ -111,12 +117,12 @@ def shown(value: Any) -> str:
 async def on_http_exception(request: Request, error: Any) -> Response:
     """Starlette's own 404 and 405."""
     where = f"{request.method} {request.url.path[:_MAX_SHOWN]}"
-    messages = {404: f"There is no route for {where}; see /docs", 405: f"{where} is not allowed; see the Allow header"}
+    messages = {404: f"No route for {where}; see /docs", 405: f"{where} is not allowed; see the Allow header"}
     return APIError(
         error.status_code, messages.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
     ).response()
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
-    """A fault of ours; the log has the details."""
-    return APIError(500, "The server failed to handle the request; its log says why").response()
+    """A bug; the log has the details."""
+    return APIError(500, "Internal server error; see the server's log").response()

@@ -1,5 +1,7 @@
-"""Is it alive, is it ready, how much is it doing: for probes, operators and routers. None of these needs a key on the
-management port; the three health routes need none anywhere."""
+"""Routes for probes, operators and routers: liveness, readiness, load, metrics.
+
+The management port needs no API key for them; /health, /livez and /readyz need none on the main port either.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,23 @@ from octavo.version import __version__
 
 
 class Load(msgspec.Struct):
-    server_load: int  # requests that are being answered
-    num_queued: int  # sequences of them that wait for a place
+    """The body of /load."""
+
+    server_load: int  # requests in progress
+    num_queued: int  # their sequences that wait to be scheduled
 
 
 class Version(msgspec.Struct):
+    """The body of /version."""
+
     version: str
 
 
 async def _check_alive(state: ServerState) -> None:
-    """Fails when the core is dead, frozen or stalled."""
+    """Raises a 503 if the core is dead, frozen or stalled."""
     reason = state.why_not_alive()
     if reason is not None and state.engine.dead is None:
-        # This process itself may have been held up: let what has arrived in the meantime be read, and look again.
+        # This process itself may have been blocked: read what has arrived meanwhile, and check again.
         await asyncio.sleep(0.05)
         reason = state.why_not_alive()
     if reason is not None:
@@ -43,13 +49,13 @@ def _check_ready(state: ServerState) -> None:
 
 
 async def livez(request: Request) -> Response:
-    """200 while the engine makes progress (or loads, or has nothing to do)."""
+    """200 while the engine makes progress, loads, or is idle."""
     await _check_alive(state_of(request))
     return Response("ok", media_type="text/plain")
 
 
 async def readyz(request: Request) -> Response:
-    """200 while new requests are taken."""
+    """200 while requests are admitted."""
     _check_ready(state_of(request))
     return Response("ok", media_type="text/plain")
 
@@ -63,21 +69,22 @@ async def health(request: Request) -> Response:
 
 
 async def ping(request: Request) -> Response:
-    """What SageMaker calls; as /health."""
+    """SageMaker's health check; as /health."""
     return await health(request)
 
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    text = await asyncio.to_thread(state_of(request).metrics.expose)  # thousands of lines, while tokens are waited for
+    text = await asyncio.to_thread(state_of(request).metrics.expose)  # thousands of lines
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 async def version(request: Request) -> Response:
+    """The server's version."""
     return JSON(Version(__version__))
 
 
 async def load(request: Request) -> Response:
-    """Requests that are being served, and the sequences of them that wait for a place."""
+    """Requests in progress, and their sequences that wait to be scheduled."""
     state = state_of(request)
     return JSON(Load(state.num_responding, state.num_queued()))

@@ -1,4 +1,4 @@
-"""/openapi.json: every operation with the schemas of its body and answers, and with this server's limits in them."""
+"""/openapi.json: every operation with the schemas of its body and responses, and with this server's limits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Operation:
     handler: Handler
     summary: str
     body: type[BaseModel] | None = None
-    answer: type[msgspec.Struct] | str = "text/plain"  # of a 200: a struct as JSON, or a media type
-    streams: bool = False  # the answer may be server-sent events
-    open: bool = False  # asks for no API key
+    answer: type[msgspec.Struct] | str = "text/plain"  # body of a 200: a struct as JSON, or a media type
+    streams: bool = False  # may respond with server-sent events
+    open: bool = False  # needs no API key
 
     @property
     def id(self) -> str:
+        """The operationId."""
         return self.handler.__name__
 
 
@@ -81,9 +82,9 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
         "operationId": operation.id,
         "summary": operation.summary,
         "responses": {
-            "200": {"description": "Done", "content": content},
-            "4XX": {"description": "The request cannot be served as it is", "content": error},
-            "5XX": {"description": "The server cannot serve it, now or at all", "content": error},
+            "200": {"description": "Success", "content": content},
+            "4XX": {"description": "The request is invalid or refused", "content": error},
+            "5XX": {"description": "The server failed, or admits no requests now", "content": error},
         },
     }
     if operation.body is not None:
@@ -98,48 +99,52 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
 
 
 def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
-    """What only this server knows: its model's names, vocabulary and length."""
+    """Add what depends on the server: model names, vocabulary, max_model_len."""
     properties = schema["properties"]
     config = state.engine.config
     vocab_size, longest = config.model.vocab_size, config.scheduler.max_model_len - 1
     token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
-
-    def options(name: str, kind: str) -> Iterator[dict[str, Any]]:
-        """The parts of a property's schema that are about one type."""
-        described = properties.get(name, {})
-        return (option for option in described.get("anyOf", [described]) if option.get("type") == kind)
-
     if "model" in properties:
         properties["model"] = {"anyOf": [{"enum": state.model_names}, {"type": "null"}], "default": None}
     for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
-        for option in options(name, "array"):
+        for option in _options(properties, name, "array"):
             option["items"] = token
     # No maxItems: beside truncate_prompt_tokens a prompt may be longer.
     ids = {"items": token, "description": f"at most {longest} tokens, unless truncate_prompt_tokens is given"}
     for name, most in (("prompt", MAX_PROMPTS), ("input", MAX_INPUTS)):
-        for option in options(name, "array"):
-            items = option["items"]
-            if items["type"] == "integer":
-                option |= ids
-            else:
-                option["maxItems"] = most
-            if items["type"] == "array":
-                items |= ids
-    for option in options("logit_bias", "object"):
+        for option in _options(properties, name, "array"):
+            _limit_prompts(option, ids, most)
+    for option in _options(properties, "logit_bias", "object"):
         (value,) = option["patternProperties"].values()
         option["patternProperties"] = {f"^{integers_below(vocab_size)}$": value}
         option["additionalProperties"] = False
-    for name, maximum in (
-        ("n", state.max_n), ("max_tokens", longest), ("max_completion_tokens", longest),
-        ("min_tokens", longest), ("truncate_prompt_tokens", longest), ("logprobs", state.args.max_logprobs),
-        ("top_logprobs", state.args.max_logprobs), ("prompt_logprobs", state.args.max_logprobs),
-    ):  # fmt: skip
-        for option in options(name, "integer"):
+    names = ("max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens")
+    maxima = {"n": state.max_n, **dict.fromkeys(names, longest)}
+    maxima |= dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), state.args.max_logprobs)
+    for name, maximum in maxima.items():
+        for option in _options(properties, name, "integer"):
             option["maximum"] = maximum
-    for option in options("dimensions", "integer"):
+    for option in _options(properties, "dimensions", "integer"):
         option["enum"] = [config.model.hidden_size]
     if not state.args.trust_request_chat_template and "chat_template" in properties:
         properties["chat_template"] = {"type": "null"}
+
+
+def _options(properties: dict[str, Any], name: str, kind: str) -> Iterator[dict[str, Any]]:
+    """The parts of a property's schema for one type."""
+    described = properties.get(name, {})
+    return (option for option in described.get("anyOf", [described]) if option.get("type") == kind)
+
+
+def _limit_prompts(option: dict[str, Any], ids: dict[str, Any], most: int) -> None:
+    """Limit one prompt's token ids, or the number of prompts."""
+    items = option["items"]
+    if items["type"] == "integer":
+        option |= ids
+    else:
+        option["maxItems"] = most
+    if items["type"] == "array":
+        items |= ids
 
 
 def integers_below(limit: int) -> str:

@@ -1,4 +1,4 @@
-"""The life of the API process: start, serve, drain, end."""
+"""The lifecycle of the API process: start, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_DESCRIPTORS = 65_535
 _KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, so that they close first
-_LAST_WORDS_SECONDS = 3  # for answers that are being cut off, after the drain
+_FLUSH_SECONDS = 3  # for responses of aborted requests, after the drain
 _QUIET_PATHS = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/load")
 
 
@@ -48,8 +48,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 def allow_many_connections() -> None:
-    """Each one takes a file descriptor, of which shells often give 1,024: so many slow clients would lock all others,
-    and the probes, out."""
+    """Raise the limit of file descriptors: with the usual 1,024, that many slow clients would lock out all others, and
+    the probes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -57,7 +57,7 @@ def allow_many_connections() -> None:
 
 
 def bind(args: ServerArgs) -> list[socket.socket]:
-    """The main port's listening socket and, with a management port, that one. Raises ConfigError when one is taken."""
+    """Listening sockets of the main port and, if set, of the management port. Raises ConfigError if one is taken."""
     sockets = [_bind_unix(args.uds) if args.uds else _bind_tcp(args.host, args.port, "port")]
     if args.management_port is not None:
         sockets.append(_bind_tcp(args.management_host or args.host, args.management_port, "management_port"))
@@ -98,7 +98,7 @@ async def serve(
     process: CoreProcess,
     sockets: list[socket.socket],
 ) -> int:
-    """Serve until told to stop. Returns the exit code; raises OctavoError when the engine cannot start."""
+    """Serve until a signal or the core's end. Returns the exit code; raises OctavoError if the engine cannot start."""
     loop = asyncio.get_running_loop()
     metrics = EngineMetrics(config, served_names(config, args)[0])
     load_log = None if args.disable_log_stats else LoadLog()
@@ -127,7 +127,7 @@ async def serve(
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
         if core_exit.done():
-            await asyncio.sleep(0.2)  # whoever waits for an answer is told
+            await asyncio.sleep(0.2)  # for the errors of requests in progress
             return 1
         core_exit.cancel()
         await _drain(state, stop, servers[0].server_state.connections)
@@ -137,26 +137,26 @@ async def serve(
             server.should_exit = True
             server.force_exit = stop.second.is_set()
         if tasks:
-            await asyncio.wait(tasks, timeout=2 * _LAST_WORDS_SECONDS)
+            await asyncio.wait(tasks, timeout=2 * _FLUSH_SECONDS)
         engine.close(grace=1.0 if stop.second.is_set() else 5.0)
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
 
 
 class _StopSignals:
-    """SIGTERM or SIGINT: the first asks for a drain, the second for an end."""
+    """SIGTERM and SIGINT: the first begins a drain, the second stops at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._arrived, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _arrived(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if not self.first.is_set():
             logger.info("%s: draining", signal.Signals(number).name)
             self.first.set()
         else:
-            logger.info("%s again: ending at once", signal.Signals(number).name)
+            logger.info("second %s: stopping at once", signal.Signals(number).name)
             self.second.set()
 
 
@@ -177,21 +177,20 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
 
 
 async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[Any]) -> None:
-    """Take nothing new; wait for what is under way, and for what clients still send over connections that they have
-    kept open; then cut off the rest."""
+    """Refuse new connections' requests; wait for those in progress and on kept-alive connections; abort the rest."""
     state.phase = Phase.DRAINING
     deadline = time.monotonic() + state.args.shutdown_timeout
-    leaving: list[LimitedHttpProtocol] = list(connections)
-    for connection in leaving:
-        connection.say_farewell()
+    open_connections: list[LimitedHttpProtocol] = list(connections)
+    for connection in open_connections:
+        connection.begin_drain()
     if state.num_responding:
         logger.info("waiting up to %.0f s for %d requests", state.args.shutdown_timeout, state.num_responding)
     while time.monotonic() < deadline and not stop.second.is_set() and state.engine.dead is None:
-        if not state.num_responding and not any(connection.is_open for connection in leaving):
+        if not state.num_responding and not any(connection.is_open for connection in open_connections):
             break
         await asyncio.sleep(0.05)
     if state.num_responding:
-        logger.warning("cutting off %d requests", state.num_responding)
+        logger.warning("aborting %d requests", state.num_responding)
         state.engine.abort_all()
         await asyncio.sleep(0.1)
 
@@ -207,7 +206,7 @@ def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
         access_log=not args.disable_access_log,
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
         backlog=2048,
     )
     if main and args.ssl_certfile:
@@ -221,12 +220,12 @@ def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
 
 
 def quiet_access_log() -> None:
-    """One line a request is enough to read without those of probes and monitors; uvicorn's own life is not news."""
+    """Leave probes and monitors out of the access log, and uvicorn's own messages below warnings."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").addFilter(_is_news)
+    logging.getLogger("uvicorn.access").addFilter(_is_logged)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_logged(record: logging.LogRecord) -> bool:
     args = record.args
     return not (isinstance(args, tuple) and len(args) > 2 and str(args[2]).partition("?")[0].endswith(_QUIET_PATHS))
 

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the options, and whether and how much is being served."""
+"""What every route needs: the engine, the options, admission of requests, and health."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMe
 from octavo.metrics.stats import Progress
 from octavo.version import __version__
 
-MAX_N = 128  # answers to one prompt, as OpenAI's API; more only where more can run at once
+MAX_N = 128  # as OpenAI's API; more only if max_num_seqs is more
 REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
 
 
-# Whether the present request came before the drain, or over a connection that did: it is not sent away.
-taken_on: ContextVar[bool] = ContextVar("taken_on", default=False)
+# Whether the current request came before the drain began, or over a connection that did: it is not refused.
+before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
 
 
 class Phase(enum.Enum):
+    """What the server is doing."""
+
     LOADING = "loading"
     SERVING = "serving"
     DRAINING = "draining"
@@ -38,14 +40,16 @@ class Phase(enum.Enum):
 
 @dataclass
 class ServerState:
+    """One server's engine, options, metrics and requests in progress."""
+
     engine: AsyncLLM
     args: ServerArgs
     metrics: EngineMetrics
     http_metrics: HttpMetrics
     phase: Phase = Phase.LOADING
     created: int = field(default_factory=lambda: int(time.time()))
-    num_responding: int = 0  # requests for work whose answers are not all out yet
-    ids_in_use: set[str] = field(default_factory=set)  # that clients gave to requests under way
+    num_responding: int = 0  # POST requests whose responses are not complete
+    ids_in_use: set[str] = field(default_factory=set)  # chosen by clients, of requests in progress
 
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
@@ -53,7 +57,7 @@ class ServerState:
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
-        # Parsing holds up everything else in the process: a long text costs nothing, but millions of values would.
+        # Parsing blocks the event loop: a long text costs little, millions of values would.
         self.max_body_values = max(200_000, 2 * self.engine.config.scheduler.max_model_len)
         own = max(4 * 2**20, 32 * self.engine.config.scheduler.max_model_len)
         self.max_body_bytes = self.args.max_request_bytes or own
@@ -61,62 +65,63 @@ class ServerState:
 
     @property
     def model_name(self) -> str:
+        """The name in responses and metrics."""
         return self.model_names[0]
 
-    # Who may come in.
+    # Admission.
 
     def check_model(self, name: str | None) -> None:
+        """Raises a 404 for a name that is not served."""
         if name is not None and name not in self.model_names:
             raise APIError(
                 404,
-                f"The model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, self.model_names))}",
+                f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, self.model_names))}",
                 param="model",
                 code="model_not_found",
             )
 
     def claim_id(self, request_id: str) -> None:
-        """Take an id that a client has chosen. Raises a 409 while an earlier request goes by it."""
+        """Reserve an id that a client has chosen. Raises a 409 while an earlier request has it."""
         if request_id in self.ids_in_use and not self.args.allow_duplicate_request_ids:
             raise APIError(
                 409,
-                f"request_id {request_id!r} is in use by a request that is still under way; choose another, or none "
-                "(the server takes it from the body's request_id or the header X-Request-Id; "
-                "--allow-duplicate-request-ids lets ids repeat)",
+                f"request_id {request_id!r} is in use by a request in progress; send another, or none, in the body's "
+                "request_id or the header X-Request-Id (--allow-duplicate-request-ids allows duplicates)",
                 param="request_id",
                 code="duplicate_request_id",
             )
         self.ids_in_use.add(request_id)
 
     def check_serving(self) -> None:
-        """Raises a 503 while no work can be taken on."""
+        """Raises a 503 while requests are not admitted."""
         if self.engine.dead is not None:
-            raise APIError(503, f"The engine has ended: {self.engine.dead}", code="engine_dead")
+            raise APIError(503, f"The engine has stopped: {self.engine.dead}", code="engine_dead")
         if self.phase is Phase.LOADING:
-            raise APIError(503, "The model is still loading; try again", code="loading", headers={"retry-after": "2"})
-        if self.phase is Phase.DRAINING and not taken_on.get():
+            raise APIError(503, "The model is still loading; retry later", code="loading", headers={"retry-after": "2"})
+        if self.phase is Phase.DRAINING and not before_drain.get():
             raise APIError(
-                503, "The server is shutting down; send the request to another replica", code="draining",
+                503, "The server is shutting down; retry at another replica", code="draining",
                 headers={"retry-after": "1", "connection": "close"},
             )  # fmt: skip
 
     def admit(self, count: int) -> None:
-        """Raises a 429 when ``count`` more sequences would make the queue longer than it may be."""
-        queued = max(0, self.engine.num_sequences + count - self._room())
+        """Raises a 429 if ``count`` more sequences would exceed the queue's limit."""
+        queued = max(0, self.engine.num_sequences + count - self._capacity())
         if queued > self.max_queued:
             self.metrics.record_rejection(REJECTED_QUEUE_FULL)
             raise APIError(
                 429,
-                f"The queue is full: {self.num_queued()} sequences wait, {count} more were to come, and "
-                f"{self.max_queued} may wait (--max-num-queued-reqs); try again later or at another replica",
+                f"queue full: {self.num_queued()} waiting, {count} requested, limit {self.max_queued} "
+                "(--max-num-queued-reqs); retry later or at another replica",
                 headers={"retry-after": str(self.engine.seconds_until_room(queued - self.max_queued))},
             )
 
     def num_queued(self) -> int:
-        """Sequences that wait for a place in the engine's batch."""
-        return max(0, self.engine.num_sequences - self._room())
+        """Sequences that wait to be scheduled."""
+        return max(0, self.engine.num_sequences - self._capacity())
 
-    def _room(self) -> int:
-        """Sequences that the engine can run at once: those that run while others wait, else as many as it takes."""
+    def _capacity(self) -> int:
+        """Sequences that the engine can run at once: while some wait, those that run, else max_num_seqs."""
         stats = self.engine.last_stats
         if stats is not None and stats.num_waiting_reqs > 0:
             return stats.num_running_reqs
@@ -125,21 +130,21 @@ class ServerState:
     # Health.
 
     def why_not_alive(self) -> str | None:
-        """What is wrong with the engine, if anything; None also while the model is loading."""
+        """Why the liveness probe fails; None if it does not, or while the model is loading."""
         if self.engine.dead is not None:
             return str(self.engine.dead)
         if self.phase is Phase.LOADING:
             return None
         silent = self.engine.seconds_since_beat()
         if silent > FROZEN_SECONDS:
-            return f"the engine core has shown no sign of life for {silent:.0f} s: it is frozen"
+            return f"the engine core has been frozen for {silent:.0f} s: no heartbeat"
         stalled = self.engine.seconds_stalled()
         if stalled > self.args.health_stall_seconds:
-            return f"the engine core has had work for {stalled:.0f} s without finishing a step: it is stalled"
+            return f"the engine core has been stalled for {stalled:.0f} s: it has requests and finishes no step"
         return None
 
     def progress(self) -> Progress:
-        """The same as numbers, for the metrics; nothing counts as silence or a stall while the model is loading."""
+        """Health as numbers for the metrics; neither silence nor stalls count while the model is loading."""
         loading = self.phase is Phase.LOADING
         return Progress(
             alive=self.why_not_alive() is None,
@@ -150,6 +155,7 @@ class ServerState:
         )
 
     def why_not_ready(self) -> str | None:
+        """Why the readiness probe fails; None if it does not."""
         return None if self.phase is Phase.SERVING else f"the server is {self.phase.value}"
 
 
@@ -163,13 +169,13 @@ def state_of(request: Request) -> ServerState:
 
 
 def served_names(config: EngineConfig, args: ServerArgs) -> list[str]:
-    """The names under which the model is served; the first is the one in answers and metrics."""
+    """The names of the served model; the first is the one in responses and metrics."""
     return args.served_model_name or [config.model.model]
 
 
 def system_fingerprint(config: EngineConfig) -> str:
-    """What the answers depend on beside the request, as OpenAI's system_fingerprint: this version of the engine, the
-    model's files (their names and sizes) and how they are computed. The same on every machine."""
+    """OpenAI's system_fingerprint, of what outputs depend on besides the request: the engine's version, the names and
+    sizes of the model's files, and how they are computed. The same on every machine."""
     model, files = config.model, config.model.files
     parts = [
         model.hf_config, [[Path(path).name, os.path.getsize(path)] for path in files.weights], model.dtype,
@@ -180,12 +186,10 @@ def system_fingerprint(config: EngineConfig) -> str:
 
 
 def _read_template(given: str | None) -> str | None:
-    """A chat template as text, from a file when there is one of that name."""
+    """A chat template as text, from a file if it is the name of one."""
     if given is None or "{" in given:
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"chat_template {given!r} is neither a template nor a file that can be read: {error}"
-        ) from None
+        raise ConfigError(f"chat_template {given!r} is neither a template nor a readable file: {error}") from None

@@ -83,7 +83,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.4)
     monkeypatch.setattr(http_protocol, "FIRST_PROBE_SECONDS", 0.1)
     monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(http_protocol, "ECHO_SECONDS", 0.1)
+    monkeypatch.setattr(http_protocol, "PROBE_REPLY_SECONDS", 0.1)
 
 
 class Slow:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside
+from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 
 
 def split(chunks: list[str], inside: bool) -> tuple[str, str]:
@@ -75,4 +75,4 @@ def test_thoughts_come_as_they_are_written():
     ],
 )
 def test_the_prompt_may_open_or_close_the_thoughts(name, prompt, inside):
-    assert begins_inside(name, prompt) is inside
+    assert begins_inside_reasoning(name, prompt) is inside

@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.generation.structured import or_calls
-from octavo.entrypoints.generation.tools.grammars import calls_of
+from octavo.entrypoints.generation.tools.grammars import call_grammar
 from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
@@ -52,7 +52,7 @@ def no_token(text: str) -> int | None:
 
 def grammar(kind: str, max_calls: int | None = None, functions: list[dict] | None = None) -> str:
     """The answer's form or calls. Markers are text here, for the byte tokenizer has no tokens for them."""
-    calls = calls_of(
+    calls = call_grammar(
         TOOL_PARSERS[kind.partition(" ")[0]],
         [WEATHER, NOW] if functions is None else functions,
         max_calls,

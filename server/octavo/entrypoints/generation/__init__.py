@@ -1,0 +1,1 @@
+"""From requests to generated output, for every dialect: nothing here knows OpenAI's models."""

@@ -50,8 +50,8 @@ class AnswerParser:
         if self._reasoning is not None:
             delta.reasoning, text = self._reasoning.feed(text)
             if finished:
-                thoughts, rest = self._reasoning.finish()
-                delta.reasoning, text = delta.reasoning + thoughts, text + rest
+                reasoning, rest = self._reasoning.finish()
+                delta.reasoning, text = delta.reasoning + reasoning, text + rest
             if not self._show_reasoning:
                 delta.reasoning = ""
         if self._tools is None:

@@ -9,9 +9,9 @@ from typing import Any
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.messages import Conversation, check_messages, for_template
-from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside
+from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
-from octavo.entrypoints.generation.structured import Constraint, after_thoughts, or_calls
+from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
 from octavo.entrypoints.generation.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
 from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt, knows_tools
 from octavo.entrypoints.state import ServerState
@@ -30,11 +30,11 @@ class ChatRequest:
 
     request: EngineCoreRequest
     plan: ToolPlan | None
-    inside_thoughts: bool  # the prompt ends inside the model's reasoning
+    inside_reasoning: bool  # the prompt ends inside the model's reasoning
 
     def new_parser(self, state: ServerState, show_reasoning: bool = True) -> AnswerParser:
         """A parser of one answer."""
-        reasoning = ReasoningParser(self.inside_thoughts) if state.args.reasoning_parser else None
+        reasoning = ReasoningParser(self.inside_reasoning) if state.args.reasoning_parser else None
         return AnswerParser(reasoning, self.plan, show_reasoning)
 
 
@@ -70,13 +70,13 @@ async def prepare_chat(
     if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
         params.skip_special_tokens = False
     request = await prepare_request(state, ids, params, options, asked, asked_field, constraint)
-    inside = _ends_inside_thoughts(state, ids)
+    inside = _ends_inside_reasoning(state, ids)
     if request.grammar is not None and state.engine.tokenizer is not None:
         token_id = state.engine.tokenizer.backend.token_to_id
         if plan is not None and plan.or_calls is not None:
             request.grammar = or_calls(request.grammar, plan.or_calls, token_id)
         if state.args.reasoning_parser is not None:
-            request.grammar = after_thoughts(request.grammar, inside, token_id)
+            request.grammar = after_reasoning(request.grammar, inside, token_id)
     return ChatRequest(request, plan, inside)
 
 
@@ -98,11 +98,11 @@ def interpret(
     return _render(state, conversation, options), plan, constraint
 
 
-def _ends_inside_thoughts(state: ServerState, ids: list[int]) -> bool:
+def _ends_inside_reasoning(state: ServerState, ids: list[int]) -> bool:
     name, tokenizer = state.args.reasoning_parser, state.engine.tokenizer
     if name is None or tokenizer is None:
         return False
-    return begins_inside(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
+    return begins_inside_reasoning(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
 
 
 def _render(state: ServerState, conversation: Conversation, options: PromptOptions) -> list[int]:

@@ -55,15 +55,17 @@ def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
     calls = checked.get("tool_calls")
     if calls is not None:
         if role != "assistant":
-            raise bad_request(f"{where}.tool_calls is for assistant messages only", f"{where}.tool_calls")
+            raise bad_request(
+                f"{where}.tool_calls is allowed in assistant messages only; drop it", f"{where}.tool_calls"
+            )
         checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
         if not checked["tool_calls"]:
             del checked["tool_calls"]
     content = checked.get("content")
     if content is None:
-        if role != "assistant":  # whose answer may have been calls, a refusal, or nothing
+        if role != "assistant":  # which may consist of calls or a refusal, or be empty
             raise bad_request(
-                f"{where}.content is missing: messages of every role but assistant need one", f"{where}.content"
+                f"{where}.content is required in messages of every role but assistant", f"{where}.content"
             )
         content = checked.get("refusal", "")
         if not isinstance(content, str):
@@ -91,7 +93,10 @@ def _part_text(part: Any, where: str) -> str:
             return text
         raise bad_request(f"{where}.text must be a string, got {shown(text)}", f"{where}.text")
     if isinstance(kind, str):
-        raise bad_request(f"{where}.type {shown(kind)} is not supported: the model takes text only", f"{where}.type")
+        raise bad_request(
+            f"{where}.type {shown(kind)} is not supported: the model takes text only; send parts of type text",
+            f"{where}.type",
+        )
     raise bad_request(f'{where} must be an object with a "type", got {shown(part)}', where)
 
 
@@ -116,10 +121,9 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _object_of(arguments: str) -> Any:
-    """The value of arguments written as JSON, because templates write them themselves; "" when they are no JSON.
+    """The value of arguments given as JSON text, since templates serialise them themselves; "" if it is invalid.
 
-    A call that was cut off at max_tokens holds the beginning of a JSON text: its value has the whole members, and as
-    much of a last string as there is.
+    Arguments that were cut off at max_tokens are parsed as far as they go.
     """
     if not arguments.strip():
         return {}
@@ -129,7 +133,7 @@ def _object_of(arguments: str) -> Any:
         return ""
     except ValueError as error:
         if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
-            return ""  # not cut off: there is too much
+            return ""  # not cut off but too long
     try:
         return from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
     except (ValueError, TypeError):
@@ -137,7 +141,7 @@ def _object_of(arguments: str) -> Any:
 
 
 def for_template(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-    """Templates that do not know the role "developer" get it as "system", which it replaces."""
+    """The messages, with role "developer" as "system" for templates that do not know it."""
     if "developer" in template:
         return messages
     return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]

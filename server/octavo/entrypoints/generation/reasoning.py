@@ -1,4 +1,4 @@
-"""The thoughts that some models write before their answer, told from it while they are written. Pure."""
+"""Separates reasoning from the answer while both are generated. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ BEGIN, END = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Splits ``<think>thoughts</think>answer``; however the text is cut, the parts add up to the same.
+    """Splits ``<think>reasoning</think>answer``; the parts do not depend on how the text is cut into pieces.
 
-    ``inside``: the text begins among the thoughts, because the prompt ended with the opening tag. White space around
+    ``inside``: the text begins inside the reasoning, because the prompt ended with the opening tag. White space around
     the tags belongs to neither part.
     """
 
@@ -20,24 +20,25 @@ class ReasoningParser:
         self._answer_begun = False
 
     def feed(self, text: str) -> tuple[str, str]:
-        """New text as (thoughts, answer), as far as it is certain."""
+        """New text as (reasoning, answer), as far as it is certain."""
         self._text += text
         return self._split(ended=False)
 
     def finish(self) -> tuple[str, str]:
+        """What was held back, as (reasoning, answer), now that the text has ended."""
         return self._split(ended=True)
 
     def _split(self, ended: bool) -> tuple[str, str]:
         if self._may_open and not self._read_opening(ended):
             return "", ""
-        thoughts = self._read_thoughts(ended) if self._thinking else ""
+        reasoning = self._read_reasoning(ended) if self._thinking else ""
         if self._thinking:
-            return thoughts, ""
+            return reasoning, ""
         answer, self._text = self._text, ""
         if self._answering and not self._answer_begun:
             answer = answer.lstrip()
             self._answer_begun = bool(answer)
-        return thoughts, answer
+        return reasoning, answer
 
     def _read_opening(self, ended: bool) -> bool:
         """Whether it is known by now if the text begins with the tag."""
@@ -57,27 +58,27 @@ class ReasoningParser:
         self._may_open = False
         return True
 
-    def _read_thoughts(self, ended: bool) -> str:
+    def _read_reasoning(self, ended: bool) -> str:
         end = self._text.find(END)
         if end != -1:
-            thoughts, self._text = self._text[:end].rstrip(), self._text[end + len(END) :]
+            reasoning, self._text = self._text[:end].rstrip(), self._text[end + len(END) :]
             self._thinking, self._answering = False, True
-            return thoughts
+            return reasoning
         if ended:
-            thoughts, self._text = self._text, ""
-            return thoughts.rstrip()
+            reasoning, self._text = self._text, ""
+            return reasoning.rstrip()
         hold = next((n for n in range(len(END) - 1, 0, -1) if self._text.endswith(END[:n])), 0)
-        thoughts = self._text[: len(self._text) - hold].rstrip()
-        self._text = self._text[len(thoughts) :]
-        return thoughts
+        reasoning = self._text[: len(self._text) - hold].rstrip()
+        self._text = self._text[len(reasoning) :]
+        return reasoning
 
 
-# vLLM's names -> whether thoughts are taken to have begun when neither the prompt nor the text says so.
+# vLLM's names -> whether output begins inside the reasoning if neither the prompt nor the text says so.
 REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False}
 
 
-def begins_inside(name: str, prompt_end: str) -> bool:
-    """Whether the answer to a prompt that ends so begins among the thoughts."""
+def begins_inside_reasoning(name: str, prompt_end: str) -> bool:
+    """Whether the output for a prompt with this end begins inside the reasoning."""
     prompt_end = prompt_end.rstrip()
     if prompt_end.endswith(BEGIN):
         return True

@@ -15,15 +15,15 @@ from octavo.interface.structured_output import StructuredOutputsParams, to_gramm
 
 @dataclass
 class Constraint:
-    """What the answer must be like, and the field in which the client said so."""
+    """The form that the output must have, and the field in which the client asked for it."""
 
     params: StructuredOutputsParams
     field: str
-    lenient: bool = False  # keywords that no grammar can hold are ignored, instead of refused
-    allows_calls: bool = False  # calls of tools may stand in its place
+    lenient: bool = False  # ignore schema keywords that no grammar can express, instead of refusing them
+    allows_calls: bool = False  # the output may be tool calls instead
 
     def grammar(self, strict: bool) -> str:
-        """``strict``: as for `to_grammar`. Raises APIError naming the client's field."""
+        """The grammar; ``strict`` as for `to_grammar`. Raises APIError naming the client's field."""
         try:
             return to_grammar(self.params, strict=strict, lenient=self.lenient)
         except ValueError as error:
@@ -32,15 +32,15 @@ class Constraint:
 
 @dataclass
 class CallGrammar:
-    """How a model writes calls of its tools."""
+    """A grammar of tool calls in a model's own format."""
 
-    rule: str  # all calls of an answer: Lark, with special tokens as {<token>} or {[TOKEN]}
-    parts: dict[str, str]  # grammars that the rule refers to, by their names: @name
+    rule: str  # Lark for all calls of an output, with special tokens as {<token>} or {[TOKEN]}
+    parts: dict[str, str]  # by name, the grammars that the rule refers to as @name
     rules: str = ""  # further Lark that it refers to
 
 
 def _named(error: ValueError, field: str) -> Exception:
-    """An error about structured_outputs.<kind>, told in the client's words."""
+    """An error about structured_outputs.<kind>, with the client's field instead."""
     subject, _, rest = str(error).partition(" ")
     return bad_request(f"{field} {rest}", field) if subject.startswith("structured_outputs") else error
 
@@ -53,10 +53,10 @@ def make_constraint(field: str, **kind: Any) -> Constraint:
         raise _named(error, field) from None
 
 
-def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:
-    """A grammar whose answer may follow thoughts, or must when the prompt has opened them (``inside``).
+def after_reasoning(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:
+    """A grammar with optional reasoning before its text, required if the prompt ends inside it (``inside``).
 
-    ``token_id``: of a text that is one token of the model's vocabulary. Such tags are told from text by llguidance.
+    ``token_id`` gives the id of a text that is one token of the vocabulary, else None.
     """
     opening, closing = _literal(BEGIN, token_id), _literal(END, token_id)
     thoughts = rf"({opening})? thoughts" if inside else rf"(/\n{{0,2}}/ {opening} thoughts)?"
@@ -70,7 +70,7 @@ def after_thoughts(grammar: str, inside: bool, token_id: Callable[[str], int | N
 
 
 def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
-    """A grammar in whose place tool calls may stand."""
+    """A grammar that allows tool calls instead of its text."""
     rule = re.sub(r"\{([<\[][^}]*[>\]])\}", lambda tag: _literal(tag[1], token_id), calls.rule)
     lead = {"lark_grammar": f"start: @answer | {rule}\n{calls.rules}\n"}
     parts = [{**_parts(part)[0], "name": name} for name, part in {"answer": grammar, **calls.parts}.items()]

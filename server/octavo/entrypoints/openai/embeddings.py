@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector of length 1 a text, pooled from the loaded model's hidden states."""
+"""POST /v1/embeddings: one unit vector per text, pooled from the model's last hidden states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from starlette.responses import Response
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
-from octavo.entrypoints.openai.protocol import Count, Priority, PromptField, RequestBody, Truncation, TruncationSide
+from octavo.entrypoints.openai.protocol import (
+    Count,
+    Priority,
+    PromptField,
+    RequestBody,
+    Truncation,
+    TruncationSide,
+    prompts_in,
+)
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
@@ -47,28 +55,27 @@ class EmbeddingRequest(RequestBody):
 
     def inputs(self) -> list[str | list[int]]:
         """The texts, each a string or token ids. Raises APIError."""
-        inputs: list[str | list[int]] = self.input
-        if isinstance(self.input, str) or isinstance(self.input[0], int):
-            inputs = [self.input]
-        if len(inputs) > MAX_INPUTS:
-            raise bad_request(
-                f"input takes at most {MAX_INPUTS} texts a request, got {len(inputs)}; send more requests", "input"
-            )
-        return inputs
+        return prompts_in(self.input, "input", MAX_INPUTS)
 
 
 class Embedding(Struct):
+    """One text's vector."""
+
     index: int
     embedding: list[float] | str  # base64: little-endian float32
     object: str = "embedding"
 
 
 class EmbeddingUsage(Struct):
+    """Tokens of the request."""
+
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingList(Struct):
+    """The response of /v1/embeddings."""
+
     model: str
     data: list[Embedding]  # or as JSON already: msgspec.Raw
     usage: EmbeddingUsage
@@ -76,6 +83,7 @@ class EmbeddingList(Struct):
 
 
 async def create_embeddings(request: Request) -> Response:
+    """Handle POST /v1/embeddings."""
     state = state_of(request)
     state.check_serving()
     body = await read_body(request, EmbeddingRequest, state)
@@ -84,7 +92,7 @@ async def create_embeddings(request: Request) -> Response:
     size = state.engine.config.model.hidden_size
     if body.dimensions not in (None, size):
         raise bad_request(
-            f"dimensions must be {size}, got {body.dimensions}: the model's vectors cannot be shortened; drop it",
+            f"dimensions must be {size}, got {body.dimensions}: the model's vectors cannot be truncated; drop it",
             "dimensions",
         )
     texts = body.inputs()
@@ -97,7 +105,7 @@ async def create_embeddings(request: Request) -> Response:
 
 
 def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | list[int]]) -> list[EngineCoreRequest]:
-    """Requests for the core. Raises APIError that names the text it is about."""
+    """Requests for the core. Raises APIError naming the text."""
     options = PromptOptions(
         body.priority or 0, None, body.add_special_tokens is not False, body.truncate_prompt_tokens,
         body.truncation_side or "left",
@@ -123,7 +131,7 @@ def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | l
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
-    """As many at a time as the engine runs at once: a long list takes no more of the queue than that."""
+    """Sends at most max_num_seqs texts at a time, so that a long list does not fill the queue."""
     vectors: list[list[float]] = []
     step = state.engine.config.scheduler.max_num_seqs
     for start in range(0, len(requests), step):
@@ -132,7 +140,7 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
             await generation.start()
             for output in await generation.final_outputs():
                 if output.embedding is None:
-                    raise APIError(500, "The engine gave no vector", code="engine_error")
+                    raise APIError(500, "The engine returned no vector", code="engine_error")
                 vectors.append(output.embedding)
     encode = _base64 if body.encoding_format == "base64" else list
     data = await encode_choices(

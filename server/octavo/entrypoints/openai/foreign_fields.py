@@ -1,7 +1,6 @@
-"""Fields that other servers' clients send and that would change the answer, but are not built: vLLM's, llama.cpp's,
-SGLang's, TGI's, Ollama's and OpenAI's own. Each is refused by name, unless its value says what is so anyway.
+"""Unsupported request fields that would change the output: of vLLM, llama.cpp, SGLang, TGI, Ollama and OpenAI.
 
-One table for what is checked and for what /openapi.json says.
+Each is refused by name, unless its value asks for the default. The same tables give the checks and /openapi.json.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ Values = tuple[Any, ...]
 
 _EMPTY: Values = ("", [], {})  # some clients send these for what is not set
 
-# Name -> the values that change nothing, () for the empty ones; null is always one of them.
+# Name -> the values without effect, () for the empty ones; null is always one of them.
 _GENERATION: dict[str, Values] = {
     **dict.fromkeys(
         (
@@ -79,7 +78,7 @@ _GENERATION: dict[str, Values] = {
     "reasoning_format": ("auto",),
 }  # fmt: skip
 
-# Fields of the one route that the other has no use for, but for the text itself: some send one body to both.
+# Fields of the one route that mean nothing to the other, since some clients send one body to both.
 _CHAT: dict[str, Values] = {"suffix": ("",), "best_of": (1,), "instructions": ()}
 _COMPLETION: dict[str, Values] = {
     **dict.fromkeys(
@@ -93,7 +92,7 @@ _COMPLETION: dict[str, Values] = {
     "tool_choice": ("none", "auto"),
 }  # fmt: skip
 
-# Where only another name is missing.
+# The supported field to use instead.
 _INSTEAD = {
     "n_predict": "max_tokens", "num_predict": "max_tokens", "max_new_tokens": "max_tokens", "n_cmpl": "n",
     "num_return_sequences": "n", "repeat_penalty": "repetition_penalty", "min_new_tokens": "min_tokens",
@@ -136,7 +135,7 @@ _TOKENIZE: dict[str, Values] = {
 
 _DETOKENIZE: dict[str, Values] = {"skip_special_tokens": (False,)}
 
-# Known fields that cannot change the text, some of them because the sampler that they belong to is refused.
+# Known fields without effect on the output, some because the sampler that they belong to is refused.
 HARMLESS = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "stream_interval", "session_id", "keep_alive", "cache_prompt", "id_slot", "timings_per_token", "rid",
@@ -148,20 +147,20 @@ HARMLESS = frozenset({
 
 
 class ForeignFields:
-    """Those of one route."""
+    """The unsupported fields of one route."""
 
     def __init__(self, fields: Mapping[str, Values]) -> None:
         self._fields = {name: values or _EMPTY for name, values in fields.items()}
 
     def why_not(self, name: str, value: Any) -> str | None:
-        """Why ``value`` is refused in a field that is none of ours; None when it is not."""
+        """Why ``value`` is refused in an unsupported field; None if it is not."""
         if value is None or name not in self._fields or any(_same(value, other) for other in self._fields[name]):
             return None
         instead = _INSTEAD.get(name)
         return f"{name} is not supported by this server: {f'use {instead}' if instead else 'drop it'}"
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema: what these fields may hold."""
+        """The fields as JSON Schema patternProperties."""
         by_values: dict[str, tuple[Values, list[str]]] = {}
         for name, values in self._fields.items():
             by_values.setdefault(repr(values), (values, []))[1].append(re.escape(name))

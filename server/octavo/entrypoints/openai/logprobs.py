@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes and vLLM's one."""
+"""Log-probabilities in the two formats of OpenAI and that of vLLM."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LogprobsFormatter:
         top: int,
         offsets: list[int],
     ) -> CompletionLogprobs:
-        """The shape of /v1/completions. ``offsets``: where in the text each token begins."""
+        """The format of /v1/completions. ``offsets``: the position in the text of each token."""
         tokens = [self.token(token_id) for token_id in token_ids]
         logprobs: list[float | None] = []
         best: list[dict[str, float] | None] = []
@@ -49,14 +49,14 @@ class LogprobsFormatter:
         return CompletionLogprobs(offsets, logprobs, tokens, best)
 
     def _named(self, position: PositionLogprobs, token_id: int, top: int) -> dict[str, float]:
-        """The ``top`` best tokens and the one that was taken. Two tokens of one spelling: the better one counts."""
+        """The ``top`` most likely tokens and the sampled one; the more likely one of two tokens with the same text."""
         named: dict[str, float] = {}
         for other, logprob in _best(position, top, keep=token_id):
             named.setdefault(self.token(other), _finite(logprob))
         return named
 
     def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int) -> ChatLogprobs:
-        """The shape of /v1/chat/completions."""
+        """The format of /v1/chat/completions."""
         content = []
         for token_id, position in zip(token_ids, positions, strict=True):
             assert position is not None
@@ -69,7 +69,7 @@ class LogprobsFormatter:
 
 
 def _best(position: PositionLogprobs, top: int, keep: int | None = None) -> list[tuple[int, Logprob]]:
-    """The ``top`` most likely tokens, best first, and ``keep`` behind them when it is none of them."""
+    """The ``top`` most likely tokens, best first, followed by ``keep`` unless it is one of them."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
     return [item for order, item in enumerate(ranked) if order < top or item[0] == keep]
 
@@ -79,7 +79,7 @@ def _finite(logprob: Logprob) -> float:
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs | None]) -> list[dict[str, Any] | None]:
-    """vLLM's shape: one object a position, token id -> logprob, rank and text."""
+    """vLLM's format: one object per position, token id -> logprob, rank and text."""
     return [
         None
         if position is None

@@ -18,11 +18,13 @@ def _card(state: ServerState, name: str) -> ModelCard:
 
 
 async def list_models(request: Request) -> Response:
+    """Handle GET /v1/models."""
     state = state_of(request)
     return JSON(ModelList([_card(state, name) for name in state.model_names]))
 
 
 async def retrieve_model(request: Request) -> Response:
+    """Handle GET /v1/models/{id}."""
     state, name = state_of(request), request.path_params["model_id"]
     state.check_model(name)
     return JSON(_card(state, name))

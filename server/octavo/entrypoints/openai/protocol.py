@@ -1,7 +1,6 @@
-"""The bodies of requests: OpenAI's fields and vLLM's extra ones. Types are strict: ``true`` is not a number.
+"""Request bodies: OpenAI's fields and vLLM's extra ones. Types are strict: ``true`` is not a number.
 
-What a type accepts and what /openapi.json says of it stand in one place: either pydantic makes the schema of the type,
-or the type names its check and its schema side by side.
+Validation and schema have one source: pydantic derives both from the type, or the type names both side by side.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ MAX_PROMPTS = 1_024
 
 
 def integral(value: Any) -> Any:
-    """1.0 as 1: JSON has one kind of number, and some clients write integers so."""
+    """1.0 as 1: JSON has one type of number, and some clients write integers so."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_FromFloat = BeforeValidator(integral)  # stands behind the limits, or the schema would lose them
+_FromFloat = BeforeValidator(integral)  # after the limits, or the schema would lose them
 
 
 def integral_list(value: Any) -> Any:
-    """The same for a list, which costs nothing when it holds integers already."""
+    """The same for a list; free if it holds integers only."""
     return list(map(integral, value)) if isinstance(value, list) and float in set(map(type, value)) else value
 
 
@@ -47,12 +46,14 @@ Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat]
 
 
 def _only(*values: Any) -> Any:
-    """A type of a few values, of which null is one."""
+    """A type of these values and null."""
 
     def check(value: Any) -> Any:
         if value is None or any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values):
             return value
-        raise ValueError(f"must be {' or '.join(map(shown, values))}, got {shown(value)}: nothing else is supported")
+        raise ValueError(
+            f"must be {' or '.join(map(shown, values))}, got {shown(value)}: other values are not supported"
+        )
 
     return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *values]})]
 
@@ -68,8 +69,8 @@ _TRUNCATION_SCHEMA = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}
 Truncation = Annotated[int | None, BeforeValidator(_truncation), WithJsonSchema(_TRUNCATION_SCHEMA)]
 
 
-def _one_of_shapes(value: Any) -> Any:
-    """A prompt: a text, token ids, or a list of either. Checked here, because a union's findings are unreadable."""
+def _check_prompt(value: Any) -> Any:
+    """A prompt: a string, token ids, or a list of either. Checked by hand, since errors for a union are unreadable."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -87,6 +88,16 @@ def _one_of_shapes(value: Any) -> Any:
     raise ValueError(f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(value)}")
 
 
+def prompts_in(value: Any, field: str, most: int) -> list[str | list[int]]:
+    """The value of a PromptField as a list of at most ``most`` prompts. Raises APIError naming ``field``."""
+    prompts: list[str | list[int]] = [value] if isinstance(value, str) or isinstance(value[0], int) else value
+    if len(prompts) > most:
+        raise bad_request(
+            f"{field} takes at most {most} prompts a request, got {len(prompts)}; split the request", field
+        )
+    return prompts
+
+
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -99,7 +110,7 @@ _PROMPT_SCHEMA = {
         },
     ]
 }
-PromptField = Annotated[Any, BeforeValidator(_one_of_shapes), WithJsonSchema(_PROMPT_SCHEMA)]
+PromptField = Annotated[Any, BeforeValidator(_check_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
 
 _WORD = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_LENGTH}
@@ -136,6 +147,8 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class StreamOptions(BaseModel):
+    """Options of streams."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
 
     include_usage: bool | None = None
@@ -143,12 +156,12 @@ class StreamOptions(BaseModel):
 
 
 class RequestBody(BaseModel):
-    """Any body. A null means: as if the field were not there."""
+    """Any body. A null is the same as no field."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
-    FOREIGN: ClassVar[ForeignFields]  # of other servers
-    # A field, and the other one without which it means nothing: true, or set at all.
+    FOREIGN: ClassVar[ForeignFields]  # unsupported ones
+    # A field -> the field that it needs, with its value, or None for any.
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {}
 
     @classmethod
@@ -163,13 +176,13 @@ class RequestBody(BaseModel):
         return reference
 
     def check(self) -> None:
-        """What the types cannot say. Raises APIError."""
+        """Check what the types do not. Raises APIError."""
         for name, value in (self.model_extra or {}).items():
             if why := self.FOREIGN.why_not(name, value):
                 raise bad_request(why, name)
             if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(name)
-                logger.warning("ignoring the unknown request field %r", name[:100])
+                logger.warning("ignoring unknown request field %r", name[:100])
         for name, (other, needed) in self.NEEDS.items():
             value = getattr(self, other)
             if getattr(self, name) is not None and (value is None or needed not in (None, value)):
@@ -178,7 +191,7 @@ class RequestBody(BaseModel):
 
 
 class GenerationRequest(RequestBody):
-    """What completions and chat completions share."""
+    """The fields that completions and chat completions share."""
 
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
         "stream_options": ("stream", True), "truncation_side": ("truncate_prompt_tokens", None),
@@ -218,7 +231,7 @@ class GenerationRequest(RequestBody):
     return_tokens_as_token_ids: bool | None = None
     length_penalty: _only(1) = None  # type: ignore[valid-type]  # of beam search, as the next one
     use_beam_search: _only(False) = None  # type: ignore[valid-type]
-    # The form of the answer: one of these, see structured.py
+    # The form of the output: one of these, see response_format.py
     response_format: Annotated[dict[str, Any] | None, WithJsonSchema(schemas.RESPONSE_FORMAT)] = None
     structured_outputs: Annotated[dict[str, Any] | None, WithJsonSchema(schemas.STRUCTURED_OUTPUTS)] = None
     guided_json: Annotated[Any, WithJsonSchema(schemas.or_null("json"))] = None
@@ -228,7 +241,7 @@ class GenerationRequest(RequestBody):
     json_schema: Annotated[Any, WithJsonSchema(schemas.or_null("json"))] = None  # llama.cpp's and SGLang's
     regex: Annotated[Any, WithJsonSchema(schemas.or_null("regex"))] = None  # SGLang's
 
-    # Which of our fields are those of SamplingParams, under the same name.
+    # The fields of SamplingParams, with the same names.
     SAMPLING: ClassVar[tuple[str, ...]] = (
         "frequency_penalty", "n", "presence_penalty", "seed", "stop", "temperature", "top_p", "top_k", "min_p",
         "repetition_penalty", "stop_token_ids", "bad_words", "allowed_token_ids", "include_stop_str_in_output",
@@ -260,22 +273,18 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Index | None = None
     echo: bool | None = None
     logprobs: Index | None = None
-    suffix: _only("") = None  # type: ignore[valid-type]  # the model completes text, it does not fill in
+    suffix: _only("") = None  # type: ignore[valid-type]  # infilling is not supported
     best_of: Annotated[Count | None, WithJsonSchema({"enum": [None, 1], "description": "Or the same as n."})] = None
 
     def check(self) -> None:
+        """Check what the types do not. Raises APIError."""
         super().check()
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must be 1, or the same as n, got {self.best_of}: drop it and use n", "best_of")
 
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, list) and not isinstance(self.prompt[0], int):
-            if len(self.prompt) > MAX_PROMPTS:
-                raise bad_request(
-                    f"prompt takes at most {MAX_PROMPTS} prompts a request, got {len(self.prompt)}; send more requests"
-                )
-            return self.prompt
-        return [self.prompt]
+        """The prompts, each a string or token ids. Raises APIError."""
+        return prompts_in(self.prompt, "prompt", MAX_PROMPTS)
 
 
 class ChatCompletionRequest(GenerationRequest):

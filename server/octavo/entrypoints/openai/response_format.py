@@ -89,6 +89,6 @@ def _checked(field: str, given: dict[str, Any]) -> Constraint:
     types = {"json": str | dict, "json_object": bool, "regex": str, "choice": list, "grammar": str}
     for kind, value in given.items():
         if not isinstance(value, types[kind]):
-            what = {"json": "a JSON schema", "json_object": "true or false", "choice": "a list of texts"}
-            raise bad_request(f"{field} must be {what.get(kind, 'a text')}, got {shown(value)}", field)
+            what = {"json": "a JSON schema", "json_object": "true or false", "choice": "a list of strings"}
+            raise bad_request(f"{field} must be {what.get(kind, 'a string')}, got {shown(value)}", field)
     return make_constraint(field, **given)

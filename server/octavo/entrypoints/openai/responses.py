@@ -1,4 +1,4 @@
-"""The bodies of answers. msgspec structs: they encode to JSON in a microsecond and describe themselves to OpenAPI."""
+"""Bodies of responses. msgspec structs: fast to encode, and a source of JSON schemas."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class PromptTokensDetails(Struct):
+    """Prompt tokens that were not computed."""
+
     cached_tokens: int
 
 
 class Usage(Struct):
+    """Token counts of a request."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -21,6 +25,7 @@ class Usage(Struct):
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    """Usage with its total."""
     return Usage(
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     )
@@ -31,6 +36,8 @@ PromptLogprobs = list[dict[str, Any] | None]
 
 
 class CompletionLogprobs(Struct):
+    """Log-probabilities of a text completion, one entry per token."""
+
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
@@ -38,6 +45,8 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
+    """One completion, or new text of one."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
@@ -49,24 +58,28 @@ class CompletionChoice(Struct):
 
 
 class Completion(Struct):
-    """The answer of /v1/completions, and a chunk of its stream."""
+    """The response of /v1/completions, and a chunk of its stream."""
 
     id: str
     created: int
     model: str
-    choices: list[CompletionChoice]  # or as JSON already: msgspec.Raw
+    choices: list[CompletionChoice]  # or encoded: msgspec.Raw
     object: str = "text_completion"
     system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
 
 
 class TopLogprob(Struct):
+    """An alternative token."""
+
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ChatLogprob(Struct):
+    """A token of a chat answer and its alternatives."""
+
     token: str
     logprob: float
     bytes: list[int] | None
@@ -74,22 +87,30 @@ class ChatLogprob(Struct):
 
 
 class ChatLogprobs(Struct):
+    """Log-probabilities of a chat answer."""
+
     content: list[ChatLogprob] | None
     refusal: None = None
 
 
 class FunctionCall(Struct):
+    """Name and arguments (JSON text) of a call."""
+
     name: str | UnsetType | None
     arguments: str
 
 
 class ToolCall(Struct):
+    """A call of a tool."""
+
     id: str
     function: FunctionCall
     type: str = "function"
 
 
 class ChatMessage(Struct):
+    """The model's message."""
+
     content: str | None
     role: str = "assistant"
     refusal: str | None = None
@@ -98,6 +119,8 @@ class ChatMessage(Struct):
 
 
 class ChatChoice(Struct):
+    """One answer."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None = None
@@ -107,10 +130,12 @@ class ChatChoice(Struct):
 
 
 class ChatCompletion(Struct):
+    """The response of /v1/chat/completions."""
+
     id: str
     created: int
     model: str
-    choices: list[ChatChoice]  # or as JSON already: msgspec.Raw
+    choices: list[ChatChoice]  # or encoded: msgspec.Raw
     usage: Usage
     object: str = "chat.completion"
     system_fingerprint: str = ""
@@ -128,6 +153,8 @@ class ToolCallDelta(Struct):
 
 
 class ChatDelta(Struct):
+    """What is new in a message."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
@@ -135,6 +162,8 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
+    """What is new in one answer."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
@@ -144,6 +173,8 @@ class ChatChunkChoice(Struct):
 
 
 class ChatChunk(Struct):
+    """A chunk of a streamed chat completion."""
+
     id: str
     created: int
     model: str
@@ -155,6 +186,8 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
+    """One name of the served model."""
+
     id: str
     created: int
     root: str
@@ -166,5 +199,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
+    """The response of /v1/models."""
+
     data: list[ModelCard]
     object: str = "list"

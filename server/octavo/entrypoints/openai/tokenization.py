@@ -65,6 +65,8 @@ class TokenizeRequest(RequestBody):
 
 
 class DetokenizeRequest(RequestBody):
+    """Token ids."""
+
     FOREIGN: ClassVar[ForeignFields] = DETOKENIZE
 
     model: str | None = None
@@ -72,6 +74,8 @@ class DetokenizeRequest(RequestBody):
 
 
 class TokenizeResponse(msgspec.Struct):
+    """Token ids and, if asked for, their strings."""
+
     count: int
     max_model_len: int
     tokens: list[int]
@@ -79,19 +83,22 @@ class TokenizeResponse(msgspec.Struct):
 
 
 class DetokenizeResponse(msgspec.Struct):
+    """The text."""
+
     prompt: str
 
 
 async def tokenize(request: Request) -> Response:
+    """Handle POST /tokenize."""
     state = state_of(request)
     body = await read_body(request, TokenizeRequest, state)
     body.check()
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise bad_request("prompt or messages must be given, and not both", "prompt")
+        raise bad_request("exactly one of prompt and messages must be given", "prompt")
     for name in _CHAT_FIELDS if body.messages is None else ():
         if getattr(body, name) is not None:
-            raise bad_request(f"{name} needs messages; send those instead of a prompt, or drop it", name)
+            raise bad_request(f"{name} needs messages: send them instead of prompt, or drop it", name)
     processor = state.engine.input_processor
     if body.messages is not None:
         messages = await state.engine.run_in_thread(check_messages, body.messages)
@@ -109,6 +116,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
+    """Handle POST /detokenize."""
     state = state_of(request)
     body = await read_body(request, DetokenizeRequest, state)
     body.check()

@@ -1,0 +1,1 @@
+"""HTTP and ASGI: connections, middleware, bodies and responses as bytes."""

@@ -14,13 +14,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState, taken_on
+from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState, before_drain
 from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # probes have no key
-UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # no work of clients
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # without an API key, for probes
+UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # not in the HTTP metrics
 ROUTE_PATH = "route_path"  # key of a request's scope: the path of the route that it took
 _REQUEST_ID = re.compile(REQUEST_ID)
 
@@ -31,10 +31,11 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, state: ServerState, api_keys: Sequence[str], root_path: str = "") -> None:
         self.app = app
         self.state = state
-        self._root_path = root_path.rstrip("/")  # before which proxies may leave it or strip it
+        self._root_path = root_path.rstrip("/")  # which proxies may strip or not
         self._key_hashes = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -47,7 +48,7 @@ class RequestMiddleware:
         kept["request_id"], kept["client_chose_id"] = request_id, request_id == given
         if self.state.engine.tracer is not None:
             incoming_headers.set(Headers(scope=scope))
-        taken_on.set(self.state.phase is not Phase.DRAINING or kept.get("last_call", False))
+        before_drain.set(self.state.phase is not Phase.DRAINING or kept.get("connection_draining", False))
         started = time.monotonic()
         status, sent_bytes = 0, 0
 
@@ -77,7 +78,7 @@ class RequestMiddleware:
         except Exception:
             logger.exception("request %s failed", kept["request_id"])
             if not status:
-                await APIError(500, "The server failed to handle the request; its log says why").response()(
+                await APIError(500, "Internal server error; see the server's log").response()(
                     scope, receive, send_with_id
                 )
         finally:
@@ -92,7 +93,7 @@ class RequestMiddleware:
                 )  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        """Compares hashes in constant time, every key every time: neither length nor position shows."""
+        """Compares hashes of all keys in constant time, so that timing tells nothing of a key's length or position."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         given = [token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
         found = False

@@ -1,5 +1,7 @@
-"""uvicorn's HTTP parser with limits: heads have a bounded size, and clients send at a reasonable pace or are let go.
-A client that has closed its sending side only is answered."""
+"""uvicorn's HTTP protocol with limits on the size of heads and the rate of bodies, and with graceful draining.
+
+A client that has only closed its sending side gets its response.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,21 @@ from octavo.entrypoints.transport.stream_body import DIRECT_BODY
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers together
 HEAD_SECONDS = 20.0  # from the connection, or the first byte of a further request, to the end of the headers
-MIN_BODY_RATE = 1_024  # bytes a second, looked at every BODY_SECONDS
+MIN_BODY_RATE = 1_024  # bytes per second, checked every BODY_SECONDS
 BODY_SECONDS = 20.0
-UNREAD_SECONDS = 60.0  # that a client may leave what it was sent unread, when that is more than a few pieces
-FIRST_PROBE_SECONDS = 0.5  # before the first probe whether a client that sends nothing more still listens,
-PROBE_SECONDS = 2.0  # and between two of them
-ECHO_SECONDS = 0.25  # in which a probe of a closed connection comes back
-LAST_CALL_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
+UNREAD_SECONDS = 60.0  # that a client may leave full socket buffers unread
+FIRST_PROBE_SECONDS = 0.5  # before the first probe of a client that has closed its sending side,
+PROBE_SECONDS = 2.0  # and between two probes
+PROBE_REPLY_SECONDS = 0.25  # in which the kernel learns that a connection is closed
+DRAIN_IDLE_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and with it openai)
 
 
-class _HeadTooLarge(Exception):
-    pass
+class _HeadTooLargeError(Exception):
+    """Stops the parser."""
 
 
 class DirectBody:
-    """Writes the body of one answer straight to its connection: tokens go past what only looks at an answer's head."""
+    """A StreamBody written straight to its connection as HTTP chunks, past ASGI and the middleware."""
 
     def __init__(self, connection: LimitedHttpProtocol, cycle: RequestResponseCycle) -> None:
         self._connection, self._cycle = connection, cycle
@@ -60,7 +62,7 @@ class DirectBody:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Answers with 400, 408 or 431 in OpenAI's form what never becomes a request."""
+    """Answers what never becomes a request with a 400, 408 or 431 in OpenAI's form."""
 
     cycle: RequestResponseCycle
 
@@ -68,27 +70,29 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0  # received while the head was not complete
-        self._body_bytes = 0  # received since the pace was last looked at
+        self._body_bytes = 0  # received since the rate was last checked
         self._too_large = False
         self._deadline: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
-        self._last_call = False
-        self._farewell: asyncio.TimerHandle | None = None
-        self._cycles: list[RequestResponseCycle] = []  # of requests that have no whole answer yet
+        self._draining = False
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []  # of requests without a complete response
         self.on_writable: Callable[[], None] | None = None
-        self._unread: asyncio.TimerHandle | None = None
-        self._probe: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        """Start the timer of the first head."""
         super().connection_made(transport)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all timers and tell every request."""
         self._cancel_deadline()
-        self._cancel_farewell()
-        self._cancel_unread()
-        if self._probe is not None:
-            self._probe.cancel()
+        self._cancel_idle_timer()
+        self._cancel_unread_timer()
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
         for cycle in self._cycles:  # uvicorn itself tells the last of pipelined requests only
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -96,96 +100,105 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Count what the limits are about."""
         if self._in_head:
             self._head_bytes += len(data)
         else:
             self._body_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+            self._send_431()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
+        """A request begins."""
         super().on_message_begin()
-        self._cancel_farewell()
-        if self._deadline is None:  # a further request on a connection that is kept alive
-            self._expect_head()
+        self._cancel_idle_timer()
+        if self._deadline is None:  # a further request on a kept-alive connection
+            self._start_head_timer()
 
     def on_url(self, url: bytes) -> None:
+        """Count the request line."""
         super().on_url(url)
-        self._count(len(url))
+        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header."""
         super().on_header(name, value)
-        self._count(len(name) + len(value) + 4)
+        self._count_head(len(name) + len(value) + 4)
 
-    def _count(self, size: int) -> None:
-        """A head may come complete in one piece of data, so its parts are counted too."""
+    def _count_head(self, size: int) -> None:
+        """Counts the parts too, since a whole head may arrive in one piece of data."""
         self._head_size = getattr(self, "_head_size", 0) + size
         if self._head_size > MAX_HEAD_BYTES:
             self._too_large = True
-            raise _HeadTooLarge
+            raise _HeadTooLargeError
 
     def on_headers_complete(self) -> None:
-        self.scope["state"]["last_call"] = self._last_call
+        """Start the request and the timer of its body."""
+        self.scope["state"]["connection_draining"] = self._draining
         self._in_head = False
         self._head_size = 0
         self._cancel_deadline()
         self._body_bytes = 0
-        self._deadline = self.loop.call_later(BODY_SECONDS, self._check_pace)
+        self._deadline = self.loop.call_later(BODY_SECONDS, self._check_body_rate)
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
         self.scope["state"][DIRECT_BODY] = DirectBody(self, self.cycle)
 
     def on_message_complete(self) -> None:
+        """The body is complete."""
         self._cancel_deadline()
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        """A response has been sent."""
         super().on_response_complete()
         self._idle_since = self.loop.time()
-        if self._last_call and self._is_idle and self.is_open:
-            self._close_when_idle()
+        if self._draining and self._is_idle and self.is_open:
+            self._start_idle_timer()
 
-    # The client does not read.
+    # Clients that do not read.
 
     def pause_writing(self) -> None:
+        """The client is behind: start its timer."""
         super().pause_writing()
-        if self._unread is None:
-            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        self._cancel_unread()
+        """The client has caught up."""
+        self._cancel_unread_timer()
         super().resume_writing()
         if self.on_writable is not None:
             self.on_writable()
 
-    def _cancel_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
-    # The client sends nothing more.
+    # Clients that have closed their sending side.
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio reads what uvicorn leaves out
-        """Its requests are answered all the same, when they are whole: it may have closed its sending side only
-        (`nc -N`, `shutdown(SHUT_WR)`). Returns whether the connection stays open; TLS cannot be half closed."""
+        """Complete requests are answered all the same: the client may have closed its sending side only (`nc -N`,
+        `shutdown(SHUT_WR)`). Returns whether the connection stays open; TLS cannot be half closed."""
         self._cancel_deadline()
-        if self.cycle is not None and self.cycle.more_body:  # never whole
+        if self.cycle is not None and self.cycle.more_body:  # it stays incomplete
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         waiting = [cycle for cycle in self._cycles if not (cycle.response_complete or cycle.disconnected)]
         if not waiting or self.scheme == "https":
             return False
-        waiting[-1].keep_alive = False  # closes the connection behind its answer
+        waiting[-1].keep_alive = False  # closes the connection after its response
         self._set_keepalive_probes()
-        self._probe = self.loop.call_later(FIRST_PROBE_SECONDS, self._probe_client)
+        self._probe_timer = self.loop.call_later(FIRST_PROBE_SECONDS, self._probe_client)
         return True
 
     def _set_keepalive_probes(self) -> None:
-        """Have the kernel notice that a client has vanished, within about a minute also when nothing is written."""
+        """Have the kernel notice a vanished client within about a minute, even if nothing is written."""
         sock = self.transport.get_extra_info("socket")
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -194,38 +207,39 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), 5)
 
     def _probe_client(self) -> None:
-        """TCP tells a closed connection from a half-closed one only when something is sent. Before an answer begins
-        that is a 100 Continue: HTTP/1.1 allows any number of them."""
+        """Only sending something tells a closed connection from a half-closed one. Before a response begins that is a
+        100 Continue, of which HTTP/1.1 allows any number."""
         begun = any(cycle.response_started and not cycle.response_complete for cycle in self._cycles)
         if not begun and self.cycle.scope["http_version"] == "1.1" and not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._probe = self.loop.call_later(ECHO_SECONDS, self._end_if_closed)
+        self._probe_timer = self.loop.call_later(PROBE_REPLY_SECONDS, self._abort_if_closed)
 
-    def _end_if_closed(self) -> None:
-        """End the requests of a client that has closed its whole connection."""
+    def _abort_if_closed(self) -> None:
+        """Abort if the client has closed both directions."""
         if self.transport.is_closing():
             return
         poller = select.poll()
-        poller.register(self.transport.get_extra_info("socket").fileno(), 0)  # hang-ups and errors are always told
+        poller.register(self.transport.get_extra_info("socket").fileno(), 0)  # hang-ups and errors are always reported
         if poller.poll(0):
             self.transport.abort()
         else:
-            self._probe = self.loop.call_later(PROBE_SECONDS, self._probe_client)
+            self._probe_timer = self.loop.call_later(PROBE_SECONDS, self._probe_client)
 
-    # The server is about to end.
+    # Draining.
 
-    def say_farewell(self) -> None:
-        """The next answer tells the client to close. Until then it cannot know, and may well send one more request: to
-        close at once, be it right behind an answer, would break that. So a connection is closed by us only when it has
-        been idle for so long that its client will hardly use it again."""
-        self._last_call = True
-        if self._is_idle and not self._head_bytes:  # else a request is under way, or arriving
-            self._close_when_idle()
+    def begin_drain(self) -> None:
+        """Close the connection once it has been idle for DRAIN_IDLE_SECONDS; the next response tells the client to.
 
-    def _close_when_idle(self) -> None:
-        left = max(0.0, self._idle_since + LAST_CALL_SECONDS - self.loop.time())
-        self._cancel_farewell()
-        self._farewell = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        Closing at once, even right after a response, would break a request that the client is about to send.
+        """
+        self._draining = True
+        if self._is_idle and not self._head_bytes:  # else a request is in progress, or arriving
+            self._start_idle_timer()
+
+    def _start_idle_timer(self) -> None:
+        left = max(0.0, self._idle_since + DRAIN_IDLE_SECONDS - self.loop.time())
+        self._cancel_idle_timer()
+        self._idle_timer = self.loop.call_later(left, self.timeout_keep_alive_handler)
 
     @property
     def _is_idle(self) -> bool:
@@ -233,51 +247,55 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_open(self) -> bool:
+        """Whether the client may still send requests."""
         return self.transport is not None and not self.transport.is_closing()
 
-    def _cancel_farewell(self) -> None:
-        if self._farewell is not None:
-            self._farewell.cancel()
-            self._farewell = None
+    def _cancel_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
     # Deadlines.
 
-    def _expect_head(self) -> None:
+    def _start_head_timer(self) -> None:
         self._in_head, self._head_bytes = True, 0
-        self._deadline = self.loop.call_later(HEAD_SECONDS, self._give_up, "the request's headers")
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._time_out, "the request's headers")
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _check_pace(self) -> None:
+    def _check_body_rate(self) -> None:
         if self.cycle is not None and self.cycle.response_started:
             return
         if self.flow.read_paused or self._body_bytes >= MIN_BODY_RATE * BODY_SECONDS:
             self._body_bytes = 0
-            self._deadline = self.loop.call_later(BODY_SECONDS, self._check_pace)
+            self._deadline = self.loop.call_later(BODY_SECONDS, self._check_body_rate)
         else:
-            self._give_up("the request's body")
+            self._time_out("the request's body")
 
-    def _give_up(self, what: str) -> None:
-        self._answer(APIError(408, f"Waited too long for {what}; send faster", code="timeout"))
+    def _time_out(self, what: str) -> None:
+        self._send_error(APIError(408, f"Timed out waiting for {what}; send it faster", code="timeout"))
 
-    def _refuse_head(self) -> None:
-        self._answer(
+    def _send_431(self) -> None:
+        self._send_error(
             APIError(
-                431, f"The request's headers are larger than {MAX_HEAD_BYTES} bytes; send less", code="head_too_large"
+                431,
+                f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes; send less",
+                code="head_too_large",
             )
         )
 
     def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refused: a 431 for a head over the limit, else a 400."""
         if self._too_large:
-            self._refuse_head()
+            self._send_431()
         else:
-            self._answer(APIError(400, f"Not valid HTTP: {msg}", code="invalid_http"))
+            self._send_error(APIError(400, f"Invalid HTTP: {msg}", code="invalid_http"))
 
-    def _answer(self, error: APIError) -> None:
-        """Written past the application, which has not seen a request; then the connection is closed."""
+    def _send_error(self, error: APIError) -> None:
+        """Respond without the application, which has not seen a request, and close the connection."""
         if self.transport is None or self.transport.is_closing():
             return
         body = error.body

@@ -1,4 +1,4 @@
-"""What an answer must be like for its calls to be found in it: schemas and grammars of tool calls. Pure."""
+"""JSON schemas and grammars of tool calls, so that output can be parsed into calls. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from octavo.entrypoints.generation.tools.parsers.formats import HermesParser, Ll
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
-# Calls as the model's own format writes them.
 
-
-def calls_of(
+def call_grammar(
     parser: type[ToolParser],
     functions: list[dict[str, Any]],
     max_calls: int | None,
     token_id: Callable[[str], int | None],
     strict: bool = True,
 ) -> CallGrammar:
-    """``token_id``: of a text that is one token of the model's vocabulary. ``strict``: as for `to_grammar`. Raises
-    APIError."""
+    """The grammar of calls in a parser's format. Raises APIError.
+
+    ``token_id`` gives the id of a text that is one token of the vocabulary, else None. ``strict`` as for `to_grammar`.
+    """
 
     def grammar(schema: dict[str, Any]) -> str:
         return constraint_of(schema, "tools").grammar(strict)
@@ -65,7 +65,7 @@ def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
         properties, required = schema.get("properties") or {}, set(schema.get("required") or ())
         usable = {name: _python_value(value) for name, value in properties.items() if _IDENTIFIER.fullmatch(name)}
         if not _DOTTED.fullmatch(function["name"]) or not required <= usable.keys():
-            continue  # Python cannot write its calls
+            continue  # not expressible as a Python call
         names.append(f"call{i}")
         rules.append(f'call{i}: "{function["name"]}(" args{i} ")"')
         arguments = [(f'"{name}=" ({value})', name in required) for name, value in usable.items()]
@@ -79,14 +79,17 @@ def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
             firsts.append('""')
         rules.append(f"args{i}: " + " | ".join(firsts))
     if not names:
-        raise bad_request("tools have no name that Python could call, as this model does; rename them", "tools")
+        raise bad_request(
+            "tools must have Python identifiers as names for this model; rename them",
+            "tools",
+        )
     rules.append("call: " + " | ".join(names))
     repeated = '(", " call)*' if more else ""
     return CallGrammar(f'"[" call {repeated} "]"', {}, "\n".join(rules))
 
 
 def _python_value(schema: Any) -> str:
-    """Lark for a value of this schema; for what it does not understand, any value."""
+    """Lark for a value of this schema; any value if the schema is more than this understands."""
     if not isinstance(schema, dict):
         return "value"
     options = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -111,12 +114,12 @@ def _python_literal(value: str | int | float) -> str:
 
 
 def constraint_of(schema: dict[str, Any], field: str) -> Constraint:
-    """A keyword that no grammar can hold is no reason to refuse a tool."""
+    """A lenient constraint: a keyword that no grammar can express is no reason to refuse a tool."""
     return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field, lenient=True)
 
 
 def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object always."""
+    """The schema of a tool's arguments, which are always an object."""
     schema = function.get("parameters")
     if not schema:
         return {"type": "object", "additionalProperties": False}

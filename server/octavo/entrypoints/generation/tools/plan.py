@@ -12,7 +12,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
-from octavo.entrypoints.generation.tools.grammars import any_call, calls_of, constraint_of, parameters_of
+from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of, parameters_of
 from octavo.entrypoints.generation.tools.parsers import (
     TOOL_PARSERS,
     JsonListParser,
@@ -31,21 +31,23 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass
 class ToolPlan:
-    """How the calls in an answer are found, and what makes sure that there are any."""
+    """How an answer's calls are parsed, and the constraint that forces them."""
 
     parser: type[ToolParser]
     names: tuple[str, ...]
-    max_calls: int | None  # later ones are left out
-    short_ids: bool = False  # Mistral's templates insist on nine characters
+    max_calls: int | None  # further ones are dropped
+    short_ids: bool = False  # nine characters, as Mistral's templates demand
     constraint: Constraint | None = None
     functions: list[dict[str, Any]] = field(default_factory=list)
-    strict: bool = True  # what schemas do not name is left out
-    or_calls: CallGrammar | None = None  # calls may stand where the request demands a form of the answer
+    strict: bool = True  # as for `to_grammar`
+    or_calls: CallGrammar | None = None  # grammar of calls that may replace the constrained output
 
     def new_parser(self) -> ToolParser:
+        """A parser of one answer."""
         return self.parser(self.names)
 
     def new_id(self) -> str:
+        """A random id of a call."""
         length = 9 if self.short_ids else 24
         made = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))
         return made if self.short_ids else "call_" + made
@@ -60,25 +62,27 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     names = tuple(function["name"] for function in functions)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise bad_request(f"tools must have different names, got {shown(twice)} twice", "tools")
+        raise bad_request(f"tools must have unique names, got {shown(twice)} twice", "tools")
     choice = conversation.tool_choice
     if choice is None:
         choice = "auto" if names else "none"
     if choice == "none" or (choice == "auto" and not names):
         return None
     if not names:
-        raise bad_request("tool_choice needs tools: send them, or drop it", "tool_choice")
+        raise bad_request("tool_choice needs tools; send tools or drop it", "tool_choice")
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     known = args.tool_call_parser or (detect(template) if knows_tools(template) else "hermes")
     short_ids = known is not None and TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
         if not args.enable_auto_tool_choice:
-            raise bad_request('tool_choice "auto" is turned off: --no-enable-auto-tool-choice', "tool_choice")
+            raise bad_request(
+                'tool_choice "auto" is disabled (--no-enable-auto-tool-choice); use "required" or a named one',
+                "tool_choice",
+            )
         if known is None:
             raise bad_request(
-                'tool_choice "auto" needs to know how the model writes its calls, and its chat template does not say: '
-                f"start the server with --tool-call-parser ({', '.join(TOOL_PARSERS)}), or use "
-                'tool_choice "required" or a named one',
+                'tool_choice "auto" needs a tool call parser, and none fits the chat template: start the server with '
+                f'--tool-call-parser ({", ".join(TOOL_PARSERS)}), or use tool_choice "required" or a named one',
                 "tool_choice",
             )
         return ToolPlan(
@@ -92,7 +96,7 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     name = _named(choice)
     if name not in names:
         raise bad_request(
-            f"tool_choice.function.name {shown(name)} is none of the tools: {', '.join(names)}",
+            f"tool_choice.function.name must be one of the tools ({', '.join(names)}), got {shown(name)}",
             "tool_choice.function.name",
         )
     index = names.index(name)
@@ -109,7 +113,7 @@ def combine_constraints(
             f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
         )
     if asked is not None and asked.allows_calls:
-        plan.or_calls = calls_of(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
+        plan.or_calls = call_grammar(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint
 
 
@@ -129,7 +133,7 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     names = {_tool_name(tool) for tool in listed}
     known = {_tool_name(tool) for tool in conversation.tools or []}
     for name in names - known:
-        raise bad_request(f"{where}.tools names {shown(name)}, which is none of the tools", f"{where}.tools")
+        raise bad_request(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
     conversation.tools = [tool for tool in conversation.tools or [] if _tool_name(tool) in names]
     conversation.tool_choice = mode
 
@@ -150,9 +154,9 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
         field = f"{where}.function.name"
-        raise bad_request(f"{field} must be a text of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
+        raise bad_request(f"{field} must be a string of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
     for key, kinds, what in (
-        ("description", str, "a text"),
+        ("description", str, "a string"),
         ("parameters", dict, "a JSON schema (an object)"),
         ("strict", bool, "true or false"),
     ):
@@ -162,7 +166,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
             raise bad_request(f"{field} must be {what}, got {shown(value)}", field)
     if sets_engine_options(function.get("parameters")):
         field = f"{where}.function.parameters"
-        raise bad_request(f'{field} must not have "x-guidance", options of the grammar engine; remove it', field)
+        raise bad_request(f'{field} must not contain "x-guidance" (options of the grammar engine); remove it', field)
     return function
 
 

@@ -1,4 +1,4 @@
-"""Tool-call formats by name, and which of them a chat template speaks."""
+"""Tool call formats by name, and which of them a chat template uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "qwen3": HermesParser,
 }
 
-# What a template that teaches a format cannot do without, the surest first.
+# What a template that describes a format contains, the most specific first.
 _SIGNS = (
     ("[TOOL_CALLS]", "mistral"),
     ("<tool_call>", "hermes"),
@@ -31,7 +31,7 @@ _SIGNS = (
 
 
 def detect(template: str) -> str | None:
-    """The format that a chat template teaches the model, if it is a known one."""
+    """The format that a chat template describes to the model; None if it is unknown."""
     return next((name for sign, name in _SIGNS if sign in template), None)
 
 

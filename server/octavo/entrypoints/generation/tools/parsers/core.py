@@ -1,10 +1,9 @@
-"""Tool calls in a model's text, found while it is being written. Pure.
+"""Tool calls in a model's text, parsed while it is being generated. Pure.
 
-A parser reads like one of a whole text (recursive descent), but it is a generator that pauses wherever the text has
-not come further yet. It decides by the text alone, never by how it was cut: the pieces of a stream add up to what the
-whole text gives. Every character is a call's arguments, part of a call's markup, or content: what turns out to be no
-call comes out as content. Where a text was cut off inside a call, the call is given out as far as it came: its name, or
-the beginning of it, and the beginning of its arguments. A call of which not even that is known is left out.
+A parser is a recursive descent one, written as a generator that pauses where the text ends so far. Its result depends
+on the text alone, not on how it was cut. Every character is a call's arguments, markup of a call, or content:
+what turns out to be no call is content. Of a call that was cut off, the parser returns what there is: its name, or the
+beginning of it, and the beginning of its arguments. A call without even that is dropped.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]  # yields when it needs more text
+from octavo.entrypoints.generation.tools.parsers.reader import (
+    SCALAR,
+    CutOffError,
+    NotACallError,
+    Steps,
+    TextReader,
+    as_unicode,
+)
 
-MAX_DEPTH = 200  # of nested values in arguments; deeper ones are no call
-
-_SPACE = re.compile(r"[ \t\r\n]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_SCALAR = re.compile(r"[A-Za-z0-9+\-.]*")
 _NUMBER_BEGIN = re.compile(r"-?((0|[1-9][0-9]*)(\.([0-9]+([eE][+-]?[0-9]*)?)?|[eE][+-]?[0-9]*)?)?")
 _CALL_BEGIN = re.compile(r'\{\s*("(n(a(m(e("\s*(:\s*"?)?)?)?)?)?)?)?')
-_VALID_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 
 
 @dataclass
@@ -42,16 +41,8 @@ class CallPiece:
 Piece = str | CallPiece  # a str is content
 
 
-class NotACall(Exception):
-    """What looked like a call is none, or not any more; the text since the last settled position is content."""
-
-
-class CutOff(NotACall):
-    """The text was cut off where more of a call was to come."""
-
-
-class ToolParser(ABC):
-    """Feed it the text as it comes, then `finish`; both return the pieces that are certain by then.
+class ToolParser(TextReader, ABC):
+    """`feed` it the text as it comes, then `finish`; both return the pieces that are certain by then.
 
     ``names`` are the tools' names: formats whose calls carry no marker take a call only when it names one of them.
     """
@@ -59,29 +50,26 @@ class ToolParser(ABC):
     needs_special_tokens: ClassVar[bool] = False  # the format's markers are special tokens of the model
 
     def __init__(self, names: Collection[str] = ()) -> None:
+        super().__init__()
         self.num_calls = 0
         self._names = frozenset(names)
-        self._text = ""  # that is still of interest
-        self._at = 0  # up to here it is read
-        self._settled = 0  # up to here it is given out, or known to be markup
-        self._ended = False
         self._space = ""  # read as content; given out only when more content follows
         self._in_arguments = False
         self._name: str | None = None  # of a call that is not given out yet, as far as it is known; None: no call
         self._held = ""  # the beginning of its arguments
-        self._cut = False
         self.ends_inside_call = False
         self._pieces: list[Piece] = []
         self._steps = self._run()
 
     def feed(self, text: str) -> list[Piece]:
+        """New text; returns the pieces that are certain by now."""
         self._text = self._text[self._settled :] + text
         self._at -= self._settled
         self._settled = 0
         return self._advance()
 
     def finish(self, cut: bool = False) -> list[Piece]:
-        """The text has ended. ``cut``: not by the model's will, so it may have ended anywhere."""
+        """The text has ended. ``cut``: by a limit or a stop string, so anywhere."""
         self._ended, self._cut = True, cut
         return self._advance()
 
@@ -95,7 +83,7 @@ class ToolParser(ABC):
             if self._ended:
                 return
             yield
-        with contextlib.suppress(CutOff):  # before any call
+        with contextlib.suppress(CutOffError):  # before any call
             yield from self._parse()
         yield from self._content_until()
         if not self.num_calls:
@@ -145,9 +133,9 @@ class ToolParser(ABC):
         try:
             yield from call
             self._settled = self._at
-        except CutOff:
+        except CutOffError:
             self._give_cut_call()
-        except NotACall:
+        except NotACallError:
             if self._in_arguments and self._ended and self._at == len(self._text):  # the client sees how far it came
                 self._give_arguments(self._text[self._settled :])
             else:
@@ -175,7 +163,7 @@ class ToolParser(ABC):
         """Whether the name that was cut off may be one of a tool."""
         return not self._names or any(name.startswith(self._name or "") for name in self._names)
 
-    # Reading. Read text is dropped at a pause once it is settled: lengths stay true over one, positions do not.
+    # Reading.
 
     def _content_until(self, *markers: str) -> Steps[str]:
         """Content up to the next marker, which is returned and not yet read; "" at the end of the text."""
@@ -196,173 +184,12 @@ class ToolParser(ABC):
                 return ""
             yield
 
-    def _more(self) -> Steps[bool]:
-        """Wait for more text. False when it has ended; raises CutOff when it was cut off."""
-        if self._cut:
-            raise CutOff
-        if not self._ended:
-            yield
-            return True
-        return False
-
-    def _peek(self) -> Steps[str]:
-        """The next character; "" at the end of the text."""
-        while self._at == len(self._text) and (yield from self._more()):
-            pass
-        return self._text[self._at : self._at + 1]
-
-    def _skip_space(self) -> Steps[str]:
-        """Read white space; returns the character behind it."""
-        yield from self._run_of(_SPACE)
-        return self._text[self._at : self._at + 1]
-
-    def _starts_with(self, literal: str) -> Steps[bool]:
-        """Whether ``literal`` comes next; reads nothing."""
-        while True:
-            ahead = self._text[self._at : self._at + len(literal)]
-            if ahead == literal:
-                return True
-            if not literal.startswith(ahead) or not (yield from self._more()):
-                return False
-
-    def _read(self, literal: str) -> Steps[bool]:
-        """Read ``literal`` if it comes next."""
-        found = yield from self._starts_with(literal)
-        if found:
-            self._at += len(literal)
-        return found
-
-    def _expect(self, literal: str) -> Steps[None]:
-        if not (yield from self._read(literal)):
-            raise NotACall
-
-    def _run_of(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Read all characters that ``pattern``, a class with a star, takes."""
-        run = ""
-        while True:
-            found = pattern.match(self._text, self._at)
-            assert found is not None
-            self._at = found.end()
-            run += found.group()
-            if self._at < len(self._text) or not (yield from self._more()):
-                return run
-
-    # JSON. ``out`` gets the text of a value as it is read; strict, but for what models often forget to escape.
-
-    def _json_value(self, out: Callable[[str], None]) -> Steps[None]:
-        closers: list[str] = []
-        while True:
-            character = yield from self._copy_space(out)
-            if character in ("{", "["):
-                self._copy(out, character)
-                closers.append("}" if character == "{" else "]")
-                if len(closers) > MAX_DEPTH:
-                    raise NotACall
-                following = yield from self._copy_space(out)
-                if following != closers[-1]:
-                    if closers[-1] == "}":
-                        yield from self._json_key(out)
-                    continue
-            elif character == '"':
-                yield from self._json_string(out)
-            else:
-                yield from self._json_scalar(out)
-            while closers:  # behind a value, or an empty object or list
-                character = yield from self._copy_space(out)
-                if character == closers[-1]:
-                    self._copy(out, character)
-                    closers.pop()
-                elif character == ",":
-                    self._copy(out, character)
-                    if closers[-1] == "}":
-                        yield from self._copy_space(out)
-                        yield from self._json_key(out)
-                    break
-                else:
-                    raise NotACall
-            else:
-                return
-
-    def _copy(self, out: Callable[[str], None], text: str, shown: str | None = None) -> None:
-        """Read ``text``, which comes next, and hand it on, or ``shown`` instead."""
-        self._at += len(text)
-        out(text if shown is None else shown)
-
-    def _copy_space(self, out: Callable[[str], None]) -> Steps[str]:
-        if space := (yield from self._run_of(_SPACE)):
-            out(space)
-        return self._text[self._at : self._at + 1]
-
-    def _json_key(self, out: Callable[[str], None]) -> Steps[None]:
-        yield from self._json_string(out)
-        if (yield from self._copy_space(out)) != ":":
-            raise NotACall
-        self._copy(out, ":")
-
-    def _json_scalar(self, out: Callable[[str], None]) -> Steps[None]:
-        text = yield from self._run_of(_SCALAR)
-        if not _VALID_SCALAR.fullmatch(text):
-            if self._at < len(self._text):
-                self._at -= len(text)
-            raise NotACall
-        out(text)
-
-    def _json_string(self, out: Callable[[str], None]) -> Steps[None]:
-        yield from self._expect('"')
-        out('"')
-        while True:
-            end = _PLAIN.match(self._text, self._at).end()  # type: ignore[union-attr]
-            if end > self._at:
-                self._copy(out, self._text[self._at : end])
-            character = yield from self._peek()
-            if character == '"':
-                self._copy(out, character)
-                return
-            if character == "\\":
-                yield from self._json_escape(out)
-            elif character and character < " ":
-                self._copy(out, character, json.dumps(character)[1:-1])
-            elif not character:
-                raise NotACall
-
-    def _json_escape(self, out: Callable[[str], None]) -> Steps[None]:
-        self._at += 1
-        kind = yield from self._peek()
-        if not kind:
-            raise NotACall
-        if kind == "u":
-            digits = ""
-            while len(digits) < 4:
-                self._at += 1
-                digit = yield from self._peek()
-                if not digit or digit not in "0123456789abcdefABCDEF":
-                    raise NotACall
-                digits += digit
-            self._copy(out, digit, "\\u" + digits)
-        elif kind == "'":
-            self._copy(out, kind)
-        elif kind in '"\\/bfnrt':
-            self._copy(out, kind, "\\" + kind)
-        else:  # as in "\d": the backslash itself was meant
-            out("\\\\")
-
-    def _json_text(self) -> Steps[str]:
-        """One value as text, held back until it is whole."""
-        held: list[str] = []
-        yield from self._json_value(held.append)
-        return "".join(held)
-
-    def _decoded_string(self) -> Steps[str]:
-        held: list[str] = []
-        yield from self._json_string(held.append)
-        return as_unicode(json.loads("".join(held)))
-
     def _called_name(self, read: Steps[str], quote: str = "") -> Steps[str]:
         """The name that ``read`` reads. Where that is cut off, what there is of it stays known."""
         begin = self._at - self._settled + len(quote)  # nothing is settled meanwhile
         try:
             self._name = yield from read
-        except CutOff:
+        except CutOffError:
             self._name = self._text[self._settled + begin :].partition("\\")[0]
             raise
         return self._name
@@ -379,11 +206,11 @@ class ToolParser(ABC):
         self._name = ""
         try:
             yield from self._json_call_members(known_only)
-        except CutOff:
+        except CutOffError:
             if known_only and self._name is not None:
                 begun = self._name or _CALL_BEGIN.fullmatch(self._text, self._settled + begin)
                 if not begun or not self._may_become_known():
-                    raise NotACall from None
+                    raise NotACallError from None
             raise
 
     def _json_call_members(self, known_only: bool) -> Steps[None]:
@@ -391,16 +218,11 @@ class ToolParser(ABC):
         held: str | None = None  # arguments that came before the name
         done = False
         while True:
-            yield from self._skip_space()
-            key = yield from self._decoded_string()
-            if (yield from self._skip_space()) != ":":
-                raise NotACall
-            self._at += 1
-            yield from self._skip_space()
+            key = yield from self._member_name()
             if key == "name" and name is None:
                 name = yield from self._called_name(self._decoded_string(), '"')
                 if not name or (known_only and self._names and name not in self._names):
-                    raise NotACall
+                    raise NotACallError
             elif key in ("arguments", "parameters") and not done and held is None:
                 if name is None:
                     held = self._held = yield from self._held_arguments()
@@ -413,18 +235,28 @@ class ToolParser(ABC):
                 self._give_call(name, held)
                 done = True
             following = yield from self._skip_space()
-            if following == "}":
+            if following in ("}", ","):
                 self._at += 1
+            elif done:
+                return
+            else:
+                raise NotACallError
+            if following == "}":
                 break
-            if following != ",":
-                if done:
-                    return
-                raise NotACall
-            self._at += 1
         if name is None:
-            raise NotACall
+            raise NotACallError
         if not done:
             self._give_call(name, "{}")
+
+    def _member_name(self) -> Steps[str]:
+        """A member's name and the colon behind it."""
+        yield from self._skip_space()
+        key = yield from self._decoded_string()
+        if (yield from self._skip_space()) != ":":
+            raise NotACallError
+        self._at += 1
+        yield from self._skip_space()
+        return key
 
     def _arguments(self, name: str) -> Steps[None]:
         """The arguments of a call whose name is known: an object is given out as it comes."""
@@ -448,9 +280,9 @@ class ToolParser(ABC):
             except (ValueError, RecursionError):
                 is_object = False
             if not is_object:
-                raise NotACall
+                raise NotACallError
         elif not text.startswith("{"):
-            raise NotACall
+            raise NotACallError
         return text
 
     def _json_calls(self, known_only: bool = False) -> Steps[None]:
@@ -473,7 +305,7 @@ class ToolParser(ABC):
 
 def _begins_value(text: str) -> bool:
     """False for what no number and no word of JSON begins with."""
-    if not _SCALAR.fullmatch(text) or not text:
+    if not SCALAR.fullmatch(text) or not text:
         return True
     return bool(_NUMBER_BEGIN.fullmatch(text)) or any(word.startswith(text) for word in ("true", "false", "null"))
 
@@ -484,15 +316,6 @@ def _overlap(text: str, marker: str) -> int:
         if text.endswith(marker[:length]):
             return length
     return 0
-
-
-def as_unicode(text: str) -> str:
-    """Raises NotACall for a text with half a surrogate pair, which no answer can carry."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise NotACall from None
-    return text
 
 
 def _no_constant(name: str) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from octavo.entrypoints.generation.tools.parsers.core import NotACall, Steps, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import ToolParser
+from octavo.entrypoints.generation.tools.parsers.reader import NotACallError, Steps
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 _CALL_ID = re.compile(r"[A-Za-z0-9]*")
@@ -37,7 +38,7 @@ class HermesParser(ToolParser):
                 break
         if not (yield from self._read(self.END)):
             if not (self._ended and self.END.startswith(self._text[self._at :])):
-                raise NotACall
+                raise NotACallError
             self._at = len(self._text)  # the text may end without the closing tag, or inside it
 
 
@@ -74,7 +75,7 @@ class Llama3JsonParser(ToolParser):
             if (yield from self._starts_with(self.TAG)):
                 return
             if following != "{":
-                raise NotACall
+                raise NotACallError
 
 
 class MistralParser(ToolParser):
@@ -102,14 +103,14 @@ class MistralParser(ToolParser):
     def _named_call(self) -> Steps[None]:
         name = yield from self._called_name(self._run_of(_NAME))
         if not name:
-            raise NotACall
+            raise NotACallError
         yield from self._skip_space()
         if (yield from self._read("[CALL_ID]")):
             yield from self._run_of(_CALL_ID)
             yield from self._skip_space()
         yield from self._read("[ARGS]")
         if (yield from self._skip_space()) != "{":
-            raise NotACall
+            raise NotACallError
         yield from self._arguments(name)
 
 

@@ -9,7 +9,8 @@ import re
 import warnings
 from typing import Any
 
-from octavo.entrypoints.generation.tools.parsers.core import MAX_DEPTH, CutOff, NotACall, Steps, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import ToolParser
+from octavo.entrypoints.generation.tools.parsers.reader import MAX_DEPTH, CutOffError, NotACallError, Steps
 
 MAX_CALL_CHARS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9_.]*")
@@ -43,7 +44,7 @@ class PythonicParser(ToolParser):
             yield from self._skip_space()
             name, source = yield from self._call()
             if (yield from self._skip_space()) not in (",", "]"):
-                raise NotACall
+                raise NotACallError
             self._give_call(name, arguments_of(source))
             if (yield from self._read("]")):
                 break
@@ -61,20 +62,20 @@ class PythonicParser(ToolParser):
         begin = self._at - self._settled  # nothing is settled meanwhile
         try:
             name = yield from self._called_name(self._run_of(_NAME))
-        except CutOff:
+        except CutOffError:
             if not self._may_become_known():
-                raise NotACall from None
+                raise NotACallError from None
             raise
         if not name or (self._names and name not in self._names):
-            raise NotACall
+            raise NotACallError
         yield from self._expect("(")
         self._comma = 0
         try:
             yield from self._rest_of_call()
-        except CutOff:
+        except CutOffError:
             if self._comma:
                 source = self._text[self._settled + begin : self._settled + self._comma]
-                with contextlib.suppress(NotACall):
+                with contextlib.suppress(NotACallError):
                     self._held = arguments_of(source + ")").removesuffix("}")
             raise
         return name, self._text[self._settled + begin : self._at]
@@ -86,7 +87,7 @@ class PythonicParser(ToolParser):
             yield from self._run_of(_PLAIN)
             character = yield from self._peek()
             if not character or self._at - self._settled > MAX_CALL_CHARS:
-                raise NotACall
+                raise NotACallError
             if character in "\"'":
                 yield from self._string(character)
                 continue
@@ -96,7 +97,7 @@ class PythonicParser(ToolParser):
             if character in "([{":
                 open_brackets += 1
                 if open_brackets > MAX_DEPTH:
-                    raise NotACall
+                    raise NotACallError
             elif character in ")]}":
                 open_brackets -= 1
                 if open_brackets == 0:
@@ -110,28 +111,28 @@ class PythonicParser(ToolParser):
             if (yield from self._peek()) == "\\":
                 self._at += 1
             if not (yield from self._peek()):
-                raise NotACall
+                raise NotACallError
             self._at += 1
             yield from self._run_of(plain)
 
 
 def arguments_of(source: str) -> str:
-    """The keyword arguments of a call as a JSON object. Raises NotACall for anything but literals."""
+    """The keyword arguments of a call as a JSON object. Raises NotACallError for anything but literals."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about "\d" in strings
             call = ast.parse(source, mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
-            raise NotACall
+            raise NotACallError
         arguments: dict[str, Any] = {}
         for keyword in call.keywords:
             if keyword.arg is None or keyword.arg in arguments:
-                raise NotACall
+                raise NotACallError
             arguments[keyword.arg] = _literal(keyword.value)
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         return text if _is_unicode(text) else json.dumps(arguments)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise NotACall from None
+        raise NotACallError from None
 
 
 def _literal(node: ast.expr) -> Any:
@@ -146,13 +147,13 @@ def _literal(node: ast.expr) -> Any:
             return -value if isinstance(node.op, ast.USub) else value  # type: ignore[operator]
         case ast.Name(id=name) if name in _CONSTANTS:
             return _CONSTANTS[name]
-    raise NotACall
+    raise NotACallError
 
 
 def _key(node: ast.expr) -> str | int | float | bool | None:
     key: str | int | float | bool | list[Any] | dict[Any, Any] | None = _literal(node)
     if isinstance(key, list | dict):
-        raise NotACall
+        raise NotACallError
     return key
 
 
