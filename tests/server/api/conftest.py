@@ -180,3 +180,37 @@ def shared_server(start) -> Server:
     server = start("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", *names)
     httpx.post(server.url + "/v1/completions", json={"prompt": "warm up"}, timeout=120).raise_for_status()
     return server
+
+
+@pytest.fixture(scope="session")
+def management_port() -> int:
+    """That of `guarded`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def guarded(start, management_port) -> Server:
+    """One with an API key, "secret-key", a management port and a root path."""
+    return start(
+        "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
+        env={"OCTAVO_API_KEY": "secret-key"},
+    )  # fmt: skip
+
+
+HISTORY_TEMPLATE = (
+    "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "({{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}){% endfor %}"
+    "{{ m.tool_call_id }};{% endfor %}"
+)
+
+
+@pytest.fixture(scope="session")
+def unusual(start) -> Server:
+    """One whose flags differ from the defaults, each in what one test is about."""
+    return start(
+        "--served-model-name", "tiny", "--allow-duplicate-request-ids", "--embedding-pooling", "last",
+        "--no-enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", HISTORY_TEMPLATE,
+    )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import subprocess
 import time
@@ -13,25 +12,6 @@ import pytest
 
 MAIN_ONLY = ["/", "/v1/models", "/metrics", "/load", "/version", "/ping", "/docs", "/openapi.json", "/nowhere"]
 PROBES = ["/health", "/livez", "/readyz"]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def management_port():
-    return free_port()
-
-
-@pytest.fixture(scope="module")
-def guarded(start, management_port):
-    return start(
-        "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
-        env={"OCTAVO_API_KEY": "secret-key"},
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("path", MAIN_ONLY)
@@ -86,12 +66,14 @@ def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
 
 @pytest.mark.slow
 def test_options_that_vllms_users_know(start, tmp_path):
-    """And with a root path and JSON logs every line of the log is JSON."""
+    """And JSON logs of both processes, where every line is JSON, and none has the text of a request."""
     (tmp_path / "template").write_text("{{ messages[0].content }}{{ tone }}{% for t in tools or [] %}TOOL{% endfor %}")
     server = start(
         "--enable-force-include-usage", "--disable-fastapi-docs", "--exclude-tools-when-tool-choice-none",
         "--override-generation-config", '{"max_new_tokens": 3}', "--default-chat-template-kwargs", '{"tone": "loud"}',
         "--chat-template", str(tmp_path / "template"), "--root-path", "/llm", "--log-format", "json",
+        "--enable-log-requests", "--trust-remote-code", "-tp", "1", "--enable-chunked-prefill",
+        "--enable-prompt-tokens-details",
     )  # fmt: skip
     chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "return_token_ids": True}
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}
@@ -109,9 +91,18 @@ def test_options_that_vllms_users_know(start, tmp_path):
     assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 404
     assert "/metrics" in server.get("/").text and "/docs" not in server.get("/").text
     assert server.get("/llm/v1/models").status_code == server.get("/v1/models").status_code == 200
+    body = {"prompt": "my secret", "stop": ["my secret"], "bad_words": ["my secret"], "max_tokens": 1}
+    for constraint in ({}, {"choice": ["my secret"]}, {"regex": "my secret"}, {"json": {"title": "my secret"}}):
+        assert server.post("/v1/completions", {**body, "structured_outputs": constraint or None}).status_code == 200
     assert server.stop() == 0
-    for line in server.log.splitlines():
-        json.loads(line)
+    first, _, log = server.log.partition("\n")
+    assert "--trust-remote-code has no effect" in first
+    assert "max_tokens=1, " in log and "stop=<1>" in log and "structured_outputs=<regex>" in log
+    assert "secret" not in log
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert {line["process"] for line in lines} == {"api", "core"}
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert any("POST /v1/completions" in line["message"] for line in lines)
 
 
 def test_cors_for_the_allowed_origin_only(guarded):

@@ -398,21 +398,19 @@ def test_a_request_id_that_is_in_use(server, first, second):
     wait_until(lambda: server.post("/v1/completions", body, headers=headers).status_code == 200)
 
 
-def test_request_ids_may_repeat_where_the_server_says_so(start):
+def test_request_ids_may_repeat_where_the_server_says_so(unusual):
     """Behind meshes that hand X-Request-Id on: each request gets its own answer."""
-    server = start("--allow-duplicate-request-ids")
     answers: list[httpx.Response] = []
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
     def send() -> None:
-        answers.append(server.post("/v1/completions", body, headers={"X-Request-Id": "twin"}))
+        answers.append(unusual.post("/v1/completions", body, headers={"X-Request-Id": "twin"}))
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    server.stop()
     assert [a.status_code for a in answers] == [200] * 4
     assert len({a.json()["choices"][0]["text"] for a in answers}) == 1
 

@@ -198,17 +198,15 @@ def test_a_quick_answer_is_all_that_is_printed(shared_server):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_one_line(start, shared_server):
+def test_what_is_wrong_is_one_line(guarded, shared_server):
     nobody = run("http://127.0.0.1:9/v1", text="Hello\n")
     assert nobody.returncode == 1 and "no server at http://127.0.0.1:9/v1/" in nobody.stderr
     other = run(shared_server.url + "/v1", "--model-name", "no-such", "-q", "Hello")
     assert other.returncode == 1 and "'tiny'" in other.stderr
-    guarded = start(env={"OCTAVO_API_KEY": "sesame"})
     stranger = run(guarded.url + "/v1", text="Hello\n")
     assert stranger.returncode == 1 and "401: Send a valid API key" in stranger.stderr
     assert stranger.stderr.count("\n") == 1
-    assert run(guarded.url + "/v1", "-q", "Hello", "--max-tokens", "3", OPENAI_API_KEY="sesame").returncode == 0
-    guarded.stop()
+    assert run(guarded.url + "/v1", "-q", "Hello", "--max-tokens", "3", OPENAI_API_KEY="secret-key").returncode == 0
 
 
 def test_a_wrong_model_is_one_line_before_a_server_is_started():

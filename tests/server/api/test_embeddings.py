@@ -100,8 +100,7 @@ def test_bad_input_is_refused_by_name(shared_server, body, says):
     assert all(word in message for word in says), message
 
 
-def test_the_servers_default_can_be_the_last_token(start):
-    server = start("--embedding-pooling", "last", "--served-model-name", "tiny")
-    client = server.client()
+def test_the_servers_default_can_be_the_last_token(unusual):
+    client = unusual.client()
     assert embed(client, TEXTS[0]) == embed(client, TEXTS[0], extra_body={"pooling": "last"})
     assert embed(client, TEXTS[0]) != embed(client, TEXTS[0], extra_body={"pooling": "mean"})

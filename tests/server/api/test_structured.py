@@ -125,7 +125,7 @@ BROKEN = {
     "guided_json is not valid": {"guided_json": "{"},
     "guided_json must be a JSON schema": {"guided_json": 7},
     "guided_regex is not valid": {"guided_regex": "(a"},
-    "guided_regex must be a text": {"guided_regex": ["a"]},
+    "guided_regex must be a string": {"guided_regex": ["a"]},
     "guided_choice": {"guided_choice": []},
     "guided_grammar is not valid": {"guided_grammar": "start: nothing"},
     "structured_outputs.regex is not valid": {"structured_outputs": {"regex": "("}},

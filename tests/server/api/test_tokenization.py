@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
@@ -75,24 +73,3 @@ def test_probes_leave_no_lines_in_the_log(shared_server):
     log = shared_server.log
     assert "GET /v1/models?marker=1" in log
     assert "GET /health" not in log and "GET /metrics" not in log and "GET /ping" not in log
-
-
-@pytest.mark.slow
-def test_json_logs_of_both_processes(start):
-    """And flags of vLLM that say what is done anyway, and a log of requests without their text."""
-    server = start(
-        "--log-format", "json", "--enable-log-requests", "--trust-remote-code", "-tp", "1", "--enable-chunked-prefill",
-        "--enable-prompt-tokens-details",
-    )  # fmt: skip
-    body = {"prompt": "my secret", "stop": ["my secret"], "bad_words": ["my secret"], "max_tokens": 1}
-    for constraint in ({}, {"choice": ["my secret"]}, {"regex": "my secret"}, {"json": {"title": "my secret"}}):
-        assert server.post("/v1/completions", {**body, "structured_outputs": constraint or None}).status_code == 200
-    server.stop()
-    first, _, log = server.log.partition("\n")
-    assert "--trust-remote-code has no effect" in first
-    assert "max_tokens=1, " in log and "stop=<1>" in log and "structured_outputs=<regex>" in log
-    assert "secret" not in log
-    lines = [json.loads(line) for line in log.splitlines()]
-    assert {line["process"] for line in lines} == {"api", "core"}
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert any("POST /v1/completions" in line["message"] for line in lines)

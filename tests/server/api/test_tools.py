@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 from pydantic_core import from_json
 
-from octavo.entrypoints.generation.messages import check_messages
+from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.generation.messages import Conversation, check_messages
+from octavo.entrypoints.generation.tools.plan import plan_tools
 from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -219,27 +221,20 @@ def test_every_sample_has_its_own_calls(client):
     assert len(set(ids)) == 3
 
 
-def test_calls_and_results_in_the_history_reach_the_template(start):
-    template = (
-        "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}"
-        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
-        "({{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}){% endfor %}"
-        "{{ m.tool_call_id }};{% endfor %}"
-    )
-    server = start("--chat-template", template, "--served-model-name", "tiny", "--tool-call-parser", "hermes")
+def test_calls_and_results_in_the_history_reach_the_template(unusual):
     messages = [
         *USER,
         {"role": "assistant", "content": None, "tool_calls": [
             {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]  # fmt: skip
-    body = {"messages": messages, "tools": [WEATHER, NOW]}
-    ids = server.post("/tokenize", body).json()["tokens"]
-    text = server.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    body = {"messages": messages, "tools": [WEATHER, NOW], "tool_choice": "none"}
+    ids = unusual.post("/tokenize", body).json()["tokens"]
+    text = unusual.post("/detokenize", {"tokens": ids}).json()["prompt"]
     assert text == (
         "[get_weather][now]user:What is the weather in Paris?;assistant:(c1 get_weather Paris);tool:sunnyc1;"
     )
-    answer = server.client().chat.completions.create(model="tiny", max_tokens=2, **body)
+    answer = unusual.client().chat.completions.create(model="tiny", max_tokens=2, **body)
     assert answer.usage.prompt_tokens == len(ids)
 
 
@@ -310,11 +305,10 @@ def test_bad_tools_are_refused_by_name(server, fields, says):
     assert all(word in message for word in says), message
 
 
-def test_auto_without_a_known_format_says_what_to_do(start):
+def test_auto_without_a_known_format_says_what_to_do():
     template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    client = start("--chat-template", template, "--served-model-name", "tiny").client()
-    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
-        client.chat.completions.create(model="tiny", messages=USER, tools=[NOW])
+    with pytest.raises(APIError, match="--tool-call-parser"):
+        plan_tools(Conversation(USER, tools=[NOW]), ServerArgs(), template)
 
 
 def test_a_template_without_tools_gets_them_told(shared_server):
@@ -348,9 +342,8 @@ def test_the_embedded_model_fills_in_arguments(start):
     assert chat(client, tools=[weather], max_tokens=60).choices[0].finish_reason in ("stop", "tool_calls", "length")
 
 
-def test_auto_can_be_turned_off(start):
-    server = start("--no-enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    answer = server.post("/v1/chat/completions", {"messages": USER, "tools": [NOW]})
+def test_auto_can_be_turned_off(unusual):
+    answer = unusual.post("/v1/chat/completions", {"messages": USER, "tools": [NOW]})
     assert answer.status_code == 400 and "--no-enable-auto-tool-choice" in answer.json()["error"]["message"]
 
 
