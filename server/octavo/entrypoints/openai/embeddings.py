@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
-from octavo.entrypoints.openai.foreign_fields import EMBEDDING, ForeignFields
 from octavo.entrypoints.openai.protocol import (
     Count,
     Priority,
@@ -26,6 +25,7 @@ from octavo.entrypoints.openai.protocol import (
     TruncationSide,
     prompts_in,
 )
+from octavo.entrypoints.openai.unsupported_fields import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
@@ -39,7 +39,7 @@ _WORTH_A_THREAD = 4_000  # characters or ids
 class EmbeddingRequest(RequestBody):
     """OpenAI's fields, and ``pooling``: "mean" of all tokens or the "last" one; by default as the server is set up."""
 
-    FOREIGN: ClassVar[ForeignFields] = EMBEDDING
+    UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {"truncation_side": ("truncate_prompt_tokens", None)}
 
     input: PromptField

@@ -14,7 +14,7 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.foreign_fields import CHAT, COMPLETION, HARMLESS, ForeignFields
+from octavo.entrypoints.openai.unsupported_fields import CHAT, COMPLETION, HARMLESS, UnsupportedFields
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits
 
@@ -160,7 +160,7 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
-    FOREIGN: ClassVar[ForeignFields]  # unsupported ones
+    UNSUPPORTED: ClassVar[UnsupportedFields]
     # A field -> the field that it needs, with its value, or None for any.
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {}
 
@@ -168,7 +168,7 @@ class RequestBody(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         reference: dict[str, Any] = handler(core_schema)
         schema = handler.resolve_ref_schema(reference)
-        schema["patternProperties"] = cls.FOREIGN.schema()
+        schema["patternProperties"] = cls.UNSUPPORTED.schema()
         for name, (other, value) in cls.NEEDS.items():
             enough = {"const": value} if value is not None else {"not": {"type": "null"}}
             options = [{"properties": {name: {"type": "null"}}}, {"required": [other], "properties": {other: enough}}]
@@ -178,7 +178,7 @@ class RequestBody(BaseModel):
     def check(self) -> None:
         """Check what the types do not. Raises APIError."""
         for name, value in (self.model_extra or {}).items():
-            if why := self.FOREIGN.why_not(name, value):
+            if why := self.UNSUPPORTED.why_not(name, value):
                 raise bad_request(why, name)
             if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(name)
@@ -267,7 +267,7 @@ class GenerationRequest(RequestBody):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
-    FOREIGN: ClassVar[ForeignFields] = COMPLETION
+    UNSUPPORTED: ClassVar[UnsupportedFields] = COMPLETION
 
     prompt: PromptField
     max_tokens: Index | None = None
@@ -290,7 +290,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    FOREIGN: ClassVar[ForeignFields] = CHAT
+    UNSUPPORTED: ClassVar[UnsupportedFields] = CHAT
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {"top_logprobs": ("logprobs", True)}
 
     messages: MessagesField

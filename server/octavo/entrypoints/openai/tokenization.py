@@ -14,7 +14,6 @@ from octavo.entrypoints.generation.chat import interpret
 from octavo.entrypoints.generation.messages import Conversation, check_messages
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.foreign_fields import DETOKENIZE, TOKENIZE, ForeignFields
 from octavo.entrypoints.openai.protocol import (
     MessagesField,
     ReasoningEffort,
@@ -22,6 +21,7 @@ from octavo.entrypoints.openai.protocol import (
     TemplateVariables,
     TokenIds,
 )
+from octavo.entrypoints.openai.unsupported_fields import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.state import state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
@@ -35,7 +35,7 @@ _CHAT_FIELDS = (
 class TokenizeRequest(RequestBody):
     """A ``prompt``, or ``messages`` with the options of the chat template."""
 
-    FOREIGN: ClassVar[ForeignFields] = TOKENIZE
+    UNSUPPORTED: ClassVar[UnsupportedFields] = TOKENIZE
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -67,7 +67,7 @@ class TokenizeRequest(RequestBody):
 class DetokenizeRequest(RequestBody):
     """Token ids."""
 
-    FOREIGN: ClassVar[ForeignFields] = DETOKENIZE
+    UNSUPPORTED: ClassVar[UnsupportedFields] = DETOKENIZE
 
     model: str | None = None
     tokens: TokenIds

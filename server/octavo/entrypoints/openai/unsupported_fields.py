@@ -146,7 +146,7 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
-class ForeignFields:
+class UnsupportedFields:
     """The unsupported fields of one route."""
 
     def __init__(self, fields: Mapping[str, Values]) -> None:
@@ -172,8 +172,8 @@ def _same(value: Any, other: Any) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-COMPLETION = ForeignFields(_GENERATION | _COMPLETION)
-CHAT = ForeignFields(_GENERATION | _CHAT)
-EMBEDDING = ForeignFields(_EMBEDDING)
-TOKENIZE = ForeignFields(_TOKENIZE)
-DETOKENIZE = ForeignFields(_DETOKENIZE)
+COMPLETION = UnsupportedFields(_GENERATION | _COMPLETION)
+CHAT = UnsupportedFields(_GENERATION | _CHAT)
+EMBEDDING = UnsupportedFields(_EMBEDDING)
+TOKENIZE = UnsupportedFields(_TOKENIZE)
+DETOKENIZE = UnsupportedFields(_DETOKENIZE)
