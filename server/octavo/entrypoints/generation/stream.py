@@ -55,28 +55,28 @@ class EventStream(Response):
         body = stream_body(scope, send)
         first: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
         last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        gone = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(disconnected(receive))
         try:
             self._listen(partial(self._begin, body, first), body)
-            await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((first, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 return
-            news = first.result()
-            if isinstance(news, Exception):
-                await to_api_error(news).response()(scope, receive, send)
+            begun = first.result()
+            if isinstance(begun, Exception):
+                await to_api_error(begun).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            if news:
-                body.write(news)
+            if begun:
+                body.write(begun)
             self._listen(partial(self._advance, body, last), body)
-            await asyncio.wait((last, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((last, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if last.done():
                 await body.drain()
                 await send({"type": "http.response.body", "body": last.result(), "more_body": False})
         finally:
             body.close()
             self.generation.close()
-            gone.cancel()
+            disconnect.cancel()
             scope["state"]["streamed_bytes"] = body.num_bytes
 
     def _listen(self, on_output: Callable[[], None], body: StreamBody) -> None:
@@ -92,8 +92,8 @@ class EventStream(Response):
         try:
             item = self.generation.take()
             while item is not None:
-                if news := self.events.write(item):
-                    first.set_result(news)
+                if written := self.events.write(item):
+                    first.set_result(written)
                     return
                 item = self.generation.take() if self.generation.stream.changed else None
             if self.generation.finished:
@@ -105,15 +105,15 @@ class EventStream(Response):
         """Write what there is, unless the client is behind. At the end ``last`` becomes the last events."""
         if last.done() or not body.is_writable:
             return
-        news = b""
+        written = b""
         try:
             item = self.generation.take()
             while item is not None:
-                news += self.events.write(item)
+                written += self.events.write(item)
                 item = self.generation.take() if self.generation.stream.changed else None
-            if news:
-                body.write(news)
+            if written:
+                body.write(written)
             if self.generation.finished:
                 last.set_result(self.events.end())
         except Exception as error:
-            last.set_result(news + self.events.error(to_api_error(error)))
+            last.set_result(written + self.events.error(to_api_error(error)))

@@ -44,11 +44,11 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        kept = scope.setdefault("state", {})
-        kept["request_id"], kept["client_chose_id"] = request_id, request_id == given
+        request_state = scope.setdefault("state", {})
+        request_state["request_id"], request_state["client_chose_id"] = request_id, request_id == given
         if self.state.engine.tracer is not None:
             incoming_headers.set(Headers(scope=scope))
-        before_drain.set(self.state.phase is not Phase.DRAINING or kept.get("connection_draining", False))
+        before_drain.set(self.state.phase is not Phase.DRAINING or request_state.get("connection_draining", False))
         started = time.monotonic()
         status, sent_bytes = 0, 0
 
@@ -56,16 +56,16 @@ class RequestMiddleware:
             nonlocal status, sent_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                answer = MutableHeaders(scope=message)
-                answer.setdefault("x-request-id", kept["request_id"])
+                response_headers = MutableHeaders(scope=message)
+                response_headers.setdefault("x-request-id", request_state["request_id"])
                 if self.state.phase is Phase.DRAINING:
-                    answer["connection"] = "close"
+                    response_headers["connection"] = "close"
             else:
                 sent_bytes += len(message.get("body", b""))
             await send(message)
 
-        is_work = scope["method"] == "POST"
-        self.state.num_responding += is_work
+        is_post = scope["method"] == "POST"
+        self.state.num_responding += is_post
         try:
             if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
                 error = APIError(
@@ -76,20 +76,20 @@ class RequestMiddleware:
                 return
             await self.app(scope, receive, send_with_id)
         except Exception:
-            logger.exception("request %s failed", kept["request_id"])
+            logger.exception("request %s failed", request_state["request_id"])
             if not status:
                 await APIError(500, "Internal server error; see the server's log").response()(
                     scope, receive, send_with_id
                 )
         finally:
-            self.state.num_responding -= is_work
-            self.state.ids_in_use.discard(kept.get("claimed_id", ""))
+            self.state.num_responding -= is_post
+            self.state.ids_in_use.discard(request_state.get("claimed_id", ""))
             handler = scope.get(ROUTE_PATH, "none")
             if handler not in UNCOUNTED_PATHS:
                 size = headers.get(b"content-length", b"")
                 self.state.http_metrics.record(
                     handler, scope["method"], status or 499, time.monotonic() - started,
-                    int(size) if size.isdigit() else 0, sent_bytes + kept.get("streamed_bytes", 0),
+                    int(size) if size.isdigit() else 0, sent_bytes + request_state.get("streamed_bytes", 0),
                 )  # fmt: skip
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:

@@ -57,7 +57,7 @@ class DirectBody:
         """Nothing waits here: the transport keeps the order."""
 
     def close(self) -> None:
-        """Call nobody back any more."""
+        """Drop the callback."""
         self._connection.on_writable = None
 
 

@@ -30,7 +30,7 @@ class StreamBody(Protocol):
         """Wait until what was written has been sent."""
 
     def close(self) -> None:
-        """Call nobody back and send nothing any more."""
+        """Drop the callback and whatever has not been sent."""
 
 
 class AsgiBody:
