@@ -1,4 +1,4 @@
-"""Grammars of running sequences: the masks of each step, made by other processes while the model computes."""
+"""Grammars of running sequences: the masks of each step, computed by other processes while the model runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool, GrammarProcess, GrammarSequence
+from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool
+from octavo.worker.grammar_process import GrammarProcess, GrammarSequence
 
 STEP_SECONDS = 0.05  # CPU time of all masks that a step waits for
-MASK_WALL_SECONDS = 0.8  # that a step waits for a mask at most; its process ends itself before, unless it gets no CPU
+MASK_WALL_SECONDS = 0.8  # longest wait for a mask; its process ends itself earlier, unless it gets no CPU
 
 
 class SequenceGrammars:
-    """The grammars of sequences that have a row, and the bitmask of each step."""
+    """The grammars of the runner's sequences, and the bitmask of each step."""
 
     def __init__(self, pool: GrammarPool, vocab_size: int) -> None:
         self._pool = pool
@@ -29,9 +30,9 @@ class SequenceGrammars:
         return req_id in self._sequences
 
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
-        """``output_token_ids``: what a sequence that comes back after a preemption has already."""
+        """Start a sequence's grammar. ``output_token_ids``: generated before a preemption."""
         process = self._pool.get(grammar)
-        if process is None or not self._pool.free_slots:  # none: those of aborted requests whose masks are slow
+        if process is None or not self._pool.free_slots:  # no slot: aborted requests with slow masks hold them
             sequence = GrammarSequence(GrammarProcess(grammar), -1)
             sequence.problem = TOO_SLOW
         else:
@@ -41,6 +42,7 @@ class SequenceGrammars:
         self._sequences[req_id] = sequence
 
     def remove(self, req_id: str) -> None:
+        """Forget a sequence; unknown ones are ignored."""
         sequence = self._sequences.pop(req_id, None)
         if sequence is not None:
             sequence.process.end(sequence)
@@ -48,7 +50,7 @@ class SequenceGrammars:
             self._pool.forget(sequence)
 
     def held(self) -> set[str]:
-        """Sequences that no step should be made with yet: their masks have not come, and are slow or too many."""
+        """Sequences not to be scheduled yet: their masks have not arrived, and are slow or too many."""
         late = {i: sequence.process for i, sequence in self._sequences.items() if not sequence.is_ready}
         if not late:
             return set()
@@ -60,7 +62,7 @@ class SequenceGrammars:
         return {i for i, process in late.items() if process in slow}
 
     def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
-        """The step's bitmask int32 [R, ceil(V / 32)]; the result waits for all rows (None: nobody is constrained)."""
+        """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar)."""
         constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
         if not constrained:
             return lambda: None
@@ -69,7 +71,7 @@ class SequenceGrammars:
             self._wait([sequence for _, sequence in constrained])
             mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
             for i, sequence in constrained:
-                # Where there is a problem nothing may follow: the request ends with an error.
+                # After a problem no token is allowed: the request ends with an error.
                 mask[i] = 0 if sequence.problem is not None else self._pool.masks[sequence.slot]
             return torch.from_numpy(mask)
 
@@ -87,7 +89,7 @@ class SequenceGrammars:
             self._pool.poll(left)
 
     def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
-        """Tell the grammars what was sampled, as (sequence, token). Returns which cannot go on, and why."""
+        """Advance the grammars by sampled tokens, as (req_id, token). Returns the problems, by req_id."""
         problems, told = {}, set()
         for req_id, token in tokens:
             sequence = self._sequences.get(req_id)

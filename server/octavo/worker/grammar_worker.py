@@ -1,4 +1,4 @@
-"""Grammars at work, each in a process of its own, where one that explodes harms nobody and can be ended.
+"""The process of a grammar: compiles it and computes masks, isolated so that it can be limited and killed.
 
     python -m octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY     (octavo.worker.grammar_pool does this)
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 COMPILE_SECONDS = 1.5  # CPU time, with the first mask
 MASK_SECONDS = 0.3  # CPU time of one mask
-MEMORY_BYTES = 256 << 20  # beyond the vocabulary's
-QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar goes on at a lower priority
+MEMORY_BYTES = 256 << 20  # besides the vocabulary
+QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar continues at a lower priority
 NICE = 7
-IDLE_SECONDS = 10.0  # that a grammar nobody uses is kept
+IDLE_SECONDS = 10.0  # that an unused grammar is kept
 
 
 class Grammar:
-    """One grammar's process, behind the fork."""
+    """One grammar, in its own process."""
 
     def __init__(self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int) -> None:
         self._socket = sock
@@ -49,7 +49,7 @@ class Grammar:
         self._memory_before = _memory()
 
     def serve(self, tokenizer: LLTokenizer) -> None:
-        """Until the other end is closed."""
+        """Serve until the other end is closed."""
         self._send({"started": True})
         threading.stack_size(256 << 10)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -68,7 +68,7 @@ class Grammar:
     def _compile(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | None:
         from llguidance import LLMatcher
 
-        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # its end is ours
+        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # kills this process
         root = LLMatcher(tokenizer, grammar, log_level=0)
         began = time.process_time()
         if not root.is_error():
@@ -115,7 +115,7 @@ class Grammar:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _watch(self) -> None:
-        """A thread: ends the process with the socket, whatever it is at, and tells when compiling is slow."""
+        """A thread: ends the process with the socket, whatever it is doing, and reports slow compiling."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         quick = True
@@ -131,7 +131,7 @@ class Grammar:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """llguidance's words, without the state of its parser, which has the sequence's text in it."""
+    """llguidance's message, without its parser state, which contains the sequence's text."""
     return " ".join(matcher.get_error().partition("<state>")[0].split())[:500]
 
 
@@ -162,7 +162,7 @@ def _memory() -> int:
 
 
 def _limit_memory() -> None:
-    """Of this process. The kernel's last resort, too, shall take us before the engine."""
+    """Limit this process's memory, and have the kernel's OOM killer choose it before the engine."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -173,7 +173,8 @@ def _limit_memory() -> None:
 
 
 def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes: none becomes a zombie
+    """Load the vocabulary and fork a process for each grammar that arrives on ``control_fd``."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: the processes are not waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -196,7 +197,7 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
         elif os.fork() == 0:
             try:
                 control.close()
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what a library says when it breaks has user text in it
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library's dying message may contain user text
                 _limit_memory()
                 Grammar(sock, masks, mask_bytes).serve(tokenizer)
             finally:

@@ -13,7 +13,7 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.interface.structured_output import StructuredOutputsParams
-from octavo.worker.grammar_pool import GrammarProcess
+from octavo.worker.grammar_process import GrammarProcess
 from octavo.worker.grammar_worker import MEMORY_BYTES
 
 PERSON = {
