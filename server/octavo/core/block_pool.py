@@ -91,7 +91,7 @@ def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class BlockPool:
-    """All blocks. Block 0 is the null block: it pads block tables and is never handed out."""
+    """All blocks. Block 0 is the null block: it pads block tables and is never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
         """``num_blocks`` counts the null block, so ``num_blocks - 1`` can be used."""

@@ -79,7 +79,7 @@ class Channel:
                 del self._unsent[: self._socket.send(self._unsent)]
         except BlockingIOError:
             pass
-        except ConnectionError:  # nobody is left to read; `receive` says so too
+        except ConnectionError:  # the reader has gone; `receive` reports it
             self._unsent.clear()
 
     def receive(self) -> Iterator[tuple[Kind, bytearray]]:

@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 # Switches that are always on: name -> what that means. Turning them off is not supported.
 ALWAYS = {
     "enable_chunked_prefill": "long prompts are always cut into chunks",
-    "enable_prompt_tokens_details": "usage always tells the cached tokens",
-    "enable_request_id_headers": "X-Request-Id is always answered",
+    "enable_prompt_tokens_details": "usage always includes the cached tokens",
+    "enable_request_id_headers": "X-Request-Id is always returned",
     "enable_server_load_tracking": "/load is always there",
-    "enable_offline_docs": "/docs never loads anything from elsewhere",
+    "enable_offline_docs": "/docs never loads external assets",
     "disable_log_requests": "requests are logged only with --enable-log-requests",
-    "async_scheduling": "steps are scheduled ahead wherever the device computes on its own",
+    "async_scheduling": "steps are always scheduled ahead on a GPU",
     "disable_cascade_attn": "there is no cascade attention",
     "disable_custom_all_reduce": "one device computes",
     "language_model_only": "models take text only",
@@ -44,19 +44,19 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "runner": (("auto", "generate", "pooling"), "every model gives answers and vectors"),
     "convert": (("auto", "none", "embed"), "every model gives answers and vectors"),
     "task": (("auto", "generate", "embed"), "every model gives answers and vectors"),
-    "distributed_executor_backend": (("uni", "mp"), "one process computes"),
+    "distributed_executor_backend": (("uni", "mp"), "one worker process"),
     "chat_template_content_format": (("auto", "string"), "texts of several parts are joined"),
-    "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one takes all kinds of grammars"),
+    "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one backend handles all grammars"),
     "logprobs_mode": (("raw_logprobs",), "before penalties and temperature"),
     "cpu_offload_gb": ((0,), "weights stay where they are"),
     "prefix_caching_hash_algo": (("sha256", "sha256_cbor"), "blocks are found by their SHA-256"),
-    "max_num_partial_prefills": ((1,), "a step's budget decides"),
-    "max_long_partial_prefills": ((1,), "a step's budget decides"),
+    "max_num_partial_prefills": ((1,), "max_num_batched_tokens decides"),
+    "max_long_partial_prefills": ((1,), "max_num_batched_tokens decides"),
     "num_lookahead_slots": ((0,), "there is no speculation, for now"),
     "num_scheduler_steps": ((1,), "every step is scheduled"),
-    "scheduler_delay_factor": ((0,), "prompts never wait on purpose"),
-    "preemption_mode": (("recompute",), "preempted requests are computed anew"),
-    "stream_interval": ((1,), "every token is sent as it comes"),
+    "scheduler_delay_factor": ((0,), "prompts are never delayed"),
+    "preemption_mode": (("recompute",), "preempted requests are recomputed"),
+    "stream_interval": ((1,), "every token is sent at once"),
     "moe_backend": (("auto",), "chosen by the engine"),
     "performance_mode": (("balanced",), "chosen by the engine"),
 }
@@ -65,7 +65,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "trust_remote_code": (0, "code from model repositories never runs"),
     "code_revision": (1, "code from model repositories never runs"),
-    "swap_space": (1, "preempted requests are computed anew"),
+    "swap_space": (1, "preempted requests are recomputed"),
     "compilation_config": (1, "nothing is compiled at the start"),
     "optimization_level": (1, "nothing is compiled at the start"),
     "max_seq_len_to_capture": (1, "steps of all lengths are recorded"),
@@ -129,12 +129,12 @@ _FEATURES = {
     "configuration of structured outputs": "structured_outputs_config guided_decoding_disable_fallback "
     "guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties",
     "prompts as embeddings": "enable_prompt_embeds",
-    "code of one's own in the server": "logits_processors logits_processor_pattern worker_cls worker_extension_cls "
+    "custom code in the server": "logits_processors logits_processor_pattern worker_cls worker_extension_cls "
     "scheduler_cls io_processor_plugin tool_parser_plugin reasoning_parser_plugin middleware tool_server",
     "profiles and traces of the engine's parts": "profiler_config collect_detailed_traces cudagraph_metrics "
     "enable_layerwise_nvtx_tracing enable_logging_iteration_details enable_mfu_metrics kv_cache_metrics "
     "kv_cache_metrics_sample enable_per_request_metrics",
-    "logging of answers, or as a file says": "enable_log_outputs log_config_file log_error_stack "
+    "logging of answers, or by a configuration file": "enable_log_outputs log_config_file log_error_stack "
     "disable_access_log_for_endpoints",
     "the tokenizer's own routes": "enable_tokenizer_info_endpoint tokens_only",
     "TLS beyond key, certificate and authorities": "ssl_ciphers enable_ssl_refresh",

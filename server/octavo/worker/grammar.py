@@ -90,7 +90,7 @@ class SequenceGrammars:
 
     def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
         """Advance the grammars by sampled tokens, as (req_id, token). Returns the problems, by req_id."""
-        problems, told = {}, set()
+        problems, advanced = {}, set()
         for req_id, token in tokens:
             sequence = self._sequences.get(req_id)
             if sequence is None:
@@ -99,7 +99,7 @@ class SequenceGrammars:
                 problems[req_id] = sequence.problem
             else:
                 sequence.process.advance(sequence, token)
-                told.add(sequence.process)
-        for process in told:
+                advanced.add(sequence.process)
+        for process in advanced:
             self._pool.send(process)
         return problems
