@@ -42,9 +42,7 @@ class EngineCore:
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[None]] = {}  # of unfinished requests
-        self._pending: list[
-            EngineCoreOutput
-        ] = []  # of requests that ended outside of steps: the next step delivers them
+        self._pending: list[EngineCoreOutput] = []  # of requests that ended outside of steps, for the next step
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:

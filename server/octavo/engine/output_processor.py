@@ -210,9 +210,7 @@ class OutputProcessor:
         results: list[RequestOutput] = []
         for state in touched:
             if state.num_unfinished == 0:
-                if (
-                    self.requests.pop(state.request.request_id, None) is None
-                ):  # refused in the same step: already output
+                if self.requests.pop(state.request.request_id, None) is None:  # refused in the same step
                     continue
                 state.metrics.finished_time = timestamp
                 if stats is not None:
