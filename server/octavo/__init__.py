@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from octavo.interface.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.interface.outputs import RequestOutput as RequestOutput
     from octavo.interface.sampling_params import SamplingParams as SamplingParams
+    from octavo.interface.structured_output import StructuredOutputsParams as StructuredOutputsParams
     from octavo.llm import LLM as LLM
 
 _EXPORTS = {
     "LLM": "octavo.llm",
     "SamplingParams": "octavo.interface.sampling_params",
+    "StructuredOutputsParams": "octavo.interface.structured_output",
     "RequestOutput": "octavo.interface.outputs",
     "CompletionOutput": "octavo.interface.outputs",
     "EmbeddingRequestOutput": "octavo.interface.outputs",
