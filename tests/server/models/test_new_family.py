@@ -1,4 +1,5 @@
-"""A family that differs from Llama in names and an activation: at most 40 lines, and everything works for it."""
+"""New families without a change to what is shared: one that differs from Llama in names and an activation takes at most
+40 lines and everything works for it, one with other wiring writes its layer."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import new_family
+from support import new_family, parallel_family
 from support.paged import load, logits_of, model_config
-from support.tiny_models import FAMILIES, make_model
+from support.tiny_models import FAMILIES, VOCAB_SIZE, make_model
 from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
@@ -99,3 +100,38 @@ def test_what_its_checkpoint_lacks_or_has_too_much_is_named(sprout: Path) -> Non
     save_file(tensors, path)
     with pytest.raises(ModelError, match=r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         load(sprout)
+
+
+def test_blocks_may_be_wired_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention and MLP side by side, against transformers; the stack and its cut are those of all families."""
+    monkeypatch.setitem(registry._MODELS, "ParallelForCausalLM", "parallel")
+    monkeypatch.setitem(sys.modules, "octavo.models.parallel", parallel_family)
+    heads, size = 4, 16
+    settings = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": heads * size, "num_hidden_layers": 3, "num_attention_heads": heads,
+        "intermediate_size": 112, "max_position_embeddings": 128, "hidden_act": "gelu", "use_parallel_residual": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    }  # fmt: skip
+    reference = make_model("GPTNeoXConfig", settings)
+    tensors = {}
+    for name, tensor in reference.state_dict().items():
+        name = name.replace("gpt_neox.", "model.").replace("embed_in", "embed_tokens").replace("embed_out", "lm_head")
+        name = name.replace("final_layer_norm", "norm").replace("attention.dense.", "self_attn.o_proj.")
+        name = name.replace("dense_h_to_4h", "fc1").replace("dense_4h_to_h", "fc2")
+        if "query_key_value" in name:
+            parts = tensor.view(heads, 3, size, *tensor.shape[1:]).unbind(1)
+            for letter, part in zip("qkv", parts, strict=True):
+                own = name.replace("attention.query_key_value", f"self_attn.{letter}_proj")
+                tensors[own] = part.reshape(-1, *tensor.shape[1:]).contiguous()
+        elif "inv_freq" not in name:
+            tensors[name] = tensor.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads(reference.config.to_json_string())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["ParallelForCausalLM"]}))
+    model = load(tmp_path)
+    at_once = logits_of(model, TOKENS)
+    for tokens, ours in zip(TOKENS, at_once, strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([tokens])).logits[0]
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+    assert all(torch.equal(a, b) for a, b in zip(at_once, logits_of(model, TOKENS, 2), strict=True))
