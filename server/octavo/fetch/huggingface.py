@@ -111,7 +111,7 @@ class _Repository:
         """What an earlier fetch brought, when all of it is still there."""
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
-            snapshot = self.folder / "snapshots" / known["commit"]
+            snapshot: Path = self.folder / "snapshots" / known["commit"]
             if all((snapshot / name).exists() for name in known["files"]):
                 return snapshot / str(known["result"])
         except (OSError, ValueError, KeyError, TypeError):
