@@ -81,7 +81,7 @@ PRECISION = (
 )
 
 
-def goals(engines: list[Engine]) -> Iterator[Goal]:
+def goals(engines: list[Engine]) -> Iterator[Goal]:  # noqa: C901 (a line or two for each goal)
     """Those that the figures at hand can judge."""
     ours = next((engine for engine in engines if engine.label == OURS), None)
     if ours is None:

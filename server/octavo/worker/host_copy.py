@@ -17,7 +17,7 @@ class HostCopy:
         self._host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
         for host, tensor in zip(self._host, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event()
         self._event.record()
 
     def wait(self) -> list[Tensor]:

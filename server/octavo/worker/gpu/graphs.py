@@ -41,7 +41,7 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream()
 
     def __call__(self, work: Callable[[], Tensors]) -> Captured:
         """Run ``work`` once, then capture it."""
