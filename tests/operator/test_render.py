@@ -19,7 +19,7 @@ from octavo_operator import __version__
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import quantity
 from octavo_operator.render import InvalidTemplateError, expected_template, render
-from octavo_operator.render.pod import InvalidPodPatchError
+from octavo_operator.render.pod_patches import InvalidPodPatchError
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
 APIS = frozenset({"PodMonitor", "ServiceMonitor"})

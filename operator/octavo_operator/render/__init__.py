@@ -9,13 +9,14 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.deployment import expected_deployment
 from octavo_operator.render.network import expected_network_policy, expected_service
-from octavo_operator.render.pod import TEMPLATE_PROBLEMS, InvalidTemplateError, expected_template
+from octavo_operator.render.pod import expected_template
 from octavo_operator.render.support import (
     expected_cache_claim,
     expected_disruption_budget,
     expected_monitor,
     expected_service_account,
 )
+from octavo_operator.render.template_checks import TEMPLATE_PROBLEMS, InvalidTemplateError
 
 Manifest = dict[str, Any]
 

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-import jsonpatch
-import jsonpointer
-
 from octavo_operator.api import LLMDeployment
-from octavo_operator.api.schema import to_json
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 from octavo_operator.render.engine import expected_engine, expected_fetch
+from octavo_operator.render.pod_patches import patched
 from octavo_operator.render.restricted import violations
-from octavo_operator.render.template_checks import unknown_arguments, unwritable_paths
+from octavo_operator.render.template_checks import (
+    PRIVILEGED_POD,
+    READ_ONLY_PATH,
+    UNKNOWN_ARGUMENT,
+    InvalidTemplateError,
+    unknown_arguments,
+    unwritable_paths,
+)
 
 Json = dict[str, Any]
-
-
-BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH = (
-    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath",
-)  # fmt: skip
-TEMPLATE_PROBLEMS = frozenset({BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH})
-
-
-class InvalidTemplateError(ValueError):
-    """A spec that yields no valid pod template. The message names field and way out; `reason`: of the condition."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class InvalidPodPatchError(InvalidTemplateError):
-    """A patch of spec.podPatches that does not apply to the pod template."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, BAD_POD_PATCH)
 
 
 def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json:
@@ -46,7 +28,7 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json
     metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
     if spec.pod_annotations:
         metadata["annotations"] = dict(spec.pod_annotations)
-    template = _patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
+    template = patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
     if not config.allow_privileged_pods:
         for offence in violations(template, deployment.name):
             raise InvalidTemplateError(
@@ -130,25 +112,3 @@ def _volumes(deployment: LLMDeployment) -> list[Json]:
         claim = spec.model.uri.removeprefix("pvc://").partition("/")[0]
         out.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
     return out + [dict(volume) for volume in spec.volumes]
-
-
-def _patched(deployment: LLMDeployment, template: Json) -> Json:
-    """Applies spec.podPatches (RFC 6902) one by one, so that the error names the one that fails."""
-    if not deployment.spec.pod_patches:
-        return template
-    out = copy.deepcopy(template)
-    for index, patch in enumerate(deployment.spec.pod_patches):
-        operation = {"value": None, **to_json(patch)} if patch.op in ("add", "replace", "test") else to_json(patch)
-        try:
-            out = jsonpatch.apply_patch(out, [operation])
-        except jsonpatch.JsonPatchTestFailed as error:
-            raise InvalidPodPatchError(f"spec.podPatches[{index}]: the test of {patch.path} failed: {error}") from None
-        except (jsonpatch.JsonPatchException, jsonpointer.JsonPointerException, TypeError, KeyError) as error:
-            raise InvalidPodPatchError(f"spec.podPatches[{index}]: {patch.op} {patch.path}: {error}") from None
-    # A patch must not change the labels that identify the pods: the Deployment would lose them.
-    found = out.get("metadata", {}).get("labels", {}) if isinstance(out.get("metadata"), dict) else {}
-    if not isinstance(found, dict) or any(found.get(key) != value for key, value in names.labels(deployment).items()):
-        raise InvalidPodPatchError("spec.podPatches: the operator's own labels in /metadata/labels must not change")
-    if not isinstance(out.get("spec"), dict):
-        raise InvalidPodPatchError("spec.podPatches: /spec must stay an object")
-    return out

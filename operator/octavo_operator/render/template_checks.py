@@ -15,6 +15,20 @@ from octavo_operator.render.engine_flags import FLAGS
 
 Json = dict[str, Any]
 
+BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH = (
+    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath",
+)  # fmt: skip
+TEMPLATE_PROBLEMS = frozenset({BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH})
+
+
+class InvalidTemplateError(ValueError):
+    """A spec that yields no valid pod template. The message names field and way out; `reason`: of the condition."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 # Where the engine and its libraries write.
 _CACHE_VARIABLES = (
     "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "OCTAVO_CACHE", "TRITON_CACHE_DIR", "TMPDIR",

@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import num_queued
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.responses import JSON
@@ -87,4 +88,4 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Requests in progress, and their sequences that wait to be scheduled."""
     state = state_of(request)
-    return JSON(Load(state.num_responding, state.num_queued()))
+    return JSON(Load(state.num_responding, num_queued(state)))

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the options, admission of requests, and health."""
+"""What every route needs: the engine, the options, and health."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import time
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,19 +14,14 @@ from starlette.requests import Request
 
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.errors import APIError
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
-from octavo.metrics.prometheus import REJECTED_QUEUE_FULL, EngineMetrics, HttpMetrics
+from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
 from octavo.version import __version__
 
 MAX_N = 128  # as OpenAI's API; more only if max_num_seqs is more
 REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
-
-
-# Whether the current request came before the drain began, or over a connection that did: it is not refused.
-before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
 
 
 class Phase(enum.Enum):
@@ -67,67 +61,6 @@ class ServerState:
     def model_name(self) -> str:
         """The name in responses and metrics."""
         return self.model_names[0]
-
-    # Admission.
-
-    def check_model(self, name: str | None) -> None:
-        """Raises a 404 for a name that is not served."""
-        if name is not None and name not in self.model_names:
-            raise APIError(
-                404,
-                f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, self.model_names))}",
-                param="model",
-                code="model_not_found",
-            )
-
-    def claim_id(self, request_id: str) -> None:
-        """Reserve an id that a client has chosen. Raises a 409 while an earlier request has it."""
-        if request_id in self.ids_in_use and not self.args.allow_duplicate_request_ids:
-            raise APIError(
-                409,
-                f"request_id {request_id!r} is in use by a request in progress; send another, or none, in the body's "
-                "request_id or the header X-Request-Id (--allow-duplicate-request-ids allows duplicates)",
-                param="request_id",
-                code="duplicate_request_id",
-            )
-        self.ids_in_use.add(request_id)
-
-    def check_serving(self) -> None:
-        """Raises a 503 while requests are not admitted."""
-        if self.engine.dead is not None:
-            raise APIError(503, f"The engine has stopped: {self.engine.dead}", code="engine_dead")
-        if self.phase is Phase.LOADING:
-            raise APIError(503, "The model is still loading; retry later", code="loading", headers={"retry-after": "2"})
-        if self.phase is Phase.DRAINING and not before_drain.get():
-            raise APIError(
-                503, "The server is shutting down; retry at another replica", code="draining",
-                headers={"retry-after": "1", "connection": "close"},
-            )  # fmt: skip
-
-    def admit(self, count: int) -> None:
-        """Raises a 429 if ``count`` more sequences would exceed the queue's limit."""
-        queued = max(0, self.engine.num_sequences + count - self._capacity())
-        if queued > self.max_queued:
-            self.metrics.record_rejection(REJECTED_QUEUE_FULL)
-            raise APIError(
-                429,
-                f"queue full: {self.num_queued()} waiting, {count} requested, limit {self.max_queued} "
-                "(--max-num-queued-reqs); retry later or at another replica",
-                headers={"retry-after": str(self.engine.seconds_until_room(queued - self.max_queued))},
-            )
-
-    def num_queued(self) -> int:
-        """Sequences that wait to be scheduled."""
-        return max(0, self.engine.num_sequences - self._capacity())
-
-    def _capacity(self) -> int:
-        """Sequences that the engine can run at once: while some wait, those that run, else max_num_seqs."""
-        stats = self.engine.last_stats
-        if stats is not None and stats.num_waiting_reqs > 0:
-            return stats.num_running_reqs
-        return self.engine.config.scheduler.max_num_seqs
-
-    # Health.
 
     def why_not_alive(self) -> str | None:
         """Why the liveness probe fails; None if it does not, or while the model is loading."""

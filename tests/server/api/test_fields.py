@@ -41,7 +41,7 @@ TEXT_ONLY = {"model", "prompt", "add_special_tokens", "return_token_strs"}  # of
 # regular expression, a grammar or a JSON schema that can be kept. Then the refusal says it.
 BEYOND = re.compile(
     r"is not valid|\d+ tokens|tokens are more than|no tokens|chat template|different names|one of the tools|"
-    r"model takes|must be the only constraint|longer than|must be a JSON object|takes at most \d+ prompts"
+    r"must name tools|model takes|must be the only constraint|longer than|must be a JSON object|takes at most \d+"
 )
 MODELS = {operation.path: operation.body for operation in WORK_OPERATIONS if operation.body is not None}
 FIELDS = [(path, name) for path, model in MODELS.items() for name in model.model_json_schema()["properties"]]

@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
+from octavo.entrypoints.admission import check_queue, check_serving, claim_id
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.structured import Constraint
 from octavo.entrypoints.state import ServerState, state_of
@@ -126,8 +127,8 @@ class Generation:
         admit: bool = True,
     ) -> None:
         if admit:
-            state.check_serving()
-            state.admit(sum(request.sampling_params.n for request in requests))
+            check_serving(state)
+            check_queue(state, sum(request.sampling_params.n for request in requests))
         self._engine = state.engine
         self._requests = list(zip(requests, texts, strict=True))
         self._log = state.args.enable_log_requests
@@ -241,6 +242,6 @@ def external_id(request: Request, prefix: str, asked: str | None = None) -> str:
     if asked is not None:
         state["request_id"], state["client_chose_id"] = asked, True
     if state["client_chose_id"]:
-        state_of(request).claim_id(state["request_id"])
+        claim_id(state_of(request), state["request_id"])
         state["claimed_id"] = state["request_id"]  # until the response ends, see RequestMiddleware
     return f"{prefix}-{state['request_id']}"

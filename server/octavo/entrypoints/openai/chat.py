@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, prepare_chat, read_messages
@@ -78,10 +79,10 @@ class ChatRequestContext:
 async def create_chat_completion(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     state = state_of(request)
-    state.check_serving()
+    check_serving(state)
     body = await read_body(request, ChatCompletionRequest, state)
     body.check()
-    state.check_model(body.model)
+    check_model(state, body.model)
     context = await _prepare(state, body, external_id(request, "chatcmpl", body.request_id))
     if body.stream:
         generation = await Generation(state, [context.chat.request], [None]).start()

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.generation.run import (
     Generation,
     encode_choices,
@@ -73,10 +74,10 @@ class CompletionContext:
 async def create_completion(request: Request) -> Response:
     """Handle POST /v1/completions."""
     state = state_of(request)
-    state.check_serving()
+    check_serving(state)
     body = await read_body(request, CompletionRequest, state)
     body.check()
-    state.check_model(body.model)
+    check_model(state, body.model)
     context = await _prepare(state, body, external_id(request, "cmpl", body.request_id))
     if body.stream:
         generation = await Generation(state, context.requests, context.texts).start()

@@ -14,6 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import (
@@ -85,10 +86,10 @@ class EmbeddingList(Struct):
 async def create_embeddings(request: Request) -> Response:
     """Handle POST /v1/embeddings."""
     state = state_of(request)
-    state.check_serving()
+    check_serving(state)
     body = await read_body(request, EmbeddingRequest, state)
     body.check()
-    state.check_model(body.model)
+    check_model(state, body.model)
     size = state.engine.config.model.hidden_size
     if body.dimensions not in (None, size):
         raise bad_request(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.responses import JSON
@@ -26,5 +27,5 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     """Handle GET /v1/models/{id}."""
     state, name = state_of(request), request.path_params["model_id"]
-    state.check_model(name)
+    check_model(state, name)
     return JSON(_card(state, name))

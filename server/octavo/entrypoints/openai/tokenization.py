@@ -9,6 +9,7 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.chat import interpret
 from octavo.entrypoints.generation.messages import Conversation, check_messages
@@ -93,7 +94,7 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_body(request, TokenizeRequest, state)
     body.check()
-    state.check_model(body.model)
+    check_model(state, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("exactly one of prompt and messages must be given", "prompt")
     for name in _CHAT_FIELDS if body.messages is None else ():
@@ -120,7 +121,7 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_body(request, DetokenizeRequest, state)
     body.check()
-    state.check_model(body.model)
+    check_model(state, body.model)
     tokenizer = state.engine.tokenizer
     if tokenizer is None:
         raise bad_request("tokens cannot be decoded: the engine runs without a tokenizer (--skip-tokenizer-init)")

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.entrypoints.admission import before_drain
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState, before_drain
+from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
 from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,76 @@
+"""Which requests are admitted: for a model that is served, under an id of their own, while the server serves, and while
+there is room in the queue."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.state import Phase, ServerState
+from octavo.metrics.prometheus import REJECTED_QUEUE_FULL
+
+# Whether the current request came before the drain began, or over a connection that did: it is not refused.
+before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
+
+
+def check_model(state: ServerState, name: str | None) -> None:
+    """Raises a 404 for a name that is not served."""
+    if name is not None and name not in state.model_names:
+        raise APIError(
+            404,
+            f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, state.model_names))}",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def claim_id(state: ServerState, request_id: str) -> None:
+    """Reserve an id that a client has chosen. Raises a 409 while an earlier request has it."""
+    if request_id in state.ids_in_use and not state.args.allow_duplicate_request_ids:
+        raise APIError(
+            409,
+            f"request_id {request_id!r} is in use by a request in progress; send another, or none, in the body's "
+            "request_id or the header X-Request-Id (--allow-duplicate-request-ids allows duplicates)",
+            param="request_id",
+            code="duplicate_request_id",
+        )
+    state.ids_in_use.add(request_id)
+
+
+def check_serving(state: ServerState) -> None:
+    """Raises a 503 while requests are not admitted."""
+    if state.engine.dead is not None:
+        raise APIError(503, f"The engine has stopped: {state.engine.dead}", code="engine_dead")
+    if state.phase is Phase.LOADING:
+        raise APIError(503, "The model is still loading; retry later", code="loading", headers={"retry-after": "2"})
+    if state.phase is Phase.DRAINING and not before_drain.get():
+        raise APIError(
+            503, "The server is shutting down; retry at another replica", code="draining",
+            headers={"retry-after": "1", "connection": "close"},
+        )  # fmt: skip
+
+
+def check_queue(state: ServerState, count: int) -> None:
+    """Raises a 429 if ``count`` more sequences would exceed the queue's limit."""
+    queued = max(0, state.engine.num_sequences + count - _capacity(state))
+    if queued > state.max_queued:
+        state.metrics.record_rejection(REJECTED_QUEUE_FULL)
+        raise APIError(
+            429,
+            f"queue full: {num_queued(state)} waiting, {count} requested, limit {state.max_queued} "
+            "(--max-num-queued-reqs); retry later or at another replica",
+            headers={"retry-after": str(state.engine.seconds_until_room(queued - state.max_queued))},
+        )
+
+
+def num_queued(state: ServerState) -> int:
+    """Sequences that wait to be scheduled."""
+    return max(0, state.engine.num_sequences - _capacity(state))
+
+
+def _capacity(state: ServerState) -> int:
+    """Sequences that the engine can run at once: while some wait, those that run, else max_num_seqs."""
+    stats = state.engine.last_stats
+    if stats is not None and stats.num_waiting_reqs > 0:
+        return stats.num_running_reqs
+    return state.engine.config.scheduler.max_num_seqs
