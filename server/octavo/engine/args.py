@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.errors import ConfigError
@@ -11,13 +11,13 @@ from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.sources import resolve_model
 from octavo.interface.config_checks import MAX_POSITIONS, shown_value
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.interface.quantizations import QUANTIZATIONS
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # aliases
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's name
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
-QUANTIZATIONS = ("none", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -66,6 +66,8 @@ class EngineArgs:
             progress=progress,
             need_weights=self.load_format != "dummy",
         )
+        if self.load_format == "dummy" and files.format == "safetensors":
+            files = replace(files, weights=())  # not even their headers are looked at
         hf_config = load_hf_config(files)
         own_len = int(hf_config.get("max_position_embeddings") or 2048)
         max_model_len = self._max_model_len(own_len, hf_config)

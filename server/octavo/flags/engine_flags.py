@@ -11,11 +11,11 @@ from octavo.engine.args import (
     DTYPES,
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
-    QUANTIZATIONS,
     EngineArgs,
 )
 from octavo.fetch.model_names import DEFAULT_MODEL
 from octavo.flags.fields import add_flags
+from octavo.interface.quantizations import QUANTIZATIONS
 
 # A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
 ENGINE_HELP = {
@@ -27,8 +27,9 @@ ENGINE_HELP = {
     "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
     "load_format": "Format of the weights. dummy: random weights, for benchmarks",
     "dtype": "Data type of weights and activations. auto: the checkpoint's own; half: float16; float: float32",
-    "quantization": "Quantization of the weights in memory. int8 (CPUs only), or none: dequantised "
-    "(default: as the checkpoint says; GGUF files: on a CPU with compiled kernels int8, else none)",
+    "quantization": "Quantization of the weights in memory. int8 (CPUs only), none: dequantised, or the name of the "
+    "checkpoint's own format, which is found without it and held against it "
+    "(default: as the checkpoint is stored, if the device has kernels for that, else none)",
     "max_model_len": "Maximum number of tokens of prompt and answer together. auto: what fits in memory "
     "(default: the model's own limit)",
     "seed": "Random seed of the engine. Requests without a seed are random all the same",

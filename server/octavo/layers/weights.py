@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
@@ -41,6 +41,19 @@ class WeightSource(Protocol):
         ...
 
 
+@dataclass
+class TensorGroup:
+    """Tensors that mean something together alone, as codes and their scales do: ``load`` is called once, with those of
+    them that the checkpoint has, by leaf name."""
+
+    load: Callable[[dict[str, WeightSource]], None]
+    sources: dict[str, WeightSource] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        """Read them, when all are known."""
+        self.load(self.sources)
+
+
 @dataclass(frozen=True)
 class WeightSlot:
     """A place for one tensor of the checkpoint.
@@ -48,7 +61,8 @@ class WeightSlot:
     ``part`` is which of a merged module's checkpoint modules it belongs to (q, k, v = 0, 1, 2), ``leaf`` the tensor's
     own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning (None: any).
     ``extra_bytes`` is what a tensor of some type takes here beside the module's parameters, which count anyway.
-    The checkpoint may lack an ``optional`` one.
+    The checkpoint may lack an ``optional`` one. ``qtypes`` are the types that it may be stored in (empty: any). A
+    tensor of a ``group`` is read with the others of it.
     """
 
     part: int
@@ -57,14 +71,25 @@ class WeightSlot:
     load: Callable[[WeightSource], None]
     extra_bytes: Callable[[str], int] = lambda qtype: 0
     optional: bool = False
+    qtypes: tuple[str, ...] = ()
+    group: TensorGroup | None = None
 
-    def fill(self, source: WeightSource) -> None:
-        """Take the tensor. Raises ModelError when its shape is another one."""
+    def check(self, source: WeightSource) -> None:
+        """Raise ModelError when the tensor, which is not read yet, has another shape or type."""
+        if self.qtypes and source.qtype not in self.qtypes:
+            raise ModelError(
+                f"tensor {source.name!r} is stored as {source.qtype}, its format has {' or '.join(self.qtypes)} there; "
+                "the weights and their quantization_config are not of one model"
+            )
         if self.shape is not None and tuple(source.shape) != self.shape:
             raise ModelError(
                 f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {list(self.shape)}; "
                 "the weights and config.json are not of one model"
             )
+
+    def fill(self, source: WeightSource) -> None:
+        """Take the tensor. Raises ModelError as `check` does."""
+        self.check(source)
         self.load(source)
 
 

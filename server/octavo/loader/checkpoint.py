@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from octavo.interface.model_files import ModelFiles
+from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
 
 
@@ -20,3 +21,16 @@ def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
         # All tables first: a damaged last file shows before the first one was read.
         for sources in [list(SafetensorsFile(path).sources()) for path in files.weights]:
             yield from ((source.name, source) for source in sources)
+
+
+def linear_modules(files: ModelFiles, weight_name: Callable[[str], str | None]) -> dict[str, StoredModule]:
+    """The modules of the checkpoint and their unread tensors, by the names that they have in a model which calls the
+    checkpoint's tensors ``weight_name``. Raises ModelError."""
+    found: dict[str, tuple[str, dict[str, WeightSource]]] = {}
+    for stored_name, source in iterate_weights(files):
+        name = weight_name(stored_name)
+        if name is not None:
+            module, _, leaf = name.rpartition(".")
+            stored_module = stored_name.removesuffix(leaf).removesuffix(".")
+            found.setdefault(module, (stored_module, {}))[1][leaf] = source
+    return {module: StoredModule(*entry) for module, entry in found.items()}

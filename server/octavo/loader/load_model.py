@@ -7,9 +7,10 @@ that hides the waiting for a disk or network, and unlike torch's own threads the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import quantization_config
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.weights import WeightSlot
-from octavo.loader.checkpoint import iterate_weights
+from octavo.loader.checkpoint import iterate_weights, linear_modules
 from octavo.loader.dummy import dummy_weights
 from octavo.models.registry import model_class
 
@@ -62,8 +63,9 @@ def build_model(
 ) -> CausalLM:
     """The model with empty parameters: no memory is touched yet. ``without_memory``: none is even asked for, the
     parameters are torch's meta tensors of the shapes and dtypes that they have on ``device``."""
-    quantization = quantization_config(config, device)
     cls = model_class(config.architecture)
+    stored = partial(linear_modules, config.files, cls.weight_name)
+    quantization = quantization_config(config, device, stored, cls.packed_modules_mapping)
     dtype = getattr(torch, config.dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -117,8 +119,17 @@ def fill(
             f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this config.json; "
             "the weights and config.json are not of one model"
         )
+    jobs: list[Callable[[], None]] = []
+    for slot, source in taken:
+        slot.check(source)
+        if slot.group is None:
+            jobs.append(partial(slot.load, source))
+        else:
+            if not slot.group.sources:
+                jobs.append(slot.group.fill)
+            slot.group.sources[slot.leaf] = source
     with _threads() as pool:
-        for future in [pool.submit(slot.fill, source) for slot, source in taken]:
+        for future in [pool.submit(job) for job in jobs]:
             future.result()
 
 

@@ -12,8 +12,8 @@ import torch
 from support.paged import logits_of, model_config
 
 from octavo import LLM, SamplingParams
-from octavo.engine.args import QUANTIZATIONS
 from octavo.errors import ConfigError
+from octavo.interface.quantizations import STORED
 from octavo.layers.quantization import registry
 from octavo.loader.load_model import load_model
 from octavo.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ def test_the_default_engine_knows_the_capital_of_france() -> None:
 def test_an_unknown_quantization_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="quantization must be one of"):
         LLM(quantization="magic")
-    assert set(QUANTIZATIONS) == set(registry._KNOWN), "what is said before the engine is started and by it"
+    assert set(STORED) == {*registry._FORMATS, "gguf"}, "what is said before the engine is started and by it"
 
 
 def test_recorded_steps_give_the_bits_of_steps_called_one_operation_at_a_time() -> None:

@@ -94,7 +94,7 @@ def test_tables_that_follow_from_the_config_and_a_tied_head_are_left_alone(llama
         ({"intermediate_size": "absent"}, r"lacks 'intermediate_size'"),
         ({"hidden_act": "mish"}, r"'mish'.*silu"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads.*3.*num_attention_heads.*4"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantised with 'awq'.*not supported"),
+        ({"quantization_config": {"quant_method": "hqq"}}, r"quantised with 'hqq'.*not supported"),
     ],
 )
 def test_what_is_not_supported_is_refused(changes: dict[str, Any], said: str, llama: Path) -> None:

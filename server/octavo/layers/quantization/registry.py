@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 import octavo_kernels
 from octavo.errors import ConfigError, ModelError
+from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.quantizations import ALIASES, ONLINE, STORED
+from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
+from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.unquantized import UnquantizedConfig
+from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule
 
-_KNOWN: dict[str, Callable[[ModelConfig], QuantizationConfig]] = {
-    "none": lambda config: UnquantizedConfig(),
-    "int8": lambda config: Int8Config(),
-}
+_FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {"awq": AWQ}
 
 
-def quantization_config(config: ModelConfig, device: torch.device | str = "cpu") -> QuantizationConfig:
+def quantization_config(
+    config: ModelConfig,
+    device: torch.device | str = "cpu",
+    modules: Callable[[], Mapping[str, StoredModule]] = dict,
+    parts: Mapping[str, Sequence[str]] | None = None,
+) -> QuantizationConfig:
     """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU that
     has the C kernels (plain torch would be slower with it than without).
 
-    Raises ConfigError for a name that is not known, ModelError for a checkpoint whose quantisation is not.
+    ``modules`` lists the linear modules of the checkpoint by the names that they have here, ``parts`` those of merged
+    layers. Raises ConfigError for a name that is not known or that the checkpoint contradicts, ModelError for a
+    checkpoint whose quantisation is not known.
     """
-    known = ", ".join(_KNOWN)
-    stored = (config.hf_config.get("quantization_config") or {}).get("quant_method")
-    if stored is not None and stored not in _KNOWN:
-        raise ModelError(
-            f"{config.model}: the checkpoint is quantised with {stored!r}, which is not supported (known: {known}); "
-            "use the model's unquantised or GGUF weights"
-        )
+    asked = ALIASES.get(config.quantization or "", config.quantization)
+    if asked is not None and asked not in (*ONLINE, *STORED):
+        raise ConfigError(f"quantization must be one of {', '.join((*ONLINE, *STORED))}, got {asked!r}")
     on_cpu = torch.device(device).type == "cpu"
-    packed = on_cpu and config.files.format == "gguf" and _has_kernels()
-    name = config.quantization or stored or ("int8" if packed else "none")
-    if name == "int8" and not on_cpu:
+    stored = stored_format(config)
+    if asked in STORED or (asked == "int8" and stored is not None):
+        found = stored.name if stored is not None else None
+        _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
+    if asked == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
-    if name not in _KNOWN:
-        raise ConfigError(f"quantization must be one of {known}, got {name!r}")
-    return _KNOWN[name](config)
+    packed = on_cpu and asked != "none" and _has_kernels()
+    if stored is not None:
+        return CheckpointConfig(stored, modules(), parts or {}, packed)
+    if asked == "int8" or (packed and config.files.format == "gguf"):
+        return Int8Config()
+    return UnquantizedConfig()
+
+
+def stored_format(config: ModelConfig) -> CheckpointFormat | None:
+    """What the checkpoint says of its quantisation; None: nothing. Raises ModelError."""
+    table = config.hf_config.get("quantization_config")
+    if not table:
+        return None
+    method = table.get("quant_method")
+    if method not in _FORMATS:
+        raise ModelError(
+            f"{config.model}: the checkpoint is quantised with {method!r}, which is not supported (known: "
+            f"{', '.join(_FORMATS)}); use the model's unquantised or GGUF weights"
+        )
+    return _FORMATS[method](Fields(table, config.model, lambda key: f"quantization_config.{key}"))
+
+
+def _check_agreement(config: ModelConfig, asked: str | None, stored: str | None) -> None:
+    if asked != stored:
+        said = "is not quantised" if stored is None else f"is stored as {stored}"
+        raise ConfigError(f"quantization {asked} was asked for, but {config.model} {said}; leave --quantization out")
 
 
 def _has_kernels() -> bool:

@@ -1,0 +1,114 @@
+"""The forms into which every quantised format is read, and from which it is dequantised or packed for a device.
+
+A form holds one weight ``[N, K]`` (outputs, inputs) of a checkpoint: its codes as they were stored, one an element, and
+the numbers that turn them into values. The value of an element is computed in float32, where the product of a code and
+a scale is exact for scales of 16 bits; so it equals, rounded to the scales' own type, what the format's library gives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ModelError
+
+_ROWS = 1024  # dequantised at a time: bounds the float32 copy
+
+
+class StoredWeight(ABC):
+    """One weight ``[N, K]`` as its checkpoint holds it."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+
+    @abstractmethod
+    def take(self, rows: slice, columns: slice) -> StoredWeight:
+        """The part of it at ``rows`` and ``columns``. Raises ModelError where a group of columns would be cut."""
+
+    @abstractmethod
+    def values(self, rows: slice) -> Tensor:
+        """Rows of the weight, float32 ``[rows, K]``."""
+
+    def dequantize_into(self, target: Tensor) -> None:
+        """Write the weight to ``target [N, K]`` of any floating-point type and device."""
+        for start in range(0, self.shape[0], _ROWS):
+            rows = slice(start, min(start + _ROWS, self.shape[0]))
+            target[rows] = self.values(rows).to(target.dtype).to(target.device)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The weight ``[N, K]`` in ``dtype``."""
+        out = torch.empty(self.shape, dtype=dtype)
+        self.dequantize_into(out)
+        return out
+
+
+@dataclass(frozen=True)
+class GroupCodes(StoredWeight):
+    """Integers with a scale and a zero point for each group of ``group`` columns: ``scale * (code - zero)``.
+
+    ``codes`` uint8 [N, K], below 2^bits; ``scales`` floating point [N, G]; ``zeros`` uint8 [N, G], None: 2^(bits - 1)
+    everywhere; ``order`` int32 [K]: column c of ``codes`` is column ``order[c]`` of the weight, so that groups are
+    contiguous in ``codes`` (None: they are in the weight itself). The last group may be shorter.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    order: Tensor | None
+    bits: int
+    group: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """See `StoredWeight`."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def zero(self) -> int:
+        """The zero point where there are no ``zeros``."""
+        return 1 << (self.bits - 1)
+
+    def take(self, rows: slice, columns: slice) -> GroupCodes:
+        """See `StoredWeight`."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        part = replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
+        if columns == slice(0, self.shape[1]):
+            return part
+        if self.order is not None:
+            raise ModelError("a weight with act order (desc_act) cannot be split by columns; use one device")
+        groups = _group_range(columns, self.shape[1], self.group)
+        zeros = None if part.zeros is None else part.zeros[:, groups]
+        return replace(part, codes=part.codes[:, columns], scales=part.scales[:, groups], zeros=zeros)
+
+    def values(self, rows: slice) -> Tensor:
+        """See `StoredWeight`."""
+        codes = self.codes[rows].float()
+        zeros = self.zero if self.zeros is None else _spread(self.zeros[rows].float(), self.group, codes.shape[1])
+        codes.sub_(zeros).mul_(_spread(self.scales[rows].float(), self.group, codes.shape[1]))
+        if self.order is None:
+            return codes
+        out = torch.empty_like(codes)
+        out[:, self.order.long()] = codes
+        return out
+
+
+def _spread(numbers: Tensor, group: int, columns: int) -> Tensor:
+    """Numbers of groups ``[n, G]`` for each column: ``[n, columns]``, or ``[n, 1]`` where all are of one group."""
+    return numbers if numbers.shape[1] == 1 else numbers.repeat_interleave(group, dim=1)[:, :columns]
+
+
+def _group_range(columns: slice, width: int, group: int) -> slice:
+    """The groups of ``columns`` of a weight of ``width``. Raises ModelError where one would be cut."""
+    if group >= width:
+        return slice(0, 1)
+    if columns.start % group or (columns.stop % group and columns.stop != width):
+        raise ModelError(
+            f"{width} columns in groups of {group} cannot be split at {columns.start} and {columns.stop}; "
+            f"use a tensor parallel size that divides {width // group}"
+        )
+    return slice(columns.start // group, -(-columns.stop // group))

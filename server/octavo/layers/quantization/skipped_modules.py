@@ -1,0 +1,67 @@
+"""Which modules of a quantised checkpoint are stored as plain weights.
+
+A checkpoint says so in lists of module names (``modules_to_not_convert``, ``ignore``, ``exclude_modules``) whose rules
+differ from tool to tool, and lists are often incomplete (the head, say). The tensors themselves tell without doubt, so
+they decide, and the lists are held against them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+
+from octavo.errors import ModelError
+from octavo.interface.config_checks import Fields
+from octavo.layers.quantization.weight_format import FLOATS, StoredModule, WeightFormat
+
+
+class SkippedModules:
+    """Patterns of module names, as the checkpoint calls them: a name as a whole or in part (at dots), one with ``*``,
+    or a regular expression after ``re:``. ``field`` is where they were found."""
+
+    def __init__(self, patterns: Sequence[str], field: str) -> None:
+        self.field = field
+        self._patterns = [_compile(pattern, field) for pattern in patterns]
+
+    @classmethod
+    def from_fields(cls, fields: Fields, key: str) -> SkippedModules:
+        """Those of a list in a description. Raises ModelError where it is no list of strings."""
+        listed = fields.config.get(key)
+        if listed is None:
+            listed = []
+        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+            fields.refuse(key, "must be a list of module names")
+        return cls(listed, fields.name(key))
+
+    def __contains__(self, name: str) -> bool:
+        return any(pattern.search(name) for pattern in self._patterns)
+
+    def choose(self, module: StoredModule, codes: str, quantized: WeightFormat) -> WeightFormat | None:
+        """``quantized`` if the module has a tensor ``codes``, None if it has a plain weight or, if tied, nothing.
+
+        Raises ModelError where it is listed as plain and has ``codes``.
+        """
+        if codes in module.tensors:
+            if module.name in self and not is_plain(module):
+                raise ModelError(
+                    f"tensor {module.tensors[codes].name!r} is quantised, but {self.field} lists {module.name!r} as "
+                    "not quantised; the weights and their quantization_config are not of one model"
+                )
+            return quantized
+        return None if is_plain(module) or module.name in self or not module.tensors else quantized
+
+
+def is_plain(module: StoredModule) -> bool:
+    """Whether the module has a weight of floating-point numbers."""
+    weight = module.tensors.get("weight")
+    return weight is not None and weight.qtype in FLOATS
+
+
+def _compile(pattern: str, field: str) -> re.Pattern[str]:
+    if not pattern.startswith("re:"):
+        return re.compile(rf"(^|\.){fnmatch.translate(pattern).removesuffix(chr(92) + 'Z')}(\.|$)")
+    try:
+        return re.compile(rf"^(?:{pattern[3:]})")
+    except re.error as error:
+        raise ModelError(f"{field}: {pattern!r} is not a regular expression ({error}); correct the file") from None

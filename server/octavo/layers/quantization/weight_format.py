@@ -1,0 +1,100 @@
+"""The interface between a checkpoint's formats and the linear layers that are filled from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ModelError
+from octavo.layers.quantization.canonical import StoredWeight
+from octavo.layers.weights import WeightSource
+
+FLOATS = ("F16", "BF16", "F32")
+Sources = Mapping[str, WeightSource]  # unread tensors by leaf name ("qweight", "scales")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor of a quantised weight: its own name, its shape (None: `WeightFormat.read` checks it) and the types that
+    it may be stored in (empty: any)."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    qtypes: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """A linear module of a checkpoint: the name that the checkpoint has for it, and its tensors, none of them read."""
+
+    name: str
+    tensors: Sources
+
+
+class WeightFormat(ABC):
+    """How one weight ``[rows, columns]`` lies in a checkpoint."""
+
+    @abstractmethod
+    def leaves(self, rows: int, columns: int) -> list[Leaf]:
+        """Its tensors. Raises ModelError for a size that the format does not have."""
+
+    @abstractmethod
+    def read(self, sources: Sources, rows: int, columns: int) -> StoredWeight:
+        """Read it. Raises ModelError, which names the tensor, for values that cannot be."""
+
+    @property
+    @abstractmethod
+    def packed_kind(self) -> tuple[int, bool]:
+        """Bits of the packed codes and whether they have offsets, at most: what the CPU's kernels will take."""
+
+
+class CheckpointFormat(ABC):
+    """What the description of a quantised checkpoint says. ``name`` is the format's in ``--quantization``."""
+
+    name: str
+
+    @abstractmethod
+    def weight_format(self, module: StoredModule) -> WeightFormat | None:
+        """How the module's weight is stored; None: as a plain tensor. Raises ModelError where that is not clear."""
+
+
+def read_finite(source: WeightSource, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor, scales for instance. Raises ModelError where an element is NaN or infinite."""
+    tensor = source.load(dtype)
+    if not bool(tensor.float().isfinite().all()):
+        raise ModelError(f"tensor {source.name!r} holds NaN or infinite numbers; the file is damaged: fetch it again")
+    return tensor
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """int32 ``[..., n]`` as uint8 ``[..., n, 8]``, the lowest four bits first."""
+    by_byte = octets(words)
+    return torch.stack([by_byte & 15, by_byte >> 4], dim=-1).flatten(-2)
+
+
+def octets(words: Tensor) -> Tensor:
+    """int32 ``[..., n]`` as uint8 ``[..., n, 4]``, the lowest byte first."""
+    split: Tensor = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    return split
+
+
+def num_groups_of(columns: int, group: int, what: str) -> int:
+    """Groups of ``columns``. Raises ModelError where they do not divide."""
+    if columns % group:
+        raise ModelError(f"{what}: groups of {group} columns do not divide {columns}; the file is damaged")
+    return columns // group
+
+
+def check_size(source: WeightSource, shape: tuple[int, ...]) -> None:
+    """Raise ModelError where the tensor has not as many elements as ``shape``."""
+    if prod(source.shape) != prod(shape):
+        raise ModelError(
+            f"tensor {source.name!r} has shape {list(source.shape)}, its weight asks for {list(shape)}; "
+            "the weights and their quantization_config are not of one model"
+        )

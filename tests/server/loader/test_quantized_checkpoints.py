@@ -1,0 +1,69 @@
+"""Quantised checkpoints of every format are read as their own tools read them, or refused in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.paged import load, logits_of, model_config
+from support.quantized_files import Writer, awq, quantize_checkpoint
+from support.tiny_models import FAMILIES, make_model
+
+from octavo.interface.engine_config import ModelConfig
+from octavo.loader.load_model import load_model
+from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+
+SEQUENCES = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sizes that are no multiples of 64: 96 and 160 columns, 96, 48 and 160 rows."""
+    folder = tmp_path_factory.mktemp("llama")
+    sizes = {"hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
+    make_model("LlamaConfig", FAMILIES["llama"][1] | sizes).save_pretrained(folder)
+    return folder
+
+
+def config_of(folder: Path, quantization: str | None = None, dtype: str = "float32", **hf: Any) -> ModelConfig:
+    return replace(model_config(folder, dtype, **hf), quantization=quantization)
+
+
+def kl(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Mean over positions, in nats."""
+    p, q = torch.cat(theirs).log_softmax(-1), torch.cat(ours).log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).mean().item()
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+# name -> writer, description
+FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
+    "awq in groups of 32": (awq(32), AWQ | {"group_size": 32}),
+    "awq in whole rows": (awq(-1), AWQ | {"group_size": -1}),
+    "awq with zeros of 8": (awq(32, symmetric=True), AWQ | {"group_size": 32}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_those_of_the_format(name: str, llama: Path, tmp_path: Path) -> None:
+    write, description = FORMATS[name]
+    folder = quantize_checkpoint(llama, tmp_path, write, description)
+    ours, expected = load_model(config_of(folder, "none")), load(folder / "values")
+    for (path, weight), (_, theirs) in zip(ours.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(weight, theirs), path
+    assert kl(logits_of(ours, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path) -> None:
+    write, description = FORMATS[name]
+    folder = quantize_checkpoint(llama, tmp_path, write, description)
+    config = config_of(folder)
+    model = load_model(config)
+    assert model.is_quantized
+    assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
+    told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+    assert model.num_weight_bytes() <= told <= 1.1 * model.num_weight_bytes()
