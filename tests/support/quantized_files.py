@@ -68,6 +68,146 @@ def awq(group: int, symmetric: bool = False) -> Writer:
     return write
 
 
+def gptq(bits: int = 4, group: int = 32, symmetric: bool = True, act_order: bool = False, version: int = 1) -> Writer:
+    """AutoGPTQ's (``version`` 1: zero points less one) or GPTQModel's second one."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        width = weight.shape[1]
+        size = width if group == -1 else group
+        order = torch.randperm(width, generator=torch.Generator().manual_seed(width)) if act_order else None
+        groups = torch.arange(width) // size
+        columns = torch.arange(width) if order is None else order
+        codes, scales, zeros = round_to_groups(weight[:, columns], bits, group, symmetric)
+        by_column, group_of = torch.empty_like(codes), torch.empty_like(groups)
+        by_column[:, columns], group_of[columns] = codes, groups
+        stored = (zeros - int(version == 1)) % 2**bits
+        tensors = {
+            "qweight": pack_words(by_column.numpy(), bits).T.contiguous(),
+            "qzeros": pack_words(stored.T.numpy(), bits),
+            "scales": scales.T.contiguous(),
+            "g_idx": group_of.int(),
+        }
+        return tensors, values_of(by_column, scales, zeros, group_of)
+
+    return write
+
+
+def fp8(per: str = "tensor", block: tuple[int, int] = (128, 128), name: str = "weight_scale") -> Writer:
+    """e4m3 with a scale for the tensor, each row, or each block; ``name`` is the scales' own."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, width = weight.shape
+        height, columns = {"tensor": (rows, width), "row": (1, width), "block": block}[per]
+        of_row, of_column = torch.arange(rows) // height, torch.arange(width) // columns
+        scales = torch.zeros(int(of_row[-1]) + 1, int(of_column[-1]) + 1)
+        for r, c in np.ndindex(*scales.shape):
+            scales[r, c] = weight[of_row == r][:, of_column == c].abs().max() / 448
+        spread = scales[of_row][:, of_column]
+        stored = (weight / spread).to(torch.float8_e4m3fn)
+        values = stored.float() * spread
+        return {"weight": stored, name: scales.reshape(()) if per == "tensor" else scales}, values
+
+    return write
+
+
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+
+
+def _nearest_fp4(numbers: Tensor) -> Tensor:
+    return (numbers[..., None] - torch.tensor(FP4)).abs().argmin(-1)
+
+
+def _bytes_of(codes: Tensor) -> Tensor:
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
+def mxfp4(codes_name: str = "weight_blocks", scales_name: str = "weight_scales", by_block: bool = True) -> Writer:
+    """gpt-oss' blocks of 16 bytes, or flat ones, with exponents."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        grouped = weight.unflatten(1, (-1, 32))
+        exponents = (grouped.abs().amax(2) / 6).log2().ceil().clamp(-127, 127)
+        codes = _nearest_fp4(grouped * 2.0 ** -exponents[:, :, None]).flatten(1)
+        blocks = _bytes_of(codes)
+        values = torch.tensor(FP4)[codes] * (2.0**exponents).repeat_interleave(32, 1)
+        return {
+            codes_name: blocks.unflatten(1, (-1, 16)) if by_block else blocks,
+            scales_name: (exponents + 127).to(torch.uint8),
+        }, values
+
+    return write
+
+
+def nvfp4(codes_name: str = "weight", of_tensor: str = "weight_scale_2", reciprocal: bool = False) -> Writer:
+    """ModelOpt's, or (``reciprocal``) compressed-tensors'."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        grouped = weight.unflatten(1, (-1, 16))
+        whole = weight.abs().max() / (6 * 448)
+        stored = (grouped.abs().amax(2) / 6 / whole).clamp(min=2**-6).to(torch.float8_e4m3fn)
+        kept = (1 / whole if reciprocal else whole).reshape(1)
+        scales = stored.float() / kept if reciprocal else stored.float() * kept
+        codes = _nearest_fp4(grouped / scales[:, :, None]).flatten(1)
+        values = torch.tensor(FP4)[codes] * scales.repeat_interleave(16, 1)
+        return {codes_name: _bytes_of(codes), "weight_scale": stored, of_tensor: kept}, values
+
+    return write
+
+
+def compressed(format_: str, act_order: bool = False, **weights: Any) -> tuple[Writer, dict[str, Any]]:
+    """A writer that lets compressed-tensors compress, and what config.json says of it. ``weights`` are its
+    QuantizationArgs. ``act_order``: the columns are compressed in another order, as old versions could."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    compressor = BaseCompressor.get_value_from_registry(format_)
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        rows, width = weight.shape
+        order = torch.arange(width)
+        if act_order:
+            order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
+        size = args.group_size or width
+        grouped = weight[:, order].reshape(1 if args.strategy == "tensor" else rows, -1, size if size > 0 else width)
+        if args.strategy == "tensor":
+            grouped = grouped.flatten(1)[:, None]
+        scale, zero = calculate_qparams(grouped.amin(2), grouped.amax(2), args)
+        scale = scale.bfloat16()
+        parts = {"weight": weight[:, order].bfloat16(), "weight_scale": scale, "weight_zero_point": zero}
+        stored = compressor.compress(parts, scheme)
+        values = compressor.decompress({**stored, "weight_scale": stored["weight_scale"].float()}, scheme)["weight"]
+        rounded = compressor.decompress(stored, scheme)["weight"]
+        assert torch.equal(values.to(rounded.dtype), rounded), "what the library itself gives, in the scales' dtype"
+        if act_order:
+            stored["weight_g_idx"] = torch.empty(width, dtype=torch.int32)
+            stored["weight_g_idx"][order] = (torch.arange(width) // size).int()
+            unordered = torch.empty_like(values)
+            unordered[:, order] = values
+            values = unordered
+            raw = _unpack_words(stored["weight_packed"], args.num_bits)
+            by_column = torch.empty_like(raw)
+            by_column[:, order] = raw
+            stored["weight_packed"] = pack_words(by_column.numpy(), args.num_bits)
+        return stored, values.float()
+
+    description = {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": args.model_dump(mode="json")}},
+        "ignore": ["lm_head"],
+    }
+    return write, description
+
+
+def _unpack_words(words: Tensor, bits: int) -> Tensor:
+    """The inverse of `pack_words`, of consecutive columns: int64."""
+    shifts = torch.arange(0, 32, bits)
+    return ((words.long()[:, :, None] & 0xFFFFFFFF) >> shifts & (2**bits - 1)).flatten(1)
+
+
 def quantize_checkpoint(
     source: Path, target: Path, write: Writer | dict[str, Writer | None], description: dict[str, Any], **config: Any
 ) -> Path:

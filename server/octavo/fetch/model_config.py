@@ -11,11 +11,14 @@ from octavo.interface.config_checks import Fields, check_config
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
 
+# Files that describe quantised weights: quant_method.
+_DESCRIPTIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+
 
 def load_hf_config(files: ModelFiles) -> dict[str, Any]:
     """config.json as Hugging Face writes it (for GGUF: derived from the header). Raises ModelError."""
     path = files.path / "config.json"
-    config = read_json(path)
+    config = _with_quantization(read_json(path), files.path)
     for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
         if "vocab_size" not in config and isinstance(config.get(key), dict):
             config = {**config, **config[key], "architectures": config.get("architectures")}
@@ -23,6 +26,23 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
     return check_config(config, str(path))
+
+
+def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration with the description of quantised weights, which older tools kept in files of their own, as
+    ``quantization_config``."""
+    if config.get("quantization_config"):
+        return config
+    if isinstance(config.get("compression_config"), dict):
+        return {**config, "quantization_config": {"quant_method": "compressed-tensors", **config["compression_config"]}}
+    for name, method in _DESCRIPTIONS.items():
+        if (folder / name).exists():
+            described = read_json(folder / name)
+            if method == "modelopt":  # its own, inside of who made it
+                described = described.get("quantization", described)
+            if isinstance(described, dict) and described.get("quant_algo", method):
+                return {**config, "quantization_config": {"quant_method": method, **described}}
+    return config
 
 
 def load_generation_config(files: ModelFiles) -> dict[str, Any]:

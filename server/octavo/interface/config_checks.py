@@ -52,7 +52,7 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     fields.token_ids("eos_token_id")
     fields.flag("tie_word_embeddings")
     if quantization := fields.table("quantization_config"):
-        Fields(quantization, source, partial(_inner_name, name, "quantization_config")).text("quant_method")
+        fields.inner("quantization_config", quantization).text("quant_method")
     _check_heads(fields, hidden, heads)
     if architecture == "OPTForCausalLM":
         _check_opt(fields)
@@ -108,7 +108,7 @@ def _check_llama(fields: Fields, layers: int) -> None:
             continue
         typed = "rope_type" in table or "type" in table
         if typed or not any(isinstance(value, dict) for value in table.values()):  # else one a kind of layer
-            _check_rope(Fields(table, fields.source, partial(_inner_name, fields.name, key)))
+            _check_rope(fields.inner(key, table))
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:
@@ -148,6 +148,10 @@ class Fields:
 
     def __init__(self, config: dict[str, Any], source: str, name: Name) -> None:
         self.config, self.source, self.name = config, source, name
+
+    def inner(self, key: str, table: dict[str, Any]) -> Fields:
+        """Of ``table``, an object within this one."""
+        return Fields(table, self.source, partial(_inner_name, self.name, key))
 
     def integer(self, key: str, low: int, high: int, optional: bool = False) -> Any:
         """The integer, from ``low`` to ``high``; None where it is optional and not set."""

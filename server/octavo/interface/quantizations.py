@@ -3,7 +3,9 @@
 # What any checkpoint of plain weights can be turned into while it is loaded; none: whatever is stored as values.
 ONLINE = ("none", "int8")
 # Formats of checkpoints, by vLLM's names: they state what the files are found to be anyway.
-STORED = ("awq", "gguf")
+STORED = (
+    "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "mxfp4", "gguf",
+)  # fmt: skip
 # Names that choose one of vLLM's kernels for a format.
-ALIASES = {"awq_marlin": "awq"}
+ALIASES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 QUANTIZATIONS = (*ONLINE, *STORED, *ALIASES)

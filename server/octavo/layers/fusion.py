@@ -30,7 +30,7 @@ def fuse_neighbours(model: nn.Module) -> None:
 
 
 def _fuse_norm(norm: nn.Module, linear: LinearBase) -> None:
-    if isinstance(norm, RMSNorm) and isinstance(linear.method, QuantizedRowsMethod):
+    if isinstance(norm, RMSNorm) and isinstance(linear.method, QuantizedRowsMethod) and _takes_rows(linear.method):
         norm.activation_terms = linear.method.activation_terms
 
 
@@ -38,5 +38,9 @@ def _fuse_gate(mlp: GatedMLP) -> None:
     gate_up, down = mlp.gate_up_proj.method, mlp.down_proj.method
     if mlp.act is not octavo_kernels.silu_and_mul:
         return
-    if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod):
+    if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod) and _takes_rows(down):
         mlp.fused = partial(gate_up.apply_gated, mlp.gate_up_proj, terms=down.activation_terms)
+
+
+def _takes_rows(method: QuantizedRowsMethod) -> bool:
+    return method.column_order is None

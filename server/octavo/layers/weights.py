@@ -44,9 +44,10 @@ class WeightSource(Protocol):
 @dataclass
 class TensorGroup:
     """Tensors that mean something together alone, as codes and their scales do: ``load`` is called once, with those of
-    them that the checkpoint has, by leaf name."""
+    them that the checkpoint has, by leaf name. They stand for ``parameters`` numbers."""
 
     load: Callable[[dict[str, WeightSource]], None]
+    parameters: int = 0
     sources: dict[str, WeightSource] = field(default_factory=dict)
 
     def fill(self) -> None:
@@ -59,7 +60,8 @@ class WeightSlot:
     """A place for one tensor of the checkpoint.
 
     ``part`` is which of a merged module's checkpoint modules it belongs to (q, k, v = 0, 1, 2), ``leaf`` the tensor's
-    own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning (None: any).
+    own name ("weight", "bias"), ``shape`` the shape that it has in the checkpoint, before any partitioning (None: one
+    of ``shapes``, or any where there are none).
     ``extra_bytes`` is what a tensor of some type takes here beside the module's parameters, which count anyway.
     The checkpoint may lack an ``optional`` one. ``qtypes`` are the types that it may be stored in (empty: any). A
     tensor of a ``group`` is read with the others of it.
@@ -73,6 +75,7 @@ class WeightSlot:
     optional: bool = False
     qtypes: tuple[str, ...] = ()
     group: TensorGroup | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def check(self, source: WeightSource) -> None:
         """Raise ModelError when the tensor, which is not read yet, has another shape or type."""
@@ -81,9 +84,11 @@ class WeightSlot:
                 f"tensor {source.name!r} is stored as {source.qtype}, its format has {' or '.join(self.qtypes)} there; "
                 "the weights and their quantization_config are not of one model"
             )
-        if self.shape is not None and tuple(source.shape) != self.shape:
+        shapes = self.shapes if self.shape is None else (self.shape,)
+        if shapes and tuple(source.shape) not in shapes:
+            asked = " or ".join(str(list(shape)) for shape in shapes)
             raise ModelError(
-                f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {list(self.shape)}; "
+                f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {asked}; "
                 "the weights and config.json are not of one model"
             )
 

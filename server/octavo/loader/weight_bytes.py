@@ -29,7 +29,10 @@ def weight_size(model: CausalLM, stored: Mapping[str, str]) -> WeightSize:
     slots = weight_slots(model)
     qtypes = {model.weight_name(name): qtype for name, qtype in stored.items()}
     extra = sum(slot.extra_bytes(qtypes.get(name, "F32")) for name, takers in slots.items() for slot in takers)
-    parameters = sum(prod(takers[0].shape) for takers in slots.values() if takers[0].shape is not None)
+    first = [takers[0] for takers in slots.values()]
+    groups = {id(slot.group): slot.group for slot in first if slot.group is not None}
+    parameters = sum(prod(slot.shape) for slot in first if slot.shape is not None)
+    parameters += sum(group.parameters for group in groups.values())
     return WeightSize(model.num_weight_bytes() + extra, parameters)
 
 

@@ -39,9 +39,9 @@ class AWQWeight(WeightFormat):
             raise ModelError(f"AWQ packs 8 outputs into a word, which does not go with {rows} of them")
         groups = num_groups_of(columns, self._group(columns), "AWQ")
         return [
-            Leaf("qweight", (columns, rows // 8), ("I32",)),
-            Leaf("qzeros", (groups, rows // 8), ("I32",), optional=not self.has_zeros),
-            Leaf("scales", (groups, rows), FLOATS),
+            Leaf("qweight", ((columns, rows // 8),), ("I32",)),
+            Leaf("qzeros", ((groups, rows // 8),), ("I32",), optional=not self.has_zeros),
+            Leaf("scales", ((groups, rows),), FLOATS),
         ]
 
     def read(self, sources: Sources, rows: int, columns: int) -> GroupCodes:
@@ -50,7 +50,7 @@ class AWQWeight(WeightFormat):
         zeros = _unpack(sources["qzeros"].load()) if self.has_zeros else None
         if zeros is not None and bool((zeros == 8).all()):
             zeros = None
-        return GroupCodes(_unpack(sources["qweight"].load()), scales, zeros, None, 4, self._group(columns))
+        return GroupCodes(_unpack(sources["qweight"].load()), scales, self._group(columns), zeros, None, 4)
 
     @property
     def packed_kind(self) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class StoredWeight(ABC):
         """N and K."""
 
     @abstractmethod
-    def take(self, rows: slice, columns: slice) -> StoredWeight:
+    def take(self, rows: slice, columns: slice) -> Self:
         """The part of it at ``rows`` and ``columns``. Raises ModelError where a group of columns would be cut."""
 
     @abstractmethod
@@ -48,19 +49,12 @@ class StoredWeight(ABC):
 
 
 @dataclass(frozen=True)
-class GroupCodes(StoredWeight):
-    """Integers with a scale and a zero point for each group of ``group`` columns: ``scale * (code - zero)``.
-
-    ``codes`` uint8 [N, K], below 2^bits; ``scales`` floating point [N, G]; ``zeros`` uint8 [N, G], None: 2^(bits - 1)
-    everywhere; ``order`` int32 [K]: column c of ``codes`` is column ``order[c]`` of the weight, so that groups are
-    contiguous in ``codes`` (None: they are in the weight itself). The last group may be shorter.
-    """
+class GroupScaled(StoredWeight):
+    """``codes`` [N, K], each of which stands for a number, and ``scales`` floating point [N, G], one for each ``group``
+    columns of a row: a value is the number times its scale. The last group may be shorter."""
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor | None
-    order: Tensor | None
-    bits: int
     group: int
 
     @property
@@ -68,32 +62,86 @@ class GroupCodes(StoredWeight):
         """See `StoredWeight`."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @abstractmethod
+    def numbers(self, rows: slice) -> Tensor:
+        """What the codes of ``rows`` stand for: float32 [rows, K], the caller's own."""
+
+    def take(self, rows: slice, columns: slice) -> Self:
+        """See `StoredWeight`."""
+        part = replace(self, codes=self.codes[rows], scales=self.scales[rows])
+        if columns == slice(0, self.shape[1]):
+            return part
+        groups = _group_range(columns, self.shape[1], self.group)
+        return replace(part, codes=part.codes[:, columns], scales=part.scales[:, groups])
+
+    def values(self, rows: slice) -> Tensor:
+        """See `StoredWeight`."""
+        return self.numbers(rows).mul_(_spread(self.scales[rows].float(), self.group, self.shape[1]))
+
+
+@dataclass(frozen=True)
+class FloatCodes(GroupScaled):
+    """``codes`` are 8-bit floating-point numbers themselves (e4m3)."""
+
+    def numbers(self, rows: slice) -> Tensor:
+        """See `GroupScaled`."""
+        return self.codes[rows].float()
+
+
+@dataclass(frozen=True)
+class TableCodes(GroupScaled):
+    """``codes`` uint8 below 16 are places in ``table`` float32 [16]."""
+
+    table: Tensor
+
+    def numbers(self, rows: slice) -> Tensor:
+        """See `GroupScaled`."""
+        return self.table[self.codes[rows].int()]
+
+
+@dataclass(frozen=True)
+class GroupCodes(GroupScaled):
+    """Integers: a value is ``scale * (code - zero)``.
+
+    ``codes`` uint8 [N, K], below 2^bits; ``zeros`` uint8 [N, G], None: 2^(bits - 1) everywhere; ``order`` int32 [K]:
+    column c of ``codes`` is column ``order[c]`` of the weight, so that groups are contiguous in ``codes`` (None: they
+    are in the weight itself).
+    """
+
+    zeros: Tensor | None
+    order: Tensor | None
+    bits: int
+
     @property
     def zero(self) -> int:
         """The zero point where there are no ``zeros``."""
         return 1 << (self.bits - 1)
 
-    def take(self, rows: slice, columns: slice) -> GroupCodes:
+    def take(self, rows: slice, columns: slice) -> Self:
         """See `StoredWeight`."""
-        zeros = None if self.zeros is None else self.zeros[rows]
-        part = replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
-        if columns == slice(0, self.shape[1]):
-            return part
-        if self.order is not None:
+        whole = columns == slice(0, self.shape[1])
+        if self.order is not None and not whole:
             raise ModelError("a weight with act order (desc_act) cannot be split by columns; use one device")
-        groups = _group_range(columns, self.shape[1], self.group)
-        zeros = None if part.zeros is None else part.zeros[:, groups]
-        return replace(part, codes=part.codes[:, columns], scales=part.scales[:, groups], zeros=zeros)
+        part = super().take(rows, columns)
+        if self.zeros is None:
+            return part
+        groups = slice(None) if whole else _group_range(columns, self.shape[1], self.group)
+        return replace(part, zeros=self.zeros[rows, groups])
+
+    def numbers(self, rows: slice) -> Tensor:
+        """See `GroupScaled`."""
+        codes = self.codes[rows].float()
+        if self.zeros is None:
+            return codes.sub_(self.zero)
+        return codes.sub_(_spread(self.zeros[rows].float(), self.group, self.shape[1]))
 
     def values(self, rows: slice) -> Tensor:
         """See `StoredWeight`."""
-        codes = self.codes[rows].float()
-        zeros = self.zero if self.zeros is None else _spread(self.zeros[rows].float(), self.group, codes.shape[1])
-        codes.sub_(zeros).mul_(_spread(self.scales[rows].float(), self.group, codes.shape[1]))
+        values = super().values(rows)
         if self.order is None:
-            return codes
-        out = torch.empty_like(codes)
-        out[:, self.order.long()] = codes
+            return values
+        out = torch.empty_like(values)
+        out[:, self.order.long()] = values
         return out
 
 

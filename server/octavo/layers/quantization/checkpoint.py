@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 
+import torch
 from torch import Tensor
 
+from octavo.errors import ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
-from octavo.layers.quantization.canonical import StoredWeight
+from octavo.layers.quantization.canonical import GroupCodes, StoredWeight
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import pack_stored
 from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
-from octavo_kernels.quant import part_nbytes
+from octavo_kernels.quant import QuantizedRows, part_nbytes
 
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
 
@@ -35,35 +38,67 @@ class DequantizedLinearMethod(UnquantizedLinearMethod):
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""
         format_ = self._formats[part]
-        for slot in super().weight_slots(layer, part, shard):
-            if slot.leaf != "weight" or format_ is None:
-                yield slot
-            else:
-                rows = layer.weight[shard.offset : shard.offset + shard.num_rows]
-                yield from _slots(format_, part, shard, partial(_dequantize, rows))
+        if format_ is None:
+            yield from super().weight_slots(layer, part, shard)
+            return
+        rows = layer.weight[shard.offset : shard.offset + shard.num_rows]
+        yield from _slots(format_, part, shard, partial(_dequantize, rows))
+        yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
 
 
 class PackedLinearMethod(Int8LinearMethod):
-    """The file's own codes, where the CPU's kernels have their kind; 8-bit codes of the values where not."""
+    """The file's own codes, where the CPU's kernels have their kind; 8-bit codes of the values where not.
+
+    Columns in act order stay in it: rows of activations are brought into the same order (``column_order``).
+    """
 
     def __init__(self, formats: Formats, like: Int8LinearMethod) -> None:
         super().__init__(like.activation_terms, like.margin)
         self._formats = formats
+        self._orders: dict[int, Tensor | None] = {}
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""
         format_ = self._formats[part]
         assert format_ is not None
-        for slot in super().weight_slots(layer, part, shard):
-            if slot.leaf != "weight":
-                yield slot
-                continue
-            columns = shard.columns.stop - shard.columns.start
-            nbytes = part_nbytes(shard.num_rows, columns, *format_.packed_kind)
-            yield from _slots(format_, part, shard, partial(self._keep, part), nbytes)
+        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, *format_.packed_kind)
+        yield from _slots(format_, part, shard, partial(self._keep, part), nbytes)
+        yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
 
     def _keep(self, part: int, weight: StoredWeight) -> None:
+        self._orders[part] = weight.order if isinstance(weight, GroupCodes) else None
         self._parts[part] = pack_stored(weight, self.activation_terms)
+
+    def process_weights_after_loading(self, layer: LinearBase) -> None:
+        """See `LinearMethod`. Raises ModelError where parts of a merged layer have different orders."""
+        super().process_weights_after_loading(layer)
+        first, *others = (self._orders[part] for part in sorted(self._orders))
+        if not all(_is_same_order(first, other) for other in others):
+            raise ModelError(
+                "the parts of a merged layer have different act orders (g_idx), which the CPU's packed kernels cannot "
+                "multiply; use --quantization none"
+            )
+        self.column_order = None if first is None else first.long()
+
+    def apply(self, layer: LinearBase, x: Tensor | QuantizedRows, bias: Tensor | None) -> Tensor:
+        """See `LinearMethod`."""
+        return super().apply(layer, self._in_order(x), bias)
+
+    def apply_gated(self, layer: LinearBase, x: Tensor | QuantizedRows, terms: int) -> QuantizedRows:
+        """See `QuantizedRowsMethod`."""
+        return super().apply_gated(layer, self._in_order(x), terms)
+
+    def _in_order(self, x: Tensor | QuantizedRows) -> Tensor | QuantizedRows:
+        if self.column_order is None:
+            return x
+        assert isinstance(x, Tensor)
+        return x.index_select(1, self.column_order)
+
+
+def _is_same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
 
 
 def _slots(
@@ -73,12 +108,29 @@ def _slots(
     beside the layer's parameters."""
 
     def load(sources: Mapping[str, WeightSource]) -> None:
-        take(format_.read(sources, *shard.shape).take(shard.rows, shard.columns))
+        try:
+            take(format_.read(sources, *shard.shape).take(shard.rows, shard.columns))
+        except ValueError as error:
+            name = next(iter(sources.values())).name
+            raise ModelError(f"tensor {name!r} and what belongs to it cannot be packed: {error}") from None
 
-    group = TensorGroup(load)
+    group = TensorGroup(load, prod(shard.shape))
     for number, leaf in enumerate(format_.leaves(*shard.shape)):
         extra = partial(_same_for_any_type, nbytes if number == 0 else 0)
-        yield WeightSlot(part, leaf.name, leaf.shape, _read_by_group, extra, leaf.optional, leaf.qtypes, group)
+        yield WeightSlot(part, leaf.name, None, _read_by_group, extra, leaf.optional, leaf.qtypes, group, leaf.shapes)
+
+
+def _bias_slots(slots: Iterator[WeightSlot], layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+    """The slots of a bias among a plain layer's. Many tools write a bias of zeros for layers that have none."""
+    if layer.has_bias:
+        yield from (slot for slot in slots if slot.leaf == "bias")
+    else:
+        yield WeightSlot(part, "bias", shard.shape[:1], _check_zeros, optional=True)
+
+
+def _check_zeros(source: WeightSource) -> None:
+    if bool(source.load(torch.float32).any()):
+        raise ModelError(f"tensor {source.name!r} is a bias, and config.json's model has none there; use its own files")
 
 
 def _same_for_any_type(nbytes: int, qtype: str) -> int:

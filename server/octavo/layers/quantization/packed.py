@@ -7,30 +7,46 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo.layers.quantization.canonical import GroupCodes, StoredWeight
+from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, TableCodes
 from octavo_kernels.packing import pack_codes, pack_w8
 from octavo_kernels.quant import GROUP, ZERO_POINT, PackedLinear
+
+_MAX_SCALE = 6e4  # float16's, about
 
 
 def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     """The weight's own codes where the kernels have their kind: 4 or 8 bits in groups of whole 32 columns, 8-bit ones
     around their middle. Anything else as 8-bit codes of its values. Act order is left to the caller: the columns are
-    those of ``codes``."""
+    those of ``codes``. Raises ValueError for values that 8 bits cannot hold."""
+    if isinstance(weight, TableCodes):
+        weight = _as_integers(weight)
     if not isinstance(weight, GroupCodes) or not _has_kind(weight):
-        return pack_w8(weight.dequantize(), activation_terms)
+        ordered = replace(weight, order=None) if isinstance(weight, GroupCodes) else weight
+        return pack_w8(ordered.dequantize(), activation_terms)
     rows, width = weight.shape
     groups = -(-width // GROUP)
     codes = weight.codes
     if groups * GROUP != width:
         codes = torch.nn.functional.pad(codes, (0, groups * GROUP - width), value=ZERO_POINT[weight.bits])
     scales = _repeat(weight.scales, weight.group, groups)
+    if not bool((scales.abs() < _MAX_SCALE).all()):
+        raise ValueError(f"scale {scales.abs().max().item():g} is beyond what the kernels hold, {_MAX_SCALE:g}")
     minima = None
     if weight.zeros is not None:
         minima = _repeat(-weight.zeros.float() * weight.scales.float(), weight.group, groups)
     packed = pack_codes(
-        codes.view(rows, groups, GROUP), scales, minima, bits=weight.bits, activation_terms=activation_terms
+        codes.reshape(rows, groups, GROUP), scales, minima, bits=weight.bits, activation_terms=activation_terms
     )
     return replace(packed, width=width)
+
+
+def _as_integers(weight: TableCodes) -> StoredWeight:
+    """The same values as 8-bit integers, where halves of the table's numbers are integers (e2m1)."""
+    twice = weight.table * 2
+    if not torch.equal(twice, twice.round()) or twice.abs().amax() > 127:
+        return weight
+    codes = (twice + ZERO_POINT[8]).to(torch.uint8)[weight.codes.int()]
+    return GroupCodes(codes, weight.scales / 2, weight.group, None, None, 8)
 
 
 def _has_kind(weight: GroupCodes) -> bool:

@@ -19,6 +19,9 @@ class QuantizedRowsMethod(LinearMethod):
 
     # int8 numbers for each activation: rows of so many terms are taken.
     activation_terms: int
+    # The order in which `apply` wants its columns, int64 [K]; None: the model's own. Only then rows that something else
+    # has quantised are taken.
+    column_order: Tensor | None = None
 
     @abstractmethod
     def apply_gated(self, layer: LinearBase, x: Tensor | QuantizedRows, terms: int) -> QuantizedRows:

@@ -14,11 +14,26 @@ from octavo.interface.quantizations import ALIASES, ONLINE, STORED
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
 from octavo.layers.quantization.checkpoint import CheckpointConfig
+from octavo.layers.quantization.compressed_tensors import CompressedTensors
+from octavo.layers.quantization.fp4 import MXFP4
+from octavo.layers.quantization.fp8 import FBGEMM, FP8
+from octavo.layers.quantization.gptq import GPTQ
 from octavo.layers.quantization.int8 import Int8Config
+from octavo.layers.quantization.modelopt import ModelOpt
 from octavo.layers.quantization.unquantized import UnquantizedConfig
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule
 
-_FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {"awq": AWQ}
+# By quant_method of the description.
+_FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {
+    "awq": AWQ,
+    "gptq": GPTQ,
+    "compressed-tensors": CompressedTensors,
+    "fp8": FP8,
+    "fbgemm_fp8": FBGEMM,
+    "modelopt": ModelOpt,
+    "modelopt_fp4": ModelOpt,
+    "mxfp4": MXFP4,
+}
 
 
 def quantization_config(
@@ -63,7 +78,7 @@ def stored_format(config: ModelConfig) -> CheckpointFormat | None:
             f"{config.model}: the checkpoint is quantised with {method!r}, which is not supported (known: "
             f"{', '.join(_FORMATS)}); use the model's unquantised or GGUF weights"
         )
-    return _FORMATS[method](Fields(table, config.model, lambda key: f"quantization_config.{key}"))
+    return _FORMATS[method](Fields(config.hf_config, config.model, str).inner("quantization_config", table))
 
 
 def _check_agreement(config: ModelConfig, asked: str | None, stored: str | None) -> None:

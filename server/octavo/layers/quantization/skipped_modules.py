@@ -7,7 +7,6 @@ they decide, and the lists are held against them.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Sequence
 
@@ -20,19 +19,20 @@ class SkippedModules:
     """Patterns of module names, as the checkpoint calls them: a name as a whole or in part (at dots), one with ``*``,
     or a regular expression after ``re:``. ``field`` is where they were found."""
 
-    def __init__(self, patterns: Sequence[str], field: str) -> None:
+    def __init__(self, patterns: Sequence[str], field: str, exact: bool = False) -> None:
         self.field = field
-        self._patterns = [_compile(pattern, field) for pattern in patterns]
+        self._patterns = [compile_pattern(pattern, field, exact) for pattern in patterns]
 
     @classmethod
-    def from_fields(cls, fields: Fields, key: str) -> SkippedModules:
-        """Those of a list in a description. Raises ModelError where it is no list of strings."""
+    def from_fields(cls, fields: Fields, key: str, exact: bool = False) -> SkippedModules:
+        """Those of a list in a description; ``exact``: none is a part of a name. Raises ModelError where it is no list
+        of strings."""
         listed = fields.config.get(key)
         if listed is None:
             listed = []
         if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
             fields.refuse(key, "must be a list of module names")
-        return cls(listed, fields.name(key))
+        return cls(listed, fields.name(key), exact)
 
     def __contains__(self, name: str) -> bool:
         return any(pattern.search(name) for pattern in self._patterns)
@@ -58,10 +58,12 @@ def is_plain(module: StoredModule) -> bool:
     return weight is not None and weight.qtype in FLOATS
 
 
-def _compile(pattern: str, field: str) -> re.Pattern[str]:
-    if not pattern.startswith("re:"):
-        return re.compile(rf"(^|\.){fnmatch.translate(pattern).removesuffix(chr(92) + 'Z')}(\.|$)")
-    try:
-        return re.compile(rf"^(?:{pattern[3:]})")
-    except re.error as error:
-        raise ModelError(f"{field}: {pattern!r} is not a regular expression ({error}); correct the file") from None
+def compile_pattern(pattern: str, field: str, exact: bool = False) -> re.Pattern[str]:
+    """To be searched for in a module's name, see `SkippedModules`; ``exact``: the whole name. Raises ModelError."""
+    if pattern.startswith("re:"):
+        try:
+            return re.compile(rf"^(?:{pattern[3:]})")
+        except re.error as error:
+            raise ModelError(f"{field}: {pattern!r} is no regular expression ({error}); correct the file") from None
+    name = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.compile(rf"^{name}$" if exact else rf"(^|\.){name}(\.|$)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -20,11 +19,11 @@ Sources = Mapping[str, WeightSource]  # unread tensors by leaf name ("qweight", 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor of a quantised weight: its own name, its shape (None: `WeightFormat.read` checks it) and the types that
-    it may be stored in (empty: any)."""
+    """A tensor of a quantised weight: its own name, the shapes that it may have and the types that it may be stored in
+    (empty: any)."""
 
     name: str
-    shape: tuple[int, ...] | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
     qtypes: tuple[str, ...] = ()
     optional: bool = False
 
@@ -72,10 +71,47 @@ def read_finite(source: WeightSource, dtype: torch.dtype | None = None) -> Tenso
     return tensor
 
 
+def read_exponents(source: WeightSource) -> Tensor:
+    """A tensor of e8m0 (127 stands for 1) as float32. Raises ModelError where a number is NaN."""
+    exponents = source.load().view(torch.uint8)
+    if bool((exponents == 255).any()):
+        raise ModelError(f"tensor {source.name!r} holds NaN; the file is damaged: fetch it again")
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
+
+
+def column_order(source: WeightSource | None, group: int, groups: int) -> Tensor | None:
+    """The columns sorted by their groups, int32 [K], where a tensor says which one each is of; None: as they are.
+
+    Raises ModelError for groups that are not there, or that have not ``group`` columns.
+    """
+    if source is None:
+        return None
+    group_of = source.load(torch.int64)
+    expected = torch.arange(len(group_of)) // group
+    if torch.equal(group_of, expected):
+        return None
+    low, high = int(group_of.min()), int(group_of.max())
+    if low == high == -1:  # compressed-tensors: not calibrated, so as they are
+        return None
+    if low < 0 or high >= groups:
+        raise ModelError(
+            f"tensor {source.name!r} names groups from {low} to {high}, the weight has {groups}; "
+            "the file is damaged: fetch it again"
+        )
+    order = torch.argsort(group_of, stable=True)
+    if not torch.equal(group_of[order], expected):
+        raise ModelError(f"tensor {source.name!r} gives groups other than {group} columns; the file is damaged")
+    return order.to(torch.int32)
+
+
+def halves(packed: Tensor) -> Tensor:
+    """uint8 ``[..., n]`` as uint8 ``[..., 2 n]`` below 16, the low half of a byte first."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
+
+
 def nibbles(words: Tensor) -> Tensor:
     """int32 ``[..., n]`` as uint8 ``[..., n, 8]``, the lowest four bits first."""
-    by_byte = octets(words)
-    return torch.stack([by_byte & 15, by_byte >> 4], dim=-1).flatten(-2)
+    return halves(octets(words))
 
 
 def octets(words: Tensor) -> Tensor:
@@ -89,12 +125,3 @@ def num_groups_of(columns: int, group: int, what: str) -> int:
     if columns % group:
         raise ModelError(f"{what}: groups of {group} columns do not divide {columns}; the file is damaged")
     return columns // group
-
-
-def check_size(source: WeightSource, shape: tuple[int, ...]) -> None:
-    """Raise ModelError where the tensor has not as many elements as ``shape``."""
-    if prod(source.shape) != prod(shape):
-        raise ModelError(
-            f"tensor {source.name!r} has shape {list(source.shape)}, its weight asks for {list(shape)}; "
-            "the weights and their quantization_config are not of one model"
-        )
