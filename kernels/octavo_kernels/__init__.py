@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
+from octavo_kernels.dense import DenseWeight
 from octavo_kernels.dispatch import (
     BackendUnavailableError,
     attention_problem,
@@ -38,11 +39,14 @@ __all__ = [
     "BackendUnavailableError",
     "Constraints",
     "DecodeStep",
+    "DenseWeight",
     "PackedLinear",
     "QuantizedRows",
     "SampledRows",
     "SamplingRows",
     "SamplingTable",
+    "activate",
+    "add",
     "attention_problem",
     "available_backends",
     "backend_name",
@@ -50,10 +54,13 @@ __all__ = [
     "check_device",
     "copy_blocks",
     "decode_inputs",
+    "dense_embedding",
+    "dense_linear",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
     "kv_scale_bytes",
+    "layer_norm",
     "linear",
     "paged_attention",
     "quantize_rows",
@@ -100,6 +107,29 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
 def silu_and_mul(x: Tensor) -> Tensor:
     """``silu(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``: ``[T, I]``, the gate rounded to x.dtype before the product."""
     return backend_for(x).silu_and_mul(x)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Layer norm of each row of ``residual + x [T, H]`` (of ``x`` without one), computed in float32 and rounded once.
+
+    ``weight`` and ``bias [H]`` may be None. Returns ``(normed [T, H], new_residual [T, H])``.
+    """
+    return backend_for(x).layer_norm(x, weight, bias, eps, residual)
+
+
+def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+    """``f(x)`` of every element of ``x [T, I]`` or, ``gated``, ``f(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``: ``[T, I]``.
+
+    ``kind``: "relu", "silu", "gelu" or "gelu_tanh". A gate is rounded to x.dtype before the product.
+    """
+    return backend_for(x).activate(x, kind, gated)
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """``x + y``, of one shape and dtype."""
+    return backend_for(x).add(x, y)
 
 
 def rope_and_cache(
@@ -185,6 +215,23 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [T, K] @ weight [N, K]^T (+ bias [N])``, all in one floating-point dtype. Returns ``[T, N]``."""
     return backend_for(x).linear(x, weight, bias)
+
+
+def dense_linear(
+    x: Tensor, weight: DenseWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """``x [T, K]`` (float32 or bfloat16) times a packed weight ``[N, K]`` plus ``bias [N]``: ``[T, N]``, in x.dtype or
+    ``out_dtype``.
+
+    Products are exact in float32 and added up in float32. The result of a row does not depend on T. Raises ValueError
+    if widths do not match.
+    """
+    return backend_for(x).dense_linear(x, weight, bias, out_dtype)
+
+
+def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Tensor:
+    """Rows ``ids`` int64 [T] of a packed table of 16 or 32 bits: ``[T, K]`` in ``dtype``."""
+    return backend_for(ids).dense_embedding(ids, weight, dtype)
 
 
 # ---- sampling

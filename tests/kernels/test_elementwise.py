@@ -56,6 +56,44 @@ def test_silu_of_extreme_gates(isa):
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), atol=1e-35, rtol=2e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm(isa, assert_close, affine, width, dtype):
+    torch.manual_seed(width)
+    x, residual = ((torch.randn(5, width) * 3 + 10).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(width).to(dtype) for _ in range(2)) if affine else (None, None)
+    out, total = cpu.layer_norm(x, weight, bias, 1e-5, residual)
+    assert torch.equal(total, residual + x)
+    wide = (None if t is None else t.double() for t in (weight, bias))
+    exact = reference.layer_norm(total.double(), *wide, 1e-5)[0]
+    # A norm of one or two elements is their difference over itself: as wrong as their sum was rounded.
+    assert_close(out, exact, reference.layer_norm(x, weight, bias, 1e-5, residual)[0], slack=1e-5)
+    alone, same = cpu.layer_norm(total, weight, bias, 1e-5)
+    assert torch.equal(alone, out) and same is total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", ["relu", "silu", "gelu", "gelu_tanh"])
+def test_activations(isa, assert_close, kind, gated, dtype):
+    x = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([0.0, -0.0, 1e30, -1e30, -80.0])]).repeat(2, 2)
+    if not gated:
+        x = x[:, :1004]
+    x = x.to(dtype)
+    exact, plain = reference.activate(x.double(), kind, gated), reference.activate(x, kind, gated)
+    near = (x[:, :1004].abs() < 100).expand_as(exact)  # an element of 1e30 says nothing of the others
+    assert_close(cpu.activate(x, kind, gated)[near], exact[near], plain[near], slack=5e-7)
+    torch.testing.assert_close(cpu.activate(x, kind, gated), plain, rtol=0.02, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums(isa, width, dtype):
+    x, y = (torch.randn(7, width).to(dtype) for _ in range(2))
+    assert torch.equal(cpu.add(x, y), x + y)
+
+
 @pytest.mark.parametrize("function", ["rms_norm", "fused_add_rms_norm", "silu_and_mul"])
 def test_rows_do_not_depend_on_each_other_or_on_threads(isa, threads, function):
     torch.manual_seed(0)

@@ -12,10 +12,14 @@ from octavo_kernels.cpu.attention import (
     rope_and_cache,
 )
 from octavo_kernels.cpu.decode_step import DecodeInputs
+from octavo_kernels.cpu.dense import dense_embedding, dense_linear, fill_dense
 from octavo_kernels.cpu.elementwise import (
+    activate,
+    add,
     argmax,
     embedding,
     fused_add_rms_norm,
+    layer_norm,
     rms_norm,
     silu_and_mul,
 )
@@ -41,14 +45,20 @@ __all__ = [
     "Prefault",
     "Program",
     "RecordingError",
+    "activate",
+    "add",
     "argmax",
     "attention_problem",
     "copy_blocks",
     "decode_inputs",
+    "dense_embedding",
+    "dense_linear",
     "embedding",
+    "fill_dense",
     "fused_add_rms_norm",
     "gated_linear_quantize",
     "kv_scale_bytes",
+    "layer_norm",
     "linear",
     "pack_gguf",
     "paged_attention",

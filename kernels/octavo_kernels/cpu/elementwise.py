@@ -1,4 +1,4 @@
-"""RMS norm, SiLU, embedding and argmax on CPU."""
+"""Norms, activation functions, sums, embedding and argmax on CPU."""
 
 from __future__ import annotations
 
@@ -68,6 +68,56 @@ def silu_and_mul(x: Tensor) -> Tensor:
     op = library.pack("silu_and_mul", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width, dtype)
     library.run(op, threads_for(out.numel()))
     return out
+
+
+_ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}  # csrc/ops.h: enum activation
+
+
+def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+    """See `octavo_kernels.activate`."""
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None:
+        return reference.activate(x, kind, gated)
+    x = as_contiguous(x)
+    width = x.shape[-1] // (2 if gated else 1)
+    out = x.new_empty((*x.shape[:-1], width))
+    op = library.pack("activation", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width,
+                      _ACTIVATIONS[kind], gated, dtype)  # fmt: skip
+    library.run(op, threads_for(out.numel()))
+    return out
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """See `octavo_kernels.add`."""
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None or y.dtype != x.dtype or y.shape != x.shape:
+        return reference.add(x, y)
+    x, y = as_contiguous(x), as_contiguous(y)
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    op = library.pack("add", x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width, dtype)
+    library.run(op, threads_for(x.numel()))
+    return out
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.layer_norm`."""
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None or any(t is not None and t.dtype != x.dtype for t in (weight, bias, residual)):
+        return reference.layer_norm(x, weight, bias, eps, residual)
+    x = as_contiguous(x)
+    residual, weight, bias = (None if t is None else as_contiguous(t) for t in (residual, weight, bias))
+    out, width, elements = torch.empty_like(x), x.shape[-1], x.numel()
+    total = x if residual is None else torch.empty_like(x)
+    addresses = (0 if t is None else t.data_ptr() for t in (residual, weight, bias))
+    op = library.pack(
+        "layer_norm",
+        x.data_ptr(), *addresses, out.data_ptr(), total.data_ptr(), elements // width, width, dtype, eps,
+    )  # fmt: skip
+    library.run(op, threads_for(elements))
+    return out, total
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ _OPS = {
     "argmax": (14, "PPPRq"),
     "decode_inputs": (15, "P" * 11 + "qqqqq"),
     "quantized_head": (16, "P" * 8 + "R" + "q" * 4 + "d"),
+    "dense_linear": (17, "PPPPR" + "q" * 7),
+    "pack_dense": (18, "PPqqqq"),
+    "dense_embedding": (19, "PPPR" + "q" * 4),
+    "layer_norm": (20, "P" * 6 + "Rqqd"),
+    "activation": (21, "PPR" + "q" * 4),
+    "add": (22, "PPPRqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -6,7 +6,17 @@ import torch
 
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.decode_step import decode_inputs
-from octavo_kernels.reference.elementwise import embedding, fused_add_rms_norm, linear, rms_norm, silu_and_mul
+from octavo_kernels.reference.dense import dense_embedding, dense_linear
+from octavo_kernels.reference.elementwise import (
+    activate,
+    add,
+    embedding,
+    fused_add_rms_norm,
+    layer_norm,
+    linear,
+    rms_norm,
+    silu_and_mul,
+)
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,
@@ -19,12 +29,17 @@ from octavo_kernels.reference.sampling import sample, top_logprobs
 
 __all__ = [
     "CAPTURABLE",
+    "activate",
+    "add",
     "attention_problem",
     "copy_blocks",
     "decode_inputs",
+    "dense_embedding",
+    "dense_linear",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "layer_norm",
     "linear",
     "paged_attention",
     "quantize_rows",

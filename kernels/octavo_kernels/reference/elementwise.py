@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +27,35 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """See `octavo_kernels.silu_and_mul`."""
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+    """See `octavo_kernels.activate`."""
+    if not gated:
+        return _ACTIVATIONS[kind](x)
+    gate, up = x.chunk(2, dim=-1)
+    return _ACTIVATIONS[kind](gate) * up
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """See `octavo_kernels.add`."""
+    return x + y
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.layer_norm`."""
+    total = x if residual is None else residual + x
+    return functional.layer_norm(total, total.shape[-1:], weight, bias, eps), total
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,7 +10,12 @@ import torch
 import triton
 
 from octavo_kernels.reference import (
+    activate,
+    add,
+    dense_embedding,
+    dense_linear,
     gated_linear_quantize,
+    layer_norm,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
@@ -28,12 +33,17 @@ from octavo_kernels.triton.small_linear import linear
 __all__ = [
     "CAPTURABLE",
     "INTERPRETED",
+    "activate",
+    "add",
     "attention_problem",
     "copy_blocks",
     "decode_inputs",
+    "dense_embedding",
+    "dense_linear",
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "layer_norm",
     "linear",
     "paged_attention",
     "quantize_rows",

@@ -87,6 +87,7 @@ class EngineArgs:
             quantization=self.quantization,
             seed=self.seed,
             generation_config=load_generation_config(files) if self.generation_config == "auto" else {},
+            dtype_is_asked=self.dtype != "auto",
         )
         cache = CacheConfig(
             block_size=self.block_size,

@@ -20,6 +20,7 @@ _LAYER = {
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+_PIECE = 8 << 20  # bytes that are dequantised at a time
 _DERIVED = ("rope_freqs.weight",)  # part of the configuration, not of the weights
 
 
@@ -60,6 +61,13 @@ class GGUFWeight:
             return
         raw = self.raw()
         dequantize_into(target.view(len(raw), -1), raw, self.qtype)
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`; the stored bytes are read at once."""
+        raw = self.raw()
+        count = max(1, _PIECE // max(1, self.shape[-1] * dtype.itemsize))
+        for first in range(rows.start, rows.stop, count):
+            yield dequantize(raw[first : min(first + count, rows.stop)], self.qtype, dtype)
 
 
 def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:

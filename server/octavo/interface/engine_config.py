@@ -15,11 +15,13 @@ class ModelConfig:
     model: str
     files: ModelFiles
     hf_config: dict[str, Any]
-    dtype: str  # of computation: float32 | float16 | bfloat16
+    dtype: str  # of activations: float32 | float16 | bfloat16
     max_model_len: int
     quantization: str | None = None
     seed: int = 0
     generation_config: dict[str, Any] = field(default_factory=dict)
+    dtype_is_asked: bool = True  # by --dtype; False: it is the checkpoint's own
+    weight_dtype: str | None = None  # of weights, where it is not that of activations
 
     @property
     def architecture(self) -> str:

@@ -18,6 +18,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.norm import LayerNorm, RMSNorm
@@ -109,4 +110,4 @@ class Decoder(nn.Module):
         x, residual = cast(DecoderLayer, self.layers[-1]).finish(*deferred)
         if self.norm is not None:
             return cast(Tensor, self.norm(x, residual)[0])
-        return x if residual is None else residual + x
+        return x if residual is None else octavo_kernels.add(residual, x)

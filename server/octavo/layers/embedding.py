@@ -11,6 +11,7 @@ import octavo_kernels
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.quantization.base import LinearBase, Shard
+from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor, unread_slot
 from octavo_kernels.cpu import argmax
@@ -35,17 +36,18 @@ class VocabParallelEmbedding(nn.Module):
         self._head: list[ParallelLMHead] = []  # a tied one with a table of its own; in a list it is not registered
 
     def tie(self, head: ParallelLMHead) -> None:
-        """Fill a quantised head from this table's tensor; leave the table to it, if it keeps the very same values."""
+        """Fill a packed head from this table's tensor; leave the table to it, if it keeps the very same values."""
         self._head = [head]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Rows ``[T, hidden_size]`` of ``input_ids`` int64 ``[T]``, whole on every rank."""
+    def forward(self, input_ids: Tensor, skip: int = 0) -> Tensor:
+        """Rows ``[T, hidden_size]`` of ``input_ids`` int64 ``[T]``, whole on every rank; ``skip`` more before the first
+        (on one rank, of a table of its own)."""
         if self.weight is None:
             method = self._head[0].method
-            assert isinstance(method, QuantizedRowsMethod)
+            assert isinstance(method, PackedMethod)
             return method.embed(input_ids, self.dtype)
         if self.tp.size == 1:
-            return octavo_kernels.embedding(input_ids, self.weight)
+            return octavo_kernels.embedding(input_ids, self.weight[skip:])
         local = input_ids - self.shard.rows.start
         elsewhere = (local < 0) | (local >= self.shard.num_rows)
         rows = octavo_kernels.embedding(local.masked_fill(elsewhere, 0), self.weight)
@@ -62,7 +64,7 @@ class VocabParallelEmbedding(nn.Module):
         if self.weight is None or self.tp.size > 1 or not self._head:
             return 0
         method = self._head[0].method
-        return -self.weight.nbytes if isinstance(method, QuantizedRowsMethod) and method.keeps_values(qtype) else 0
+        return -self.weight.nbytes if isinstance(method, PackedMethod) and method.keeps_values(qtype) else 0
 
     def _load(self, source: WeightSource) -> None:
         if self._left_out(source.qtype):
@@ -87,12 +89,17 @@ class ParallelLMHead(LinearBase):
         self._tied_to = [tied_to] if tied_to is not None else []  # in a list, so that it is not registered twice
 
     @property
+    def tied_to(self) -> VocabParallelEmbedding | None:
+        """The embedding whose values these are, whatever the checkpoint stores as the head's."""
+        return self._tied_to[0] if self._tied_to else None
+
+    @property
     def is_tied(self) -> bool:
-        """Whether the values are those of an embedding, whatever the checkpoint stores as the head's."""
+        """Whether there is such an embedding."""
         return bool(self._tied_to)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
-        """The embedding's own table where that can be; a quantised head keeps a copy, made of the same tensor."""
+        """The embedding's own table where that can be; a packed head is made of the same tensor."""
         self.method = method
         if self._tied_to and isinstance(method, UnquantizedLinearMethod):
             assert self._tied_to[0].weight is not None

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import octavo_kernels
 from octavo.layers.weights import WeightSlot, copy_slot
@@ -40,15 +39,13 @@ class LayerNorm(nn.Module):
 
     def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
-        self.eps, self.shape = eps, (size,)
+        self.eps = eps
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `RMSNorm.forward`."""
-        if residual is not None:
-            x = residual + x
-        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps), x
+        return octavo_kernels.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The weight and the bias, as they are stored."""

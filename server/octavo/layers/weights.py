@@ -6,7 +6,7 @@ by name (`loader.load_model`), and reports tensors without a slot and slots with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
@@ -38,6 +38,11 @@ class WeightSource(Protocol):
 
     def load_into(self, target: torch.Tensor) -> None:
         """Read it (dequantised) into ``target``, which has its shape: without a copy where that can be."""
+        ...
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """Read ``rows`` (start and stop given) of its first dimension as ``dtype``, some at a time and in order. A
+        piece is valid until the next one."""
         ...
 
 

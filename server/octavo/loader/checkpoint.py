@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
@@ -23,11 +23,13 @@ def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
             yield from ((source.name, source) for source in sources)
 
 
-def linear_modules(files: ModelFiles, weight_name: Callable[[str], str | None]) -> dict[str, StoredModule]:
-    """The modules of the checkpoint and their unread tensors, by the names that they have in a model which calls the
-    checkpoint's tensors ``weight_name``. Raises ModelError."""
+def linear_modules(
+    weights: Iterable[tuple[str, WeightSource]], weight_name: Callable[[str], str | None]
+) -> dict[str, StoredModule]:
+    """The modules of a checkpoint with these ``weights``, by the names that they have in a model which calls the
+    checkpoint's tensors ``weight_name``."""
     found: dict[str, tuple[str, dict[str, WeightSource]]] = {}
-    for stored_name, source in iterate_weights(files):
+    for stored_name, source in weights:
         name = weight_name(stored_name)
         if name is not None:
             module, _, leaf = name.rpartition(".")

@@ -42,6 +42,10 @@ class DummyWeight:
         generator.manual_seed(zlib.crc32(f"{self._seed} {self.name}".encode()))
         target.uniform_(-_SPREAD, _SPREAD, generator=generator)
 
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`."""
+        yield self.load(dtype)[rows]
+
 
 def dummy_weights(
     slots: dict[str, list[WeightSlot]], seed: int, device: torch.device | str

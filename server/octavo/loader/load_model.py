@@ -7,7 +7,7 @@ that hides the waiting for a disk or network, and unlike torch's own threads the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -17,10 +17,12 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import quantization_config
 from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import iterate_weights, linear_modules
 from octavo.loader.dummy import dummy_weights
@@ -43,13 +45,14 @@ def load_model(
 
     Raises ModelError when the architecture is unknown or when config.json and the checkpoint do not match.
     """
-    model = build_model(config, device, tp or TensorParallel())
+    stored = [] if load_format == "dummy" else list(iterate_weights(config.files))
+    model = build_model(config, device, tp or TensorParallel(), stored)
     slots = weight_slots(model)
     weights: Iterable[tuple[str, str | None, WeightSource]]
     if load_format == "dummy":
         weights = ((name, name, source) for name, source in dummy_weights(slots, config.seed, device))
     else:
-        weights = ((name, model.weight_name(name), source) for name, source in iterate_weights(config.files))
+        weights = ((name, model.weight_name(name), source) for name, source in stored)
     fill(slots, weights, config)
     for module in model.modules():
         if isinstance(module, LinearBase):
@@ -59,13 +62,19 @@ def load_model(
 
 
 def build_model(
-    config: ModelConfig, device: torch.device | str, tp: TensorParallel, *, without_memory: bool = False
+    config: ModelConfig,
+    device: torch.device | str,
+    tp: TensorParallel,
+    stored: Sequence[tuple[str, WeightSource]] | None = None,
+    *,
+    without_memory: bool = False,
 ) -> CausalLM:
-    """The model with empty parameters: no memory is touched yet. ``without_memory``: none is even asked for, the
-    parameters are torch's meta tensors of the shapes and dtypes that they have on ``device``."""
+    """The model with empty parameters: no memory is touched yet. ``stored``: the checkpoint's tensors, unread (None:
+    looked up). ``without_memory``: none is even asked for, the parameters are torch's meta tensors of the shapes and
+    dtypes that they have on ``device``."""
     cls = model_class(config.architecture)
-    stored = partial(linear_modules, config.files, cls.weight_name)
-    quantization = quantization_config(config, device, stored, cls.packed_modules_mapping)
+    modules = linear_modules(iterate_weights(config.files) if stored is None else stored, cls.weight_name)
+    quantization = quantization_config(config, device, modules, cls.packed_modules_mapping)
     dtype = getattr(torch, config.dtype)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -74,12 +83,26 @@ def build_model(
             model = cls(config, tp)
             for name, module in model.named_modules():
                 if isinstance(module, LinearBase):
+                    module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]
                     module.create_weights(quantization.linear_method(name, module), dtype)
     except KeyError as error:
         raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error
     finally:
         torch.set_default_dtype(before)
     return model.eval()
+
+
+def _part_paths(model: CausalLM, path: str, layer: LinearBase) -> list[str]:
+    """The module paths of the checkpoint modules that the layer at ``path`` holds, part by part."""
+    if isinstance(layer, ParallelLMHead) and layer.is_tied:
+        return [next(name for name, module in model.named_modules() if module is layer.tied_to)]
+    parent, dot, own = path.rpartition(".")
+    return [parent + dot + part for part in model.packed_modules_mapping.get(own, [own])]
+
+
+def _stored_type(modules: Mapping[str, StoredModule], path: str) -> str | None:
+    weight = modules[path].tensors.get("weight") if path in modules else None
+    return None if weight is None else weight.qtype
 
 
 def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:

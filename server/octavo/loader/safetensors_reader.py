@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.staging import staging
+from octavo.loader.staging import PIECE, staging
 from octavo.system.file_reading import read_into
 
 _DTYPES = {
@@ -48,6 +48,17 @@ class SafetensorsWeight:
             staging(target.device).fill(target.detach().view(-1), _DTYPES[self.qtype], self._read_from)
         else:
             target.copy_(self.load(target.dtype))
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`: of at most `PIECE` bytes, or a row."""
+        stored, width = _DTYPES[self.qtype], prod(self.shape[1:])
+        count = max(1, PIECE // max(1, width * stored.itemsize))
+        room = torch.empty(min(count, rows.stop - rows.start), *self.shape[1:], dtype=stored)
+        for first in range(rows.start, rows.stop, count):
+            piece = room[: min(count, rows.stop - first)]
+            if piece.numel():
+                self._read_from(piece.view(-1).view(torch.uint8).numpy().data, first * width * stored.itemsize)
+            yield piece.to(dtype)
 
     def _read(self, tensor: torch.Tensor) -> None:
         if self._nbytes:

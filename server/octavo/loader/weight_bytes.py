@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,6 +10,7 @@ import torch
 
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.weights import WeightSource
 from octavo.loader.checkpoint import iterate_weights
 from octavo.loader.load_model import build_model, weight_slots
 from octavo.models.base import CausalLM
@@ -36,13 +37,22 @@ def weight_size(model: CausalLM, stored: Mapping[str, str]) -> WeightSize:
     return WeightSize(model.num_weight_bytes() + extra, parameters)
 
 
-def model_without_memory(config: ModelConfig, device: torch.device | str, tp: TensorParallel | None = None) -> CausalLM:
-    """What `load_model` would return, of meta tensors. Raises ModelError and ConfigError as that does."""
-    return build_model(config, device, tp or TensorParallel(), without_memory=True)
+def model_without_memory(
+    config: ModelConfig,
+    device: torch.device | str,
+    tp: TensorParallel | None = None,
+    stored: Sequence[tuple[str, WeightSource]] | None = None,
+) -> CausalLM:
+    """What `load_model` would return, of meta tensors; ``stored`` as in `build_model`. Raises ModelError and
+    ConfigError as that does."""
+    return build_model(config, device, tp or TensorParallel(), stored, without_memory=True)
+
+
+def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple[str, WeightSource]]:
+    """The checkpoint's tensors, unread; none for a dummy. Raises ModelError."""
+    return [] if load_format == "dummy" else list(iterate_weights(config.files))
 
 
 def stored_types(config: ModelConfig, load_format: str = "auto") -> dict[str, str]:
     """How each tensor of the checkpoint is stored, by name. Reads headers alone. Raises ModelError."""
-    if load_format == "dummy":
-        return {}
-    return {name: source.qtype for name, source in iterate_weights(config.files)}
+    return {name: source.qtype for name, source in stored_weights(config, load_format)}

@@ -15,6 +15,7 @@ from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
 # On a CPU torch's float32 GEMM gives a row the same bits for every number of rows that is a multiple of 8, not below 8.
@@ -84,7 +85,7 @@ class CausalLM(nn.Module):
     @property
     def row_multiple(self) -> int:
         """Pad a step's rows to a multiple of this, and on a CPU each row's result depends on that row alone."""
-        exact = all(isinstance(layer.method, QuantizedRowsMethod) for layer in self.linear_layers())
+        exact = all(isinstance(layer.method, PackedMethod) for layer in self.linear_layers())
         return 1 if exact else GEMM_ROW_MULTIPLE
 
     @property

@@ -6,6 +6,7 @@ from typing import ClassVar, cast
 
 from torch import Tensor
 
+import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
@@ -74,7 +75,7 @@ class OPTDecoder(Decoder):
         x = super().embed(input_ids, positions)
         if self.project_in is not None:
             x = self.project_in(x)
-        return x + cast(Tensor, self.embed_positions(positions + _POSITION_OFFSET))
+        return octavo_kernels.add(x, self.embed_positions(positions, _POSITION_OFFSET))
 
     def finish(self, *deferred: Tensor) -> Tensor:
         """See `Decoder`; ``[R, embed_size]``."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
 import torch
 
 import octavo_kernels
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo_kernels import reference
+
+logger = logging.getLogger(__name__)
 
 _FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
 
@@ -19,6 +24,17 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """``config`` with activations in a dtype that the kernels of ``device`` compute in: on a CPU float32 for float16,
+    which loses nothing. Weights keep their 16 bits."""
+    model = config.model
+    if device.type != "cpu" or model.dtype != "float16":
+        return config
+    if model.dtype_is_asked:
+        logger.info("float16 on a CPU: weights of 16 bits, activations in float32, which are faster and exact")
+    return replace(config, model=replace(model, dtype="float32", weight_dtype="float16"))
 
 
 def choose_kernels(config: EngineConfig, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, stored_weights, weight_size
 from octavo.system import limits
 from octavo.worker.kv_cache import kv_cache_specs
 from octavo.worker.memory import Alternative, ModelMemory, available_for_weights, fits
@@ -20,9 +20,11 @@ MAX_UTILIZATION = 0.95  # of a device's memory; the driver and kernels loaded la
 
 def model_memory(config: EngineConfig, device: torch.device) -> ModelMemory:
     """Raises ModelError and ConfigError as loading it would."""
-    model = model_without_memory(config.model, device)
-    size = weight_size(model, stored_types(config.model, config.load_format))
-    weight_dtype, specs = "int8" if model.is_quantized else config.model.dtype, kv_cache_specs(model, config, device)
+    stored = stored_weights(config.model, config.load_format)
+    model = model_without_memory(config.model, device, stored=stored)
+    size = weight_size(model, {name: source.qtype for name, source in stored})
+    weight_dtype = "int8" if model.is_quantized else config.model.weight_dtype or config.model.dtype
+    specs = kv_cache_specs(model, config, device)
     return ModelMemory(config.model.model, size.nbytes, size.parameters, weight_dtype, specs)
 
 

@@ -17,7 +17,7 @@ from octavo.loader.load_model import load_model
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits
 from octavo.worker.cpu.runner import CPURunner
-from octavo.worker.device import choose_device, choose_kernels
+from octavo.worker.device import choose_device, choose_kernels, resolve_dtype
 from octavo.worker.gpu.decode_graphs import decode_sizes
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
@@ -64,6 +64,7 @@ class Worker:
 
     def _start(self, config: EngineConfig, overlap: bool) -> None:
         self.device = choose_device(config.device)
+        config = resolve_dtype(config, self.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         if on_cpu:

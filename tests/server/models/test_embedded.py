@@ -18,7 +18,8 @@ from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.weights import WeightSlot
 from octavo.loader.load_model import load_model
 from octavo.text.tokenizer import Tokenizer
-from octavo_kernels import linear
+from octavo_kernels import dense_linear
+from octavo_kernels.packing import pack_dense
 
 pytestmark = pytest.mark.model
 TEXTS = (
@@ -69,7 +70,7 @@ class StoredBlocks(LinearMethod):
 
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         weight = torch.cat([dequantize(*self.parts[part], x.dtype) for part in range(len(layer.shards))])
-        return linear(x, weight, bias)
+        return dense_linear(x, pack_dense(weight), bias)
 
 
 class StoredBlocksConfig(QuantizationConfig):

@@ -32,6 +32,91 @@ void op_rms_norm(const struct rms_norm_args *a, struct team_member *m) {
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
+// A row as float32 in `scratch`, then its mean, its variance around that, and the result: each in an order that depends on the
+// width alone.
+INLINE void layer_norm_row(const struct layer_norm_args *a, int64_t row, float *scratch, int dtype) {
+    const int64_t width = a->width, skip = row * width * (dtype == BFLOAT16 ? 2 : 4);
+    const char *x = (const char *)a->x + skip, *residual = a->residual ? (const char *)a->residual + skip : NULL;
+    char *total = a->residual ? (char *)a->residual_out + skip : NULL, *out = (char *)a->out + skip;
+    vf sum = {0}, squares = {0};
+    for (int64_t i = 0; i < width; i += VW) {
+        const vf v = load_with_residual(x, residual, total, i, MIN(VW, width - i), dtype);
+        vstore(scratch + i, v);
+        sum += v;
+    }
+    const vf mean = splat(vsum(sum) / (float)width);
+    for (int64_t i = 0; i < width; i += VW) {
+        const vf off = vload(scratch + i) - mean;
+        vstore(scratch + i, off);
+        const vf counted = vselect(lane_index() < splat_int((int32_t)MIN(VW, width - i)), off, splat(0.0f));
+        squares = vfma(counted, counted, squares);
+    }
+    const vf inverse = splat(1.0f / sqrtf(vsum(squares) / (float)width + (float)a->eps));
+    for (int64_t i = 0; i < width; i += VW) {
+        const int64_t n = MIN(VW, width - i);
+        vf y = vload(scratch + i) * inverse;
+        if (a->weight) y *= n == VW ? load_as(a->weight, i, dtype) : load_part(a->weight, i, n, dtype);
+        if (a->bias) y += n == VW ? load_as(a->bias, i, dtype) : load_part(a->bias, i, n, dtype);
+        if (n == VW) store_as(out, i, y, dtype);
+        else store_part(out, i, n, y, dtype);
+    }
+}
+
+void op_layer_norm(const struct layer_norm_args *a, struct team_member *m) {
+    float *scratch = thread_scratch((size_t)(a->width + VW) * 4);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16) layer_norm_row(a, row, scratch, BFLOAT16);
+            else layer_norm_row(a, row, scratch, FLOAT32);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
+INLINE vf activate(vf x, int kind, int dtype) {
+    switch (kind) {
+        case RELU: return vselect_less(x, splat(0.0f), splat(0.0f), x);
+        case SILU: return vsilu(x, dtype);
+        case GELU: return vgelu(x);
+        default: return vgelu_tanh(x);
+    }
+}
+
+INLINE void activation_row(const struct activation_args *a, int64_t row, int kind, int dtype) {
+    const int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
+    const char *x = (const char *)a->x + row * (a->gated ? 2 : 1) * width * size, *up = a->gated ? x + width * size : NULL;
+    char *out = (char *)a->out + row * width * size;
+    for (int64_t i = 0; i < width; i += VW) {
+        const int64_t n = MIN(VW, width - i);
+        vf y = activate(n == VW ? load_as(x, i, dtype) : load_part(x, i, n, dtype), kind, dtype);
+        if (up) y = round_as(y, dtype) * (n == VW ? load_as(up, i, dtype) : load_part(up, i, n, dtype));
+        if (n == VW) store_as(out, i, y, dtype);
+        else store_part(out, i, n, y, dtype);
+    }
+}
+
+void op_activation(const struct activation_args *a, struct team_member *m) {
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16) activation_row(a, row, (int)a->kind, BFLOAT16);
+            else activation_row(a, row, (int)a->kind, FLOAT32);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
+void op_add(const struct add_args *a, struct team_member *m) {
+    const int dtype = (int)a->dtype;
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (int64_t i = row * a->width; i < end * a->width; i += VW) {
+            const int64_t n = MIN(VW, end * a->width - i);
+            if (n == VW) store_as(a->out, i, load_as(a->x, i, dtype) + load_as(a->y, i, dtype), dtype);
+            else store_part(a->out, i, n, load_part(a->x, i, n, dtype) + load_part(a->y, i, n, dtype), dtype);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
 INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
     const char *gate = (const char *)a->x + row * 2 * width * size, *up = gate + width * size;

@@ -14,9 +14,32 @@ struct rms_norm_args {
     double eps;
 };
 
+// x, out [rows, width]; residual, residual_out, weight and bias may be NULL
+struct layer_norm_args {
+    const void *x, *residual, *weight, *bias;
+    void *out, *residual_out;
+    int64_t rows, width, dtype;
+    double eps;
+};
+
 // x [rows, 2 * width] -> out [rows, width]
 struct silu_and_mul_args {
     const void *x;
+    void *out;
+    int64_t rows, width, dtype;
+};
+
+// f(x [rows, width]), or, gated, f(x[:, :width]) * x[:, width:] of x [rows, 2 * width]
+enum activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3 };
+struct activation_args {
+    const void *x;
+    void *out;
+    int64_t rows, width, kind, gated, dtype;
+};
+
+// out = x + y, each of `rows` rows of `width` elements
+struct add_args {
+    const void *x, *y;
     void *out;
     int64_t rows, width, dtype;
 };
@@ -146,6 +169,31 @@ struct gated_linear_args {
     int64_t rows, inner, groups, terms, bits, affine, out_terms, dtype;
 };
 
+// out[:, offset : offset + channels] of [rows, out_stride] = x [rows, width] . weight^T (packed as dense_linear.c says) + bias
+// (float32, may be NULL). weight_dtype may be FLOAT16, the others may not.
+struct dense_linear_args {
+    const void *x;
+    const uint8_t *weight;
+    const float *bias;
+    void *out;
+    int64_t rows, channels, width, out_stride, offset, x_dtype, weight_dtype, out_dtype;
+};
+
+// Packs rows [count, width] as channels `channel` ... of such a weight, whose padding channels are left alone
+struct pack_dense_args {
+    const uint8_t *rows;
+    uint8_t *weight;
+    int64_t count, channel, width, dtype;
+};
+
+// out [count, width] = rows `ids` of such a weight
+struct dense_embedding_args {
+    const int64_t *ids;
+    const uint8_t *weight;
+    void *out;
+    int64_t count, channels, width, weight_dtype, dtype;
+};
+
 // out [count, width] = rows `ids` of a packed weight, dequantised
 struct quantized_embedding_args {
     const int64_t *ids;
@@ -194,6 +242,12 @@ void op_gated_linear(const struct gated_linear_args *a, struct team_member *m);
 void op_quantized_embedding(const struct quantized_embedding_args *a, struct team_member *m);
 void op_embedding(const struct embedding_args *a, struct team_member *m);
 void op_pack_gguf(const struct pack_gguf_args *a, struct team_member *m);
+void op_dense_linear(const struct dense_linear_args *a, struct team_member *m);
+void op_pack_dense(const struct pack_dense_args *a, struct team_member *m);
+void op_dense_embedding(const struct dense_embedding_args *a, struct team_member *m);
+void op_layer_norm(const struct layer_norm_args *a, struct team_member *m);
+void op_activation(const struct activation_args *a, struct team_member *m);
+void op_add(const struct add_args *a, struct team_member *m);
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m);
 void op_read_memory(const struct read_memory_args *a, struct team_member *m);
 void op_dot_products(const struct dot_products_args *a, struct team_member *m);

@@ -33,7 +33,7 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 #define CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
-enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+enum dtype { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // float16 is a dtype of weights alone
 
 typedef float vf __attribute__((vector_size(VW * 4)));
 typedef int32_t vi __attribute__((vector_size(VW * 4)));
@@ -157,28 +157,32 @@ INLINE int32_t vmax_all_int(vi x) {
     return x[0];
 }
 
-// ---- float16 to float32: VW values, or one. Infinities may become NaN.
+// ---- float16 to float32: VW values, or one
 INLINE vf load_half(const uint8_t *p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif defined(__F16C__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(__aarch64__)
+    uint16x4_t h;
+    memcpy(&h, p, 8);
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(h));
 #else
-    vu h = __builtin_convertvector(*(const vh_unaligned *)p, vu);
-    vf magnitude = (vf)((h & 0x7fff) << 13) * splat(0x1p112f);
-    return vselect((vi)((h & 0x7c00) == 0x7c00), splat(NAN), (vf)((vu)magnitude | ((h & 0x8000) << 16)));
+    vu h = __builtin_convertvector(*(const vh_unaligned *)p, vu), bits = (h & 0x7fff) << 13;
+    vu is_special = (vu)((h & 0x7c00) == 0x7c00);  // infinity or NaN
+    return (vf)((vu)((vf)bits * splat(0x1p112f)) | (is_special & (bits | 0x7f800000)) | ((h & 0x8000) << 16));
 #endif
 }
 INLINE float half_to_float(const uint8_t *p) {
     uint16_t h;
     memcpy(&h, p, 2);
-    if ((h & 0x7c00) == 0x7c00) return NAN;
     uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    const uint32_t special = (h & 0x7c00) == 0x7c00 ? bits | 0x7f800000 : 0;  // infinity or NaN
     float x;
     memcpy(&x, &bits, 4);
     x *= 0x1p112f;
     memcpy(&bits, &x, 4);
-    bits |= sign;
+    bits |= special | sign;
     memcpy(&x, &bits, 4);
     return x;
 }
@@ -289,6 +293,29 @@ INLINE vf vtanh(vf x) {
     vf near = vfma(p * z, x, x);
     vf far = splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f));
     return vselect_less(z, splat(0.390625f), near, far);
+}
+// x times the share of a normal distribution below x: x / 2 * erfc(-x / sqrt 2), with a Chebyshev fit of erfc (Numerical
+// Recipes 6.2) of relative error 1.2e-7
+INLINE vf vgelu(vf x) {
+    const vf y = x * splat(0.707106781186547524f), z = (vf)((vu)y & 0x7fffffffu),
+             t = splat(1.0f) / vfma(splat(0.5f), z, splat(1.0f));
+    vf p = splat(0.17087277f);
+    p = vfma(p, t, splat(-0.82215223f));
+    p = vfma(p, t, splat(1.48851587f));
+    p = vfma(p, t, splat(-1.13520398f));
+    p = vfma(p, t, splat(0.27886807f));
+    p = vfma(p, t, splat(-0.18628806f));
+    p = vfma(p, t, splat(0.09678418f));
+    p = vfma(p, t, splat(0.37409196f));
+    p = vfma(p, t, splat(1.00002368f));
+    p = vfma(p, t, splat(-1.26551223f));
+    const vf tail = t * vexp(vfma(-z, z, p)), below = vselect_less(y, splat(0.0f), tail, splat(2.0f) - tail);
+    return splat(0.5f) * x * below;
+}
+// The approximation of it with tanh
+INLINE vf vgelu_tanh(vf x) {
+    const vf inner = splat(0.797884560802865356f) * vfma(splat(0.044715f) * x * x, x, x);
+    return splat(0.5f) * x * (splat(1.0f) + vtanh(inner));
 }
 // x / (1 + exp(-x)), 0 below -87.3. For results that are rounded to bfloat16 within 1e-5, in half the time.
 INLINE vf vsilu(vf x, int dtype) {

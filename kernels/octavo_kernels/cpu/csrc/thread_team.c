@@ -44,6 +44,12 @@ static const struct {
     {(op_fn)op_argmax, sizeof(struct argmax_args)},
     {(op_fn)op_decode_inputs, sizeof(struct decode_inputs_args)},
     {(op_fn)op_quantized_head, sizeof(struct quantized_head_args)},
+    {(op_fn)op_dense_linear, sizeof(struct dense_linear_args)},
+    {(op_fn)op_pack_dense, sizeof(struct pack_dense_args)},
+    {(op_fn)op_dense_embedding, sizeof(struct dense_embedding_args)},
+    {(op_fn)op_layer_norm, sizeof(struct layer_norm_args)},
+    {(op_fn)op_activation, sizeof(struct activation_args)},
+    {(op_fn)op_add, sizeof(struct add_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -42,6 +42,8 @@ class LinearBase(nn.Module):
         self.shards, self.has_bias, self.tp = shards, bias, tp
         self.input_size = shards[0].columns.stop - shards[0].columns.start  # of this rank
         self.output_size = sum(shard.num_rows for shard in shards)  # of this rank
+        # How the checkpoint stores each part's weight ("BF16", "Q4_1"; None: unknown), set before `create_weights`.
+        self.stored_types: list[str | None] = [None] * len(shards)
         self.register_parameter("bias", None)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:

@@ -92,11 +92,11 @@ class Int8LinearMethod(QuantizedRowsMethod):
         return octavo_kernels.gated_linear_quantize(rows, self.packed, terms)
 
     def keeps_values(self, qtype: str) -> bool:
-        """See `QuantizedRowsMethod`: where the file's own codes are kept."""
+        """See `PackedMethod`: where the file's own codes are kept."""
         return qtype in GGUF_TYPES
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `QuantizedRowsMethod`."""
+        """See `PackedMethod`."""
         assert self.packed is not None
         return octavo_kernels.quantized_embedding(ids, self.packed, dtype)
 

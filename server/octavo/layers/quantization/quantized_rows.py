@@ -1,21 +1,18 @@
-"""What the CPU's integer kernels can do beyond a `LinearMethod`; `layers.fusion` and the head look for it."""
+"""What the CPU's integer kernels can do beyond a `PackedMethod`; `layers.fusion` and the head look for it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-import torch
 from torch import Tensor
 
-from octavo.layers.quantization.base import LinearBase, LinearMethod
+from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.packed_method import PackedMethod
 from octavo_kernels.quant import QuantizedRows
 
 
-class QuantizedRowsMethod(LinearMethod):
-    """A method that computes on activations in int8: ``apply`` takes `octavo_kernels.QuantizedRows`, too.
-
-    A row's result depends on that row alone, bit for bit, for any number of rows.
-    """
+class QuantizedRowsMethod(PackedMethod):
+    """A method that computes on activations in int8: ``apply`` takes `octavo_kernels.QuantizedRows`, too."""
 
     # int8 numbers for each activation: rows of so many terms are taken.
     activation_terms: int
@@ -34,11 +31,3 @@ class QuantizedRowsMethod(LinearMethod):
         Returns the logits float32 ``[R, vocab]``, undefined if ``wants_logits`` int64 ``[1]`` is 0 when they are
         computed, the lowest index of a largest element int64 ``[R]``, and that element float32 ``[R]``.
         """
-
-    @abstractmethod
-    def keeps_values(self, qtype: str) -> bool:
-        """Whether `embed` gives the very values of a tensor that is stored as ``qtype``."""
-
-    @abstractmethod
-    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` int64 ``[T]`` of the weight: ``[T, input_size]`` in ``dtype``."""

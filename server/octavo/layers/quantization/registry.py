@@ -15,6 +15,7 @@ from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.compressed_tensors import CompressedTensors
+from octavo.layers.quantization.dense import DenseConfig, WeightTypes
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
@@ -39,15 +40,15 @@ _FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {
 def quantization_config(
     config: ModelConfig,
     device: torch.device | str = "cpu",
-    modules: Callable[[], Mapping[str, StoredModule]] = dict,
+    modules: Mapping[str, StoredModule] | None = None,
     parts: Mapping[str, Sequence[str]] | None = None,
 ) -> QuantizationConfig:
     """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU that
     has the C kernels (plain torch would be slower with it than without).
 
-    ``modules`` lists the linear modules of the checkpoint by the names that they have here, ``parts`` those of merged
-    layers. Raises ConfigError for a name that is not known or that the checkpoint contradicts, ModelError for a
-    checkpoint whose quantisation is not known.
+    ``modules`` are those of the checkpoint by the names that they have here, ``parts`` names those of merged layers.
+    Raises ConfigError for a name that is not known or that the checkpoint contradicts, ModelError for a checkpoint
+    whose quantisation is not known.
     """
     asked = ALIASES.get(config.quantization or "", config.quantization)
     if asked is not None and asked not in (*ONLINE, *STORED):
@@ -61,9 +62,11 @@ def quantization_config(
         raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
     packed = on_cpu and asked != "none" and _has_kernels()
     if stored is not None:
-        return CheckpointConfig(stored, modules(), parts or {}, packed)
+        return CheckpointConfig(stored, modules or {}, parts or {}, packed)
     if asked == "int8" or (packed and config.files.format == "gguf"):
         return Int8Config()
+    if on_cpu and _has_kernels() and config.dtype in ("float32", "bfloat16"):
+        return DenseConfig(WeightTypes.of(config))
     return UnquantizedConfig()
 
 

@@ -1,0 +1,312 @@
+// Products of rows of activations and weights of 16 or 32 bits.
+//
+// A weight [channels, width] lies in blocks of DENSE_BLOCK channels, each [steps][...] of two columns a step (a column of
+// zeros is added to an odd width, channels of zeros to the last block):
+//     bfloat16 [steps][DENSE_BLOCK][2], as products of pairs take them; float16 and float32 [steps][2][DENSE_BLOCK].
+// Each sum of a row and a channel is added up column by column in one register: its bits do not depend on the other rows, the
+// tiling or the threads.
+#include "ops.h"
+#include "simd.h"
+
+#define DENSE_BLOCK 32
+#define BLOCK_VECTORS (DENSE_BLOCK / VW)
+// Rows and vectors of a register tile. A few rows are multiplied with twice as many vectors where a block has them: one row
+// would otherwise wait for its own sums.
+#if VW == 16
+#define TILE_ROWS 12
+#define TILE_VECTORS 2
+#elif defined(__aarch64__)
+#define TILE_ROWS 6
+#define TILE_VECTORS 4
+#else
+#define TILE_ROWS 6
+#define TILE_VECTORS 2
+#endif
+#define WIDE_VECTORS (2 * TILE_VECTORS <= BLOCK_VECTORS ? 2 * TILE_VECTORS : TILE_VECTORS)
+#define WIDE_ROWS (TILE_ROWS / 2)
+#define PREFETCH_BYTES 8192
+
+// How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16, or as float32 with float32
+enum product { PAIRS, WIDE_BF16, WIDE_HALF, WIDE_FLOAT };
+
+static enum product product_of(const struct dense_linear_args *a) {
+    if (a->weight_dtype == FLOAT16) return WIDE_HALF;
+    if (a->weight_dtype == FLOAT32) return WIDE_FLOAT;
+#if defined(__AVX512BF16__)
+    if (a->x_dtype == BFLOAT16) return PAIRS;
+#endif
+    return WIDE_BF16;
+}
+INLINE int64_t step_bytes(int64_t weight_dtype) { return DENSE_BLOCK * 2 * (weight_dtype == FLOAT32 ? 4 : 2); }
+
+#if defined(__AVX512BF16__)
+INLINE vf dot_pairs(vf sum, vi w, vi x) { return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x); }
+#else
+INLINE vf dot_pairs(vf sum, vi w, vi x) { return (void)w, (void)x, sum; }  // never called
+#endif
+
+// VW weights of column `odd` of a step; `at` is the byte of the vector's first channel in a row of 16 bits
+INLINE vf weights_at(const uint8_t *step, int64_t channel, int odd, const enum product product) {
+    if (product == WIDE_HALF) return load_half(step + (odd * DENSE_BLOCK + channel) * 2);
+    if (product == WIDE_FLOAT) return vload((const float *)step + odd * DENSE_BLOCK + channel);
+    const vu both = (vu)vload((const float *)step + channel);
+    return (vf)(odd ? both & 0xffff0000u : both << 16);
+}
+
+// Memory to prefetch with each step of a tile
+struct prefetch {
+    const uint8_t *next;
+    int64_t lines;
+};
+
+// sums[vectors][rows] = rows of x, packed by pack_rows(), times `vectors` x VW channels
+INLINE void tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[TILE_ROWS],
+                 const enum product product, const int vectors, const int rows) {
+    const int64_t stride = step_bytes(product == WIDE_FLOAT ? FLOAT32 : BFLOAT16);
+    vf sum[WIDE_VECTORS][TILE_ROWS];
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) sum[v][i] = splat(0.0f);
+    const int32_t *pairs = x;
+    const float *values = x;
+    for (int64_t s = 0; s < steps; s++, weight += stride) {
+        for (int64_t n = ahead.lines; n > 0; n--, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 3);
+        if (product == PAIRS) {
+            vi w[WIDE_VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) w[v] = (vi)vload((const float *)weight + v * VW);
+#pragma GCC unroll 12
+            for (int i = 0; i < rows; i++) {
+                const vi pair = splat_int(pairs[i]);
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++) sum[v][i] = dot_pairs(sum[v][i], w[v], pair);
+            }
+            pairs += rows;
+            continue;
+        }
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; odd++, values += rows) {
+            vf w[WIDE_VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) w[v] = weights_at(weight, v * VW, odd, product);
+#pragma GCC unroll 12
+            for (int i = 0; i < rows; i++) {
+                const vf value = splat(values[i]);
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++) sum[v][i] = vfma(w[v], value, sum[v][i]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < vectors; v++)
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) sums[v][i] = sum[v][i];
+}
+
+// A block of channels times the rows of a tile: sums [BLOCK_VECTORS][TILE_ROWS]
+INLINE void block_tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[TILE_ROWS],
+                       const enum product product, const int rows) {
+    const int vectors = rows <= WIDE_ROWS ? WIDE_VECTORS : TILE_VECTORS;
+    const int64_t bytes = product == WIDE_FLOAT ? 4 : product == WIDE_HALF ? 2 : 4;  // from channel to channel of a step
+#pragma GCC unroll 1
+    for (int v = 0; v < BLOCK_VECTORS; v += vectors) {
+        tile(weight + v * VW * bytes, x, steps, ahead, sums + v, product, vectors, rows);
+        ahead.lines = 0;
+    }
+}
+
+typedef void (*tile_fn)(const uint8_t *, const void *, int64_t, struct prefetch, vf (*)[TILE_ROWS], int64_t);
+#define CASE(kind, n) \
+    case n: block_tile(weight, x, steps, ahead, sums, kind, n); break;
+#if TILE_ROWS == 12
+#define MORE_ROWS(kind) CASE(kind, 7) CASE(kind, 8) CASE(kind, 9) CASE(kind, 10) CASE(kind, 11) CASE(kind, 12)
+#else
+#define MORE_ROWS(kind)
+#endif
+#define TILE(name, kind)                                                                                                    \
+    static void __attribute__((noinline)) name(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, \
+                                               vf(*sums)[TILE_ROWS], int64_t rows) {                                        \
+        switch (rows) {                                                                                                     \
+            CASE(kind, 1) CASE(kind, 2) CASE(kind, 3) CASE(kind, 4) CASE(kind, 5) CASE(kind, 6) MORE_ROWS(kind)             \
+        }                                                                                                                   \
+    }
+#if defined(__AVX512BF16__)
+TILE(tile_pairs, PAIRS)
+#else
+#define tile_pairs NULL
+#endif
+TILE(tile_bf16, WIDE_BF16)
+TILE(tile_half, WIDE_HALF)
+TILE(tile_float, WIDE_FLOAT)
+static tile_fn tile_function(enum product product) {
+    return product == PAIRS ? tile_pairs : product == WIDE_BF16 ? tile_bf16 : product == WIDE_HALF ? tile_half : tile_float;
+}
+
+// Tiles have even sizes, 2 x 10 for 20 rows instead of 12 + 8
+static int64_t num_tiles(int64_t rows) { return CEIL_DIV(rows, TILE_ROWS); }
+static int64_t tile_begin(int64_t rows, int64_t i) { return rows * i / num_tiles(rows); }
+
+// Steps [first, end) of the rows of a tile, in the order in which tile() reads them: pairs [steps][rows], or float32
+// [steps][2][rows].
+INLINE void pack_rows(const struct dense_linear_args *a, void *to, int64_t row, int64_t rows, int64_t first, int64_t end,
+                      const int pairs, const int dtype) {
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = (row + i) * a->width;
+        for (int64_t s = first; s < end; s++) {
+            const int64_t k = 2 * s, two = k + 1 < a->width;
+            if (pairs) {
+                uint32_t pair = 0;
+                memcpy(&pair, (const uint16_t *)a->x + at + k, two ? 4 : 2);
+                ((uint32_t *)to)[s * rows + i] = pair;
+            } else {
+                float even, odd = 0.0f;
+                if (dtype == BFLOAT16) {
+                    uint32_t bits[2] = {(uint32_t)((const uint16_t *)a->x)[at + k] << 16, 0};
+                    if (two) bits[1] = (uint32_t)((const uint16_t *)a->x)[at + k + 1] << 16;
+                    memcpy(&even, bits, 4), memcpy(&odd, bits + 1, 4);
+                } else {
+                    even = ((const float *)a->x)[at + k];
+                    if (two) odd = ((const float *)a->x)[at + k + 1];
+                }
+                ((float *)to)[2 * s * rows + i] = even;
+                ((float *)to)[(2 * s + 1) * rows + i] = odd;
+            }
+        }
+    }
+}
+
+// All rows as tile() reads them, tile by tile; x itself where that is the same. Two phases.
+static const void *packed_rows(const struct dense_linear_args *a, enum product product, int64_t steps, struct team_member *m) {
+    enum { PART = 256 };  // steps of an item
+    const int pairs = product == PAIRS;
+    if (a->rows == 1 && a->width % 2 == 0 && (pairs || a->x_dtype == FLOAT32)) return a->x;
+    const int64_t step = pairs ? 4 : 8, tiles = num_tiles(a->rows), parts = CEIL_DIV(steps, PART);
+    char *packed = team_workspace(m, (size_t)(a->rows * steps * step));
+    for (int64_t n; (n = team_take_item(m, tiles * parts)) >= 0; team_item_done(m)) {
+        const int64_t row = tile_begin(a->rows, n / parts), rows = tile_begin(a->rows, n / parts + 1) - row,
+                      first = n % parts * PART, end = MIN(steps, first + PART);
+        char *to = packed + row * steps * step;
+        if (pairs) pack_rows(a, to, row, rows, first, end, 1, BFLOAT16);
+        else if (a->x_dtype == BFLOAT16) pack_rows(a, to, row, rows, first, end, 0, BFLOAT16);
+        else pack_rows(a, to, row, rows, first, end, 0, FLOAT32);
+    }
+    team_finish_phase(m, tiles * parts);
+    return packed;
+}
+
+static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t row, int64_t rows, vf (*sums)[TILE_ROWS]) {
+    const int dtype = (int)a->out_dtype;
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
+        const int64_t channel = block * DENSE_BLOCK + v * VW, count = MIN(VW, a->channels - channel);
+        if (count <= 0) return;
+        vf bias = {0};
+        if (a->bias) bias = count == VW ? vload(a->bias + channel) : load_part(a->bias, channel, count, FLOAT32);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = (row + i) * a->out_stride + a->offset + channel;
+            const vf sum = a->bias ? sums[v][i] + bias : sums[v][i];
+            if (count == VW) store_as(a->out, at, sum, dtype);
+            else store_part(a->out, at, count, sum, dtype);
+        }
+    }
+}
+
+// Which memory to prefetch while tile `n` of `count` of a block computes: with one or two, what lies PREFETCH_BYTES ahead, which
+// only the first waits for; with more, half of the next block in each of the first two.
+INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64_t steps, int64_t n, int64_t count) {
+    const int64_t lines = stride / 64;
+    if (count <= 2) return (struct prefetch){block + PREFETCH_BYTES, n == 0 ? lines : 0};
+    return (struct prefetch){block + steps * stride + n * (lines / 2) * 64 * steps, n < 2 ? lines / 2 : 0};
+}
+
+void op_dense_linear(const struct dense_linear_args *a, struct team_member *m) {
+    const enum product product = product_of(a);
+    const int64_t steps = CEIL_DIV(a->width, 2), stride = step_bytes(a->weight_dtype), tiles = num_tiles(a->rows),
+                  blocks = CEIL_DIV(a->channels, DENSE_BLOCK), row_bytes = steps * (product == PAIRS ? 4 : 8);
+    const char *x = packed_rows(a, product, steps, m);
+    const tile_fn compute = tile_function(product);
+    // With enough tiles for each thread, a thread gets the same rows in all operations of a layer and reads every weight; with
+    // fewer, each weight is read by one thread, unless there are too few blocks for that.
+    int64_t chunks = MIN(m->size, tiles / 4), many = 4 * m->size;
+    if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), tiles) : 1;
+    chunks = MAX(1, chunks);
+    for (int64_t n; (n = team_take_item(m, blocks * chunks)) >= 0; team_item_done(m)) {
+        const int64_t block = n % blocks, first = tiles * (n / blocks) / chunks, end = tiles * (n / blocks + 1) / chunks;
+        const uint8_t *weight = a->weight + block * steps * stride;
+        for (int64_t t = first; t < end; t++) {
+            const int64_t row = tile_begin(a->rows, t), rows = tile_begin(a->rows, t + 1) - row;
+            vf sums[BLOCK_VECTORS][TILE_ROWS];
+            compute(weight, x + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t - first, end - first), sums, rows);
+            store_sums(a, block, row, rows, sums);
+        }
+    }
+    team_finish_phase(m, blocks * chunks);
+}
+
+// Where column k of a channel lies
+INLINE const uint8_t *weight_at(const uint8_t *weight, int64_t width, int64_t channel, int64_t k, const int64_t dtype) {
+    const uint8_t *step = weight + (channel / DENSE_BLOCK * CEIL_DIV(width, 2) + k / 2) * step_bytes(dtype);
+    const int64_t c = channel % DENSE_BLOCK;
+    if (dtype == BFLOAT16) return step + (c * 2 + k % 2) * 2;
+    return step + (k % 2 * DENSE_BLOCK + c) * (dtype == FLOAT32 ? 4 : 2);
+}
+
+INLINE void pack_channels(const struct pack_dense_args *a, int64_t first, int64_t end, const int64_t dtype) {
+    enum { COLUMNS = 64 };  // so many of all channels at a time: what is written stays in the first-level cache
+    const int64_t bytes = dtype == FLOAT32 ? 4 : 2;
+    for (int64_t from = 0; from < a->width; from += COLUMNS) {
+        const int64_t until = MIN(a->width, from + COLUMNS);
+        for (int64_t c = first; c < end; c++) {
+            const uint8_t *row = a->rows + c * a->width * bytes;
+            for (int64_t k = from; k < until; k++)
+                memcpy((uint8_t *)weight_at(a->weight, a->width, a->channel + c, k, dtype), row + k * bytes, (size_t)bytes);
+            if (until == a->width && a->width % 2)
+                memset((uint8_t *)weight_at(a->weight, a->width, a->channel + c, until, dtype), 0, (size_t)bytes);
+        }
+    }
+}
+
+void op_pack_dense(const struct pack_dense_args *a, struct team_member *m) {
+    const int64_t items = CEIL_DIV(a->count, DENSE_BLOCK);
+    for (int64_t n; (n = team_take_item(m, items)) >= 0; team_item_done(m)) {
+        const int64_t first = n * DENSE_BLOCK, end = MIN(a->count, first + DENSE_BLOCK);
+        if (a->dtype == FLOAT32) pack_channels(a, first, end, FLOAT32);
+        else if (a->dtype == BFLOAT16) pack_channels(a, first, end, BFLOAT16);
+        else pack_channels(a, first, end, FLOAT16);
+    }
+    team_finish_phase(m, items);
+}
+
+INLINE void embed_row(const struct dense_embedding_args *a, int64_t i, const int64_t weight_dtype, const int dtype) {
+    const int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1));
+    float values[VW];
+    for (int64_t first = 0; first < a->width; first += VW) {
+        const int64_t count = MIN(VW, a->width - first);
+        for (int64_t k = 0; k < count; k++) {
+            const uint8_t *from = weight_at(a->weight, a->width, id, first + k, weight_dtype);
+            uint32_t bits;
+            if (weight_dtype == FLOAT16) {
+                values[k] = half_to_float(from);
+            } else if (weight_dtype == BFLOAT16) {
+                bits = 0;
+                memcpy((uint8_t *)&bits + 2, from, 2), memcpy(values + k, &bits, 4);
+            } else {
+                memcpy(values + k, from, 4);
+            }
+        }
+        if (count == VW) store_as(a->out, i * a->width + first, vload(values), dtype);
+        else store_part(a->out, i * a->width + first, count, load_part(values, 0, count, FLOAT32), dtype);
+    }
+}
+
+void op_dense_embedding(const struct dense_embedding_args *a, struct team_member *m) {
+    const int dtype = (int)a->dtype;
+    for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_item_done(m)) {
+        for (; i < end; i++) {
+            if (a->weight_dtype == FLOAT32) embed_row(a, i, FLOAT32, dtype);
+            else if (a->weight_dtype == BFLOAT16) embed_row(a, i, BFLOAT16, dtype);
+            else embed_row(a, i, FLOAT16, dtype);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->count));
+}

@@ -1,0 +1,107 @@
+"""Weights of 16 or 32 bits on a CPU, in the order in which the C kernels read them (see octavo_kernels.dense)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.interface.engine_config import ModelConfig
+from octavo.layers.quantization.base import LinearBase, QuantizationConfig, Shard
+from octavo.layers.quantization.packed_method import PackedMethod
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
+from octavo_kernels.dense import DenseWeight, empty_dense
+from octavo_kernels.packing import fill_dense
+
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class WeightTypes:
+    """In which dtype a tensor is held: its own where activations in the model's dtype can be multiplied with it as it
+    is, else ``dtype``. ``rounds_float16``: to bfloat16, too, which has three bits less."""
+
+    dtype: torch.dtype
+    rounds_float16: bool
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> WeightTypes:
+        """As the model's configuration has it."""
+        return cls(getattr(torch, config.weight_dtype or config.dtype), config.dtype_is_asked)
+
+    def held(self, qtype: str | None) -> torch.dtype:
+        """The dtype of a tensor that is stored as ``qtype`` (None: that is not known)."""
+        stored = FLOAT_TYPES.get(qtype or "", self.dtype)
+        if stored.itemsize > self.dtype.itemsize or (
+            self.dtype == torch.bfloat16 and stored == torch.float16 and self.rounds_float16
+        ):
+            return self.dtype
+        return stored
+
+
+class DenseLinearMethod(PackedMethod):
+    """One layer's weight as a `DenseWeight`, each part in the 16 or 32 bits that ``types`` has it held in.
+
+    Results are in ``out_dtype`` (None: the activations').
+    """
+
+    def __init__(self, types: WeightTypes, out_dtype: torch.dtype | None = None) -> None:
+        self._types, self._out_dtype = types, out_dtype
+        self.weight: DenseWeight | None = None
+
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """See `LinearMethod`."""
+        counts = [shard.num_rows for shard in layer.shards]
+        counts[-1] += layer.output_size - sum(counts)  # rows of a vocabulary without a token
+        dtypes = [self._types.held(qtype) for qtype in layer.stored_types]
+        self.weight = empty_dense(counts, layer.input_size, dtypes)
+        for number, part in enumerate(self.weight.parts):
+            layer.register_buffer(f"packed_{number}", part.data, persistent=False)
+        if layer.has_bias:
+            # What the kernels add: a bias converted while a step is recorded would be gone when it is replayed.
+            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
+        dtype = self._types.held(layer.stored_types[part])
+        yield WeightSlot(part, "weight", shard.shape, lambda source: self._fill(shard, source, dtype))
+        if layer.bias is not None:
+            rows = layer.bias[shard.offset : shard.offset + shard.num_rows]
+            yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
+
+    def _fill(self, shard: Shard, source: WeightSource, dtype: torch.dtype) -> None:
+        assert self.weight is not None
+        first = shard.offset
+        for rows in source.pieces(dtype, shard.rows):
+            fill_dense(self.weight, first, rows[:, shard.columns])
+            first += len(rows)
+
+    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `LinearMethod`."""
+        assert self.weight is not None
+        return octavo_kernels.dense_linear(x, self.weight, bias, self._out_dtype)
+
+    def keeps_values(self, qtype: str) -> bool:
+        """See `PackedMethod`: a table of its own would be rounded in the same way, or more."""
+        return True
+
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `PackedMethod`."""
+        assert self.weight is not None
+        return octavo_kernels.dense_embedding(ids, self.weight, dtype)
+
+
+class DenseConfig(QuantizationConfig):
+    """Every layer in the 16 or 32 bits of its tensors; logits in float32."""
+
+    name = "none"
+
+    def __init__(self, types: WeightTypes) -> None:
+        self._types = types
+
+    def linear_method(self, name: str, layer: LinearBase) -> DenseLinearMethod:
+        """See `QuantizationConfig`."""
+        return DenseLinearMethod(self._types, torch.float32 if name.endswith("lm_head") else None)

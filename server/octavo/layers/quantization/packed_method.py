@@ -1,0 +1,22 @@
+"""What the CPU's own kernels offer beyond a `LinearMethod`, however they store weights; embeddings and heads use it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from octavo.layers.quantization.base import LinearMethod
+
+
+class PackedMethod(LinearMethod):
+    """A row's result depends on that row alone, bit for bit, for any number of rows; steps can be recorded."""
+
+    @abstractmethod
+    def keeps_values(self, qtype: str) -> bool:
+        """Whether `embed` gives the values that a table of its own would have, of a tensor stored as ``qtype``."""
+
+    @abstractmethod
+    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows ``ids`` int64 ``[T]`` of the weight: ``[T, input_size]`` in ``dtype``."""
