@@ -9,8 +9,8 @@ layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1
 `kv_scale_bytes` more than D.
 
 In float32 every row of a result depends on that row's own data only: not on the number of rows, chunks or requests in
-the step, the block size or the number of threads. For ``linear`` this holds on CPUs only and for T a multiple of 8: the
-order of cuBLAS's sums depends on T.
+the step, the block size or the number of threads. For ``linear``, which is torch's, this holds on CPUs only and for T a
+multiple of 8: the order of cuBLAS's sums depends on T.
 """
 
 from __future__ import annotations
