@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from octavo.gguf.dequantize import dequantize
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.quantization import LinearMethod, QuantizationConfig, registry
+from octavo.layers.quantization import LinearMethod, QuantizationConfig
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.weights import WeightSlot
 from octavo.loader.load_model import load_model
@@ -84,7 +83,7 @@ def test_a_method_may_compute_on_the_stored_blocks(
     config: ModelConfig, prompts: list[list[int]], logits: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also the tied head: it is filled from the embedding's tensor, in the method's own form."""
-    monkeypatch.setitem(registry._KNOWN, StoredBlocksConfig.name, lambda config: StoredBlocksConfig())
-    model = load_model(replace(config, quantization=StoredBlocksConfig.name))
+    monkeypatch.setattr("octavo.loader.load_model.quantization_config", lambda *_: StoredBlocksConfig())
+    model = load_model(config)
     assert len(list(model.parameters())) == 2 * config.num_layers + 2  # the norms and the embedding
     assert torch.equal(logits_of(model, prompts[:1])[0], logits[0])

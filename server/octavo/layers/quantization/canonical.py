@@ -8,6 +8,7 @@ a scale is exact for scales of 16 bits; so it equals, rounded to the scales' own
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,6 +18,12 @@ from torch import Tensor
 from octavo.errors import ModelError
 
 _ROWS = 1024  # dequantised at a time: bounds the float32 copy
+
+
+def row_pieces(count: int) -> Iterator[slice]:
+    """The rows of a weight, as many at a time as are to be dequantised at once."""
+    for start in range(0, count, _ROWS):
+        yield slice(start, min(start + _ROWS, count))
 
 
 class StoredWeight(ABC):
@@ -37,8 +44,7 @@ class StoredWeight(ABC):
 
     def dequantize_into(self, target: Tensor) -> None:
         """Write the weight to ``target [N, K]`` of any floating-point type and device."""
-        for start in range(0, self.shape[0], _ROWS):
-            rows = slice(start, min(start + _ROWS, self.shape[0]))
+        for rows in row_pieces(self.shape[0]):
             target[rows] = self.values(rows).to(target.dtype).to(target.device)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
-from octavo.layers.quantization.canonical import GroupCodes, StoredWeight
+from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, row_pieces
+from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import pack_stored
-from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
+from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
 from octavo_kernels.quant import QuantizedRows, part_nbytes
@@ -44,6 +45,27 @@ class DequantizedLinearMethod(UnquantizedLinearMethod):
         rows = layer.weight[shard.offset : shard.offset + shard.num_rows]
         yield from _slots(format_, part, shard, partial(_dequantize, rows))
         yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
+
+
+class DequantizedDenseMethod(DenseLinearMethod):
+    """The same for the CPU's kernels; a plain part keeps its own bits."""
+
+    def __init__(self, formats: Formats, like: DenseLinearMethod) -> None:
+        super().__init__(like.types, like.out_dtype)
+        self._formats = formats
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
+        format_ = self._formats[part]
+        if format_ is None:
+            yield from super().weight_slots(layer, part, shard)
+            return
+        yield from _slots(format_, part, shard, partial(self._fill_with_values, shard))
+        yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
+
+    def _fill_with_values(self, shard: Shard, weight: StoredWeight) -> None:
+        dtype = self.types.held(None)
+        self.fill(shard, (weight.values(rows).to(dtype) for rows in row_pieces(weight.shape[0])))
 
 
 class PackedLinearMethod(Int8LinearMethod):
@@ -147,7 +169,8 @@ def _read_by_group(source: WeightSource) -> None:
 
 class CheckpointConfig(QuantizationConfig):
     """Of a quantised checkpoint whose linear modules are ``modules``, by the names that they have here; ``parts`` names
-    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels."""
+    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels. What is kept as values is held
+    as ``values`` has it."""
 
     def __init__(
         self,
@@ -155,21 +178,25 @@ class CheckpointConfig(QuantizationConfig):
         modules: Mapping[str, StoredModule],
         parts: Mapping[str, Sequence[str]],
         packed: bool,
+        values: DenseConfig | UnquantizedConfig,
     ) -> None:
         self.name, self.packed = checkpoint.name, packed
-        self._checkpoint, self._modules, self._parts = checkpoint, modules, parts
+        self._checkpoint, self._modules, self._parts, self._values = checkpoint, modules, parts, values
         self._plain = Int8Config() if packed else None
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
         """See `QuantizationConfig`."""
         formats = [self._format(module) for module in self._part_names(name)]
         if all(format_ is None for format_ in formats):
-            return self._plain.linear_method(name, layer) if self._plain else UnquantizedLinearMethod()
+            return (self._plain or self._values).linear_method(name, layer)
         if self._plain is None or any(format_ is None for format_ in formats):
+            like = self._values.linear_method(name, layer)
+            if isinstance(like, DenseLinearMethod):
+                return DequantizedDenseMethod(formats, like)
             return DequantizedLinearMethod(formats)
-        like = self._plain.linear_method(name, layer)
-        assert isinstance(like, Int8LinearMethod)
-        return PackedLinearMethod(formats, like)
+        packed = self._plain.linear_method(name, layer)
+        assert isinstance(packed, Int8LinearMethod)
+        return PackedLinearMethod(formats, packed)
 
     def _part_names(self, name: str) -> list[str]:
         parent, dot, own = name.rpartition(".")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +50,14 @@ class DenseLinearMethod(PackedMethod):
     """
 
     def __init__(self, types: WeightTypes, out_dtype: torch.dtype | None = None) -> None:
-        self._types, self._out_dtype = types, out_dtype
+        self.types, self.out_dtype = types, out_dtype
         self.weight: DenseWeight | None = None
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
         """See `LinearMethod`."""
         counts = [shard.num_rows for shard in layer.shards]
         counts[-1] += layer.output_size - sum(counts)  # rows of a vocabulary without a token
-        dtypes = [self._types.held(qtype) for qtype in layer.stored_types]
+        dtypes = [self.types.held(qtype) for qtype in layer.stored_types]
         self.weight = empty_dense(counts, layer.input_size, dtypes)
         for number, part in enumerate(self.weight.parts):
             layer.register_buffer(f"packed_{number}", part.data, persistent=False)
@@ -66,23 +67,27 @@ class DenseLinearMethod(PackedMethod):
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""
-        dtype = self._types.held(layer.stored_types[part])
-        yield WeightSlot(part, "weight", shard.shape, lambda source: self._fill(shard, source, dtype))
+        dtype = self.types.held(layer.stored_types[part])
+        yield WeightSlot(part, "weight", shard.shape, partial(self._load, shard, dtype))
         if layer.bias is not None:
             rows = layer.bias[shard.offset : shard.offset + shard.num_rows]
             yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
 
-    def _fill(self, shard: Shard, source: WeightSource, dtype: torch.dtype) -> None:
+    def _load(self, shard: Shard, dtype: torch.dtype, source: WeightSource) -> None:
+        self.fill(shard, (rows[:, shard.columns] for rows in source.pieces(dtype, shard.rows)))
+
+    def fill(self, shard: Shard, pieces: Iterable[Tensor]) -> None:
+        """Take the rows of one part, in the dtype that it is held in, some at a time and in order."""
         assert self.weight is not None
         first = shard.offset
-        for rows in source.pieces(dtype, shard.rows):
-            fill_dense(self.weight, first, rows[:, shard.columns])
+        for rows in pieces:
+            fill_dense(self.weight, first, rows)
             first += len(rows)
 
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `LinearMethod`."""
         assert self.weight is not None
-        return octavo_kernels.dense_linear(x, self.weight, bias, self._out_dtype)
+        return octavo_kernels.dense_linear(x, self.weight, bias, self.out_dtype)
 
     def keeps_values(self, qtype: str) -> bool:
         """See `PackedMethod`: a table of its own would be rounded in the same way, or more."""

@@ -61,13 +61,13 @@ def quantization_config(
     if asked == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
     packed = on_cpu and asked != "none" and _has_kernels()
+    dense = on_cpu and config.dtype in ("float32", "bfloat16") and _has_kernels()
+    values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
-        return CheckpointConfig(stored, modules or {}, parts or {}, packed)
+        return CheckpointConfig(stored, modules or {}, parts or {}, packed, values)
     if asked == "int8" or (packed and config.files.format == "gguf"):
         return Int8Config()
-    if on_cpu and _has_kernels() and config.dtype in ("float32", "bfloat16"):
-        return DenseConfig(WeightTypes.of(config))
-    return UnquantizedConfig()
+    return values
 
 
 def stored_format(config: ModelConfig) -> CheckpointFormat | None:
