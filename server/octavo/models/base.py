@@ -18,8 +18,8 @@ from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
-# On a CPU torch's float32 GEMM, which runs where there are no C kernels, gives a row the same bits for every number of rows
-# that is a multiple of 8, not below 8. cuBLAS promises nothing of the kind.
+# On a CPU torch's float32 GEMM, which runs where there are no C kernels, gives a row the same bits for every number of
+# rows that is a multiple of 8, not below 8. cuBLAS promises nothing of the kind.
 GEMM_ROW_MULTIPLE = 8
 
 

@@ -169,8 +169,8 @@ def _read_by_group(source: WeightSource) -> None:
 
 class CheckpointConfig(QuantizationConfig):
     """Of a quantised checkpoint whose linear modules are ``modules``, by the names that they have here; ``parts`` names
-    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels. What is kept as values is held
-    as ``values`` has it."""
+    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels. What is kept as values is
+    held as ``values`` has it."""
 
     def __init__(
         self,
