@@ -175,7 +175,7 @@ def test_an_operator_that_is_gone(cluster: Cluster, watched: str, watching: Prom
     name = operator["metadata"]["name"]
     cluster.kubectl("scale", f"deployment/{name}", "-n", watched, "--replicas=0")
     try:
-        assert fires(watching, "OctavoOperatorDown")["summary"] == "No Octavo operator works"
+        assert fires(watching, "OctavoOperatorDown")["summary"] == "No Octavo operator is running as the leader"
     finally:
         cluster.kubectl("scale", f"deployment/{name}", "-n", watched, "--replicas=1")
     cluster.kubectl("rollout", "status", f"deployment/{name}", "-n", watched, "--timeout=50s")
