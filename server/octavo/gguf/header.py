@@ -20,6 +20,7 @@ import numpy as np
 
 from octavo.errors import ModelError
 from octavo.system.file_reading import read_into
+from octavo.system.finite_numbers import finite_check
 
 _SCALARS = {  # GGUF value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -127,7 +128,8 @@ class GGUFFile:
     def raw(self, info: TensorInfo) -> np.ndarray:
         """The tensor's bytes, uint8 [rows, row_bytes], freshly read."""
         flat = np.empty(info.nbytes, np.uint8)
-        read_into(flat.data, self.path, info.offset, f"tensor {info.name!r}")
+        what = f"tensor {info.name!r}"
+        read_into(flat.data, self.path, info.offset, what, finite_check(info.qtype, what))
         return flat.reshape(-1, info.row_bytes)
 
     def _read_header(self) -> None:

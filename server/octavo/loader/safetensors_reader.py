@@ -17,6 +17,7 @@ import torch
 from octavo.errors import ModelError
 from octavo.loader.staging import PIECE, staging
 from octavo.system.file_reading import read_into
+from octavo.system.finite_numbers import finite_check
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -65,7 +66,8 @@ class SafetensorsWeight:
             self._read_from(tensor.view(-1).view(torch.uint8).numpy().data)
 
     def _read_from(self, buffer: memoryview, first: int = 0) -> None:
-        read_into(buffer, self._path, self._offset + first, f"tensor {self.name!r}")
+        what = f"tensor {self.name!r}"
+        read_into(buffer, self._path, self._offset + first, what, finite_check(self.qtype, what))
 
 
 class SafetensorsFile:

@@ -7,23 +7,33 @@ network file systems, and mapped pages count as the process's memory.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
 
+_CHECKED = 1 << 18  # bytes that are checked at a time, while they are in the processor's cache
 
-def read_into(buffer: memoryview, path: Path, offset: int, what: str) -> None:
-    """Fill ``buffer`` (bytes) from ``offset``. Raises ModelError when the file ends before, naming ``what``."""
-    done = 0
+
+def read_into(
+    buffer: memoryview, path: Path, offset: int, what: str, check: Callable[[memoryview], None] | None = None
+) -> None:
+    """Fill ``buffer`` (bytes) from ``offset``, and give each piece that was read to ``check``, in whole numbers of any
+    type. Raises ModelError when the file ends before, naming ``what``."""
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
-            while done < len(buffer):
-                count = file.readinto(buffer[done:])  # the system reads at most 2 GB at once
-                if not count:
-                    raise ModelError(f"{path} is cut short at {what}; fetch it again")
-                done += count
+            for first in range(0, len(buffer), _CHECKED if check else max(1, len(buffer))):
+                piece = buffer[first : first + _CHECKED] if check else buffer
+                done = 0
+                while done < len(piece):
+                    count = file.readinto(piece[done:])  # the system reads at most 2 GB at once
+                    if not count:
+                        raise ModelError(f"{path} is cut short at {what}; fetch it again")
+                    done += count
+                if check:
+                    check(piece)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -21,7 +21,6 @@ from octavo.layers.quantization.weight_format import (
     WeightFormat,
     nibbles,
     num_groups_of,
-    read_finite,
 )
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word columns 0 to 7 are
@@ -36,7 +35,7 @@ class AWQWeight(WeightFormat):
     def leaves(self, rows: int, columns: int) -> list[Leaf]:
         """See `WeightFormat`."""
         if rows % 8:
-            raise ModelError(f"AWQ packs 8 outputs into a word, which does not go with {rows} of them")
+            raise ModelError(f"AWQ packs 8 outputs into a word, and it has {rows}; use its unquantised weights")
         groups = num_groups_of(columns, self._group(columns), "AWQ")
         return [
             Leaf("qweight", ((columns, rows // 8),), ("I32",)),
@@ -46,7 +45,7 @@ class AWQWeight(WeightFormat):
 
     def read(self, sources: Sources, rows: int, columns: int) -> GroupCodes:
         """See `WeightFormat`."""
-        scales = read_finite(sources["scales"]).T.contiguous()
+        scales = sources["scales"].load().T.contiguous()
         zeros = _unpack(sources["qzeros"].load()) if self.has_zeros else None
         if zeros is not None and bool((zeros == 8).all()):
             zeros = None

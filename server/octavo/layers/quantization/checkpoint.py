@@ -74,9 +74,9 @@ class PackedLinearMethod(Int8LinearMethod):
     Columns in act order stay in it: rows of activations are brought into the same order (``column_order``).
     """
 
-    def __init__(self, formats: Formats, like: Int8LinearMethod) -> None:
+    def __init__(self, formats: Formats, names: Sequence[str], like: Int8LinearMethod) -> None:
         super().__init__(like.activation_terms, like.margin)
-        self._formats = formats
+        self._formats, self._names = formats, names
         self._orders: dict[int, Tensor | None] = {}
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
@@ -97,8 +97,8 @@ class PackedLinearMethod(Int8LinearMethod):
         first, *others = (self._orders[part] for part in sorted(self._orders))
         if not all(_is_same_order(first, other) for other in others):
             raise ModelError(
-                "the parts of a merged layer have different act orders (g_idx), which the CPU's packed kernels cannot "
-                "multiply; use --quantization none"
+                f"the weights of {', '.join(self._names)} have different act orders (g_idx), which the packed kernels "
+                "cannot multiply as one; use --quantization none"
             )
         self.column_order = None if first is None else first.long()
 
@@ -186,7 +186,8 @@ class CheckpointConfig(QuantizationConfig):
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
         """See `QuantizationConfig`."""
-        formats = [self._format(module) for module in self._part_names(name)]
+        names = self._part_names(name)
+        formats = [self._format(part, shard) for part, shard in zip(names, layer.shards, strict=True)]
         if all(format_ is None for format_ in formats):
             return (self._plain or self._values).linear_method(name, layer)
         if self._plain is None or any(format_ is None for format_ in formats):
@@ -196,12 +197,18 @@ class CheckpointConfig(QuantizationConfig):
             return DequantizedLinearMethod(formats)
         packed = self._plain.linear_method(name, layer)
         assert isinstance(packed, Int8LinearMethod)
-        return PackedLinearMethod(formats, packed)
+        return PackedLinearMethod(formats, names, packed)
 
     def _part_names(self, name: str) -> list[str]:
         parent, dot, own = name.rpartition(".")
         return [parent + dot + part for part in self._parts.get(own, [own])]
 
-    def _format(self, name: str) -> WeightFormat | None:
+    def _format(self, name: str, shard: Shard) -> WeightFormat | None:
         module = self._modules.get(name) or StoredModule(name, {})
-        return self._checkpoint.weight_format(module)
+        found = self._checkpoint.weight_format(module)
+        try:
+            if found is not None:
+                found.leaves(*shard.shape)
+        except ModelError as error:
+            raise ModelError(f"the weight of {module.name!r} and its quantization_config disagree: {error}") from None
+        return found

@@ -29,7 +29,6 @@ from octavo.layers.quantization.weight_format import (
     nibbles,
     num_groups_of,
     octets,
-    read_finite,
 )
 from octavo.layers.weights import WeightSource
 
@@ -72,7 +71,7 @@ class IntegerWeight(WeightFormat):
     def read(self, sources: Sources, rows: int, columns: int) -> GroupCodes:
         """See `WeightFormat`."""
         group = self.group or columns
-        scales = read_finite(sources["weight_scale"]).reshape(-1, columns // group).expand(rows, -1)
+        scales = sources["weight_scale"].load().reshape(-1, columns // group).expand(rows, -1)
         if self.packed:
             _check_shape(sources.get("weight_shape"), rows, columns)
             codes = self._unpack(sources["weight_packed"].load())[:, :columns]

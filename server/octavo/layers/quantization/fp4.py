@@ -24,7 +24,6 @@ from octavo.layers.quantization.weight_format import (
     halves,
     num_groups_of,
     read_exponents,
-    read_finite,
 )
 
 _POSITIVE = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -79,9 +78,9 @@ class NVFP4Weight(WeightFormat):
 
     def read(self, sources: Sources, rows: int, columns: int) -> TableCodes:
         """See `WeightFormat`."""
-        of_tensor = read_finite(sources[self.of_tensor]).reshape(1, 1)
+        of_tensor = sources[self.of_tensor].load().reshape(1, 1)
         if not bool(of_tensor > 0):
-            raise ModelError(f"tensor {sources[self.of_tensor].name!r} must be above 0, is {of_tensor.item():g}")
+            raise ModelError(f"tensor {sources[self.of_tensor].name!r} must be above 0; fetch it again")
         scales = read_e4m3(sources["weight_scale"]).float()
         scales = scales / of_tensor if self.reciprocal else scales * of_tensor
         return TableCodes(halves(sources[self.codes].load()), scales, 16, E2M1)

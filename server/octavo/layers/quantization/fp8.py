@@ -25,7 +25,6 @@ from octavo.layers.quantization.weight_format import (
     StoredModule,
     WeightFormat,
     read_exponents,
-    read_finite,
 )
 from octavo.layers.weights import WeightSource
 
@@ -55,7 +54,7 @@ class FP8Weight(WeightFormat):
         if source.qtype in ("U8", "F8_E8M0"):
             scales = read_exponents(source)
         else:
-            scales = read_finite(source, torch.float32)
+            scales = source.load(torch.float32)
         if self.block is None:
             return FloatCodes(values, scales.reshape(-1, 1).expand(rows, 1), columns)
         return FloatCodes(values, scales.repeat_interleave(self.block[0], dim=0)[:rows], self.block[1])

@@ -33,7 +33,6 @@ from octavo.layers.quantization.weight_format import (
     nibbles,
     num_groups_of,
     octets,
-    read_finite,
 )
 
 _CLEAR = 0.3  # how far codes may lie from their zero points on average, when one step is what is asked about,
@@ -54,7 +53,7 @@ class GPTQWeight(WeightFormat):
         """See `WeightFormat`."""
         word = 32 // self.bits
         if columns % word or rows % word:
-            raise ModelError(f"GPTQ packs {word} numbers into a word, which does not go with {rows} x {columns}")
+            raise ModelError(f"GPTQ packs {word} numbers into a word, and it has {rows} x {columns}; use plain weights")
         groups = num_groups_of(columns, self._group(columns), "GPTQ")
         return [
             Leaf("qweight", ((columns // word, rows),), ("I32",)),
@@ -66,7 +65,7 @@ class GPTQWeight(WeightFormat):
     def read(self, sources: Sources, rows: int, columns: int) -> GroupCodes:
         """See `WeightFormat`."""
         unpack = nibbles if self.bits == 4 else octets
-        scales = read_finite(sources["scales"]).T.contiguous()
+        scales = sources["scales"].load().T.contiguous()
         codes = unpack(sources["qweight"].load().T).flatten(1)
         stored = unpack(sources["qzeros"].load()).flatten(1).T.contiguous()
         group = self._group(columns)

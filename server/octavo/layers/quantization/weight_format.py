@@ -63,14 +63,6 @@ class CheckpointFormat(ABC):
         """How the module's weight is stored; None: as a plain tensor. Raises ModelError where that is not clear."""
 
 
-def read_finite(source: WeightSource, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor, scales for instance. Raises ModelError where an element is NaN or infinite."""
-    tensor = source.load(dtype)
-    if not bool(tensor.float().isfinite().all()):
-        raise ModelError(f"tensor {source.name!r} holds NaN or infinite numbers; the file is damaged: fetch it again")
-    return tensor
-
-
 def read_exponents(source: WeightSource) -> Tensor:
     """A tensor of e8m0 (127 stands for 1) as float32. Raises ModelError where a number is NaN."""
     exponents = source.load().view(torch.uint8)
@@ -100,7 +92,9 @@ def column_order(source: WeightSource | None, group: int, groups: int) -> Tensor
         )
     order = torch.argsort(group_of, stable=True)
     if not torch.equal(group_of[order], expected):
-        raise ModelError(f"tensor {source.name!r} gives groups other than {group} columns; the file is damaged")
+        raise ModelError(
+            f"tensor {source.name!r} does not give each group {group} columns; the file is damaged: fetch it again"
+        )
     return order.to(torch.int32)
 
 
@@ -123,5 +117,8 @@ def octets(words: Tensor) -> Tensor:
 def num_groups_of(columns: int, group: int, what: str) -> int:
     """Groups of ``columns``. Raises ModelError where they do not divide."""
     if columns % group:
-        raise ModelError(f"{what}: groups of {group} columns do not divide {columns}; the file is damaged")
+        raise ModelError(
+            f"{what}'s groups of {group} columns do not divide its {columns}; fetch the model again, or quantise it "
+            "with a group size that divides them"
+        )
     return columns // group
