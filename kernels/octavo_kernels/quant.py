@@ -1,13 +1,13 @@
 """Group-quantised weights and activations: how they lie in memory (`octavo_kernels.packing` makes them from files).
 
-A weight is stored in groups of 32 columns, each with its scale, as 8-bit codes (W8A8) or as the 4-bit codes of a GGUF
-file (W4A8). Activations become int8 with one scale for each group of 32 values of a row. Sums within a group are exact
+A weight is stored in groups of 32 columns, each with its scale, as the 4-, 5-, 6- or 8-bit codes of a file (`Kind`).
+Activations become int8 with one scale for each group of 32 values of a row. Sums within a group are exact
 integers and groups are added in order, so a row's result never depends on other rows. cpu/csrc/quant.h describes the
 layout of the packed bytes and what happens to a file's scales.
 
 Activations of one int8 ``term`` lose about as much accuracy as 8-bit weights do. With two terms they have 15 bits (a
-second int8 holds the remainder of the first) for twice the arithmetic; products with 4-bit weights keep about 11 bits.
-Only the largest logits of a head need two terms: with a ``margin`` the others are computed with one.
+second int8 holds the remainder of the first) for twice the arithmetic; products with weights of fewer than 8 bits keep
+about 11 bits. Only the largest logits of a head need two terms: with a ``margin`` the others are computed with one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 GROUP = 32  # columns with one scale
 STRIP = 16  # channels that are stored together
 BLOCK = 32  # the number of channels is padded to a multiple of this
-ZERO_POINT = {4: 8, 8: 128}  # the code of 0, by bits
+TABLE_ZERO = 128  # is added to the integers of a table
 SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
     15,
     9,
@@ -29,13 +29,60 @@ SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What codes mean: ``scale * (code - zero)``, ``... + offset`` if affine, or ``scale * table[code]``."""
+
+    bits: int  # 4, 5, 6 or 8
+    affine: bool = False  # with offsets
+    halves: bool = False  # with two scales a group, one for each half of its columns
+    table: bool = False  # 4-bit codes are indices of 16 integers of 8 bits
+
+    def __str__(self) -> str:
+        flags = ("affine", self.affine), ("halves", self.halves), ("table", self.table)
+        return "_".join([f"{self.bits}bit", *(name for name, there in flags if there)])
+
+    @property
+    def zero(self) -> int:
+        """The code of 0, of codes without a table."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def shift(self) -> int:
+        """Sums of a group (or of half of it) lose so many bits, rounded, to fit 16 bits; 0 for 8-bit codes, whose sums
+        become float32."""
+        if self.bits == 8:
+            return 0
+        largest = (TABLE_ZERO if self.table else self.zero) * GROUP >> self.halves
+        return max(0, largest.bit_length() - 9)
+
+    @property
+    def flags(self) -> int:
+        """As the C kernels take them (cpu/csrc/quant.h)."""
+        return self.affine | self.halves << 1 | self.table << 2
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes of a pair of groups in a strip."""
+        return STRIP * 2 * GROUP * self.bits // 8
+
+    @property
+    def pair_bytes(self) -> int:
+        """Bytes of a pair of groups in a strip."""
+        return self.code_bytes + STRIP * 2 * 2 * (1 + self.affine + self.halves)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes before the pairs of a strip: units and table."""
+        return 0 if self.bits == 8 else STRIP * 4 * (1 + self.table)
+
+
+@dataclass(frozen=True)
 class PackedPart:
     """Channels of one kind. The kernels read ``data``, uint8."""
 
     data: Tensor
     channels: int
-    bits: int  # 4 or 8
-    affine: bool  # with offsets: scale * (q - zero point) + offset instead of scale * (q - zero point)
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -75,8 +122,8 @@ class QuantizedRows:
     """Activations ``[T, width]`` in the layout of cpu/csrc/quant.h (row_pair, row_meta); G groups, an even number.
 
     ``pairs`` uint8 [T, terms, G / 2, 80] holds the integers of two groups and values derived from their sums. ``meta``
-    float32 [T, 4 G + 16] holds the scales of groups, the sums of both terms, whether there is a second one (these as
-    the bits of int32), the largest scale, and padding.
+    float32 [T, 6 G + 16] holds the scales of groups, the sums of both terms, those of the first half of each group,
+    whether there is a second term (all these as the bits of int32), the largest scale, and padding.
     """
 
     pairs: Tensor
@@ -95,26 +142,33 @@ def num_groups(width: int) -> int:
     return -(-width // (2 * GROUP)) * 2
 
 
+def row_words(groups: int) -> int:
+    """4-byte words of a row's ``meta`` (cpu/csrc/quant.h)."""
+    return 6 * groups + 16
+
+
 def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> QuantizedRows:
     """Rows with undefined contents, for a kernel to fill."""
     groups = num_groups(width)
     pairs = torch.empty((rows, terms, groups // 2, 16 + 2 * GROUP), dtype=torch.uint8)
-    return QuantizedRows(pairs, torch.empty((rows, 4 * groups + 16), dtype=torch.float32), width, dtype)
+    return QuantizedRows(pairs, torch.empty((rows, row_words(groups)), dtype=torch.float32), width, dtype)
 
 
-def part_nbytes(channels: int, width: int, bits: int, affine: bool) -> int:
+def part_nbytes(channels: int, width: int, kind: Kind) -> int:
     """Bytes of the data of a `PackedPart`."""
-    pair = STRIP * 2 * GROUP * bits // 8 + STRIP * 2 * 2 * (1 + affine)
-    strip = (STRIP * 4 if bits == 4 else 0) + num_groups(width) // 2 * pair
+    strip = kind.head_bytes + num_groups(width) // 2 * kind.pair_bytes
     return -(-channels // BLOCK) * (BLOCK // STRIP) * strip
 
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point, ``scales`` and, if affine, ``offsets``
-    [N, G]: float32 for 8 bits; int16 in ``units`` float32 [N] for 4 bits.
+    """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point, or what the table has for them.
+
+    ``scales`` [N, G, 1] or, of halves, [N, G, 2], and, if affine, ``offsets`` [N, G] are float32 for 8 bits, else int16
+    beside the ``units`` float32 [N].
     """
 
+    kind: Kind
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None
@@ -122,10 +176,11 @@ class Unpacked:
 
     def values(self) -> Tensor:
         """The weight, float32 [N, G * 32]."""
-        codes = self.codes.float()
+        codes = self.codes.float().unflatten(2, (self.scales.shape[2], -1))
         if self.units is None:
-            return (codes * self.scales[:, :, None]).flatten(1)
-        out = codes * (self.units[:, None] * 2.0**-SCALE_BITS * self.scales.float())[:, :, None]
+            return (codes * self.scales[..., None]).flatten(1)
+        unit = self.units[:, None, None] * 2.0 ** -(SCALE_BITS + self.kind.shift)
+        out = (codes * (unit * self.scales.float())[..., None]).flatten(2)
         if self.offsets is not None:
             out = out + (self.units[:, None] * 2.0**-OFFSET_BITS * self.offsets.float())[:, :, None]
         return out.flatten(1)
@@ -133,33 +188,44 @@ class Unpacked:
 
 def unpack_part(part: PackedPart, groups: int) -> Unpacked:
     """The codes, scales and offsets that the bytes of ``part`` hold, in rows of ``groups`` groups."""
-    pairs, code_bytes, scale_bytes = groups // 2, STRIP * GROUP * 2 * part.bits // 8, STRIP * 2 * 2
+    kind = part.kind
     stream: Tensor = part.data.view(-(-part.channels // BLOCK) * (BLOCK // STRIP), -1)
-    units = None
-    if part.bits == 4:
-        units = stream[:, : STRIP * 4].contiguous().view(torch.float32).flatten()[: part.channels]
-        stream = stream[:, STRIP * 4 :]
-    stream = stream.unflatten(1, (pairs, code_bytes + scale_bytes * (1 + part.affine)))
-    codes = stream[:, :, :code_bytes].unflatten(2, (part.bits, 2, 4, 2, 2, 4))
-    if part.bits == 4:
-        codes = torch.cat([codes & 15, codes >> 4], dim=2)
+    head, stream = stream[:, : kind.head_bytes], stream[:, kind.head_bytes :].unflatten(1, (groups // 2, -1))
+    codes = _signed(_unpack_codes(stream[:, :, : kind.code_bytes], kind), head, kind)
     # [strip, pair, step, n, four of channels, channel, group, column], see pack_codes
-    signed = (codes.to(torch.int16) - ZERO_POINT[part.bits]).to(torch.int8)
-    codes = signed.permute(0, 4, 3, 5, 1, 6, 2, 7).reshape(-1, groups, GROUP)[: part.channels]
+    codes = codes.permute(0, 4, 3, 5, 1, 6, 2, 7).reshape(-1, groups, GROUP)[: part.channels]
+    numbers = stream[:, :, kind.code_bytes :].contiguous()
+    if kind.bits == 8:
+        halves: Tensor = numbers.view(torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
+        return Unpacked(kind, codes, halves.reshape(-1, groups, 1)[: part.channels].float(), None, None)
+    units = head[:, : STRIP * 4].contiguous().view(torch.float32).flatten()[: part.channels]
+    by_pair: Tensor = numbers.view(torch.int16).unflatten(2, (-1, STRIP, 2)).permute(0, 3, 1, 4, 2)
+    integers = by_pair.reshape(-1, groups, by_pair.shape[-1])[: part.channels]
+    count = 1 + kind.halves
+    return Unpacked(kind, codes, integers[..., :count], integers[..., count] if kind.affine else None, units)
 
-    def numbers(at: int, dtype: torch.dtype) -> Tensor:
-        return stream[:, :, at : at + scale_bytes].contiguous().view(dtype)
 
-    if part.bits == 8:
-        halves: Tensor = numbers(code_bytes, torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
-        return Unpacked(codes, halves.reshape(-1, groups)[: part.channels].float(), None, None)
+def _unpack_codes(stream: Tensor, kind: Kind) -> Tensor:
+    """uint8 [strips, pairs, bytes] -> [strips, pairs, 8 steps, 2, 4, 2, 2, 4]"""
+    vectors = stream.unflatten(2, (-1, 2, 4, 2, 2, 4))
+    if kind.bits == 8:
+        return vectors
+    codes = torch.cat([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], dim=2)
+    if kind.bits > 4:
+        extra = kind.bits - 4  # bits of a step in a byte of the planes
+        shifts = torch.arange(0, 8, extra, dtype=torch.uint8).view(-1, *[1] * 5)
+        high = (vectors[:, :, 4:, None] >> shifts) & ((1 << extra) - 1)
+        codes = codes | high.flatten(2, 3) << 4
+    return codes
 
-    def integers(at: int) -> Tensor:
-        by_pair: Tensor = numbers(at, torch.int16).unflatten(2, (STRIP, 2))
-        return by_pair.transpose(1, 2).reshape(-1, groups)[: part.channels]
 
-    offsets = integers(code_bytes + scale_bytes) if part.affine else None
-    return Unpacked(codes, integers(code_bytes), offsets, units)
+def _signed(codes: Tensor, head: Tensor, kind: Kind) -> Tensor:
+    """int8: codes minus their zero point, or what the table in each strip's head has for them."""
+    if kind.table:
+        table = (head[:, STRIP * 4 :][:, :16].to(torch.int16) - TABLE_ZERO).to(torch.int8)
+        flat = codes.flatten(1).long()
+        return table.gather(1, flat).view(codes.shape)
+    return (codes.to(torch.int16) - kind.zero).to(torch.int8)
 
 
 def dequantize(packed: PackedLinear) -> Tensor:

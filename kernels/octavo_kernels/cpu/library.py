@@ -39,7 +39,7 @@ _OPS = {
     "read_memory": (9, "PPq"),
     "dot_products": (10, "Pq"),
     "gated_linear": (11, "PPPPPR" + "q" * 7),
-    "pack_gguf": (12, "PPqqq"),
+    "pack_gguf": (12, "PPqqqqq"),
     "touch_blocks": (13, "Pqqqqq"),
     "argmax": (14, "PPPRq"),
     "decode_inputs": (15, "P" * 11 + "qqqqq"),

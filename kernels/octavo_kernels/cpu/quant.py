@@ -8,22 +8,28 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, threads_for
-from octavo_kernels.quant import GROUP, PackedLinear, QuantizedRows, empty_rows, num_groups, part_nbytes
+from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups, part_nbytes
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-# GGUF type: pack_gguf_args.kind in csrc/ops.h, bits, affine.
-_PACKED = {"Q4_0": (0, 4, False), "Q4_1": (1, 4, True), "Q8_0": (2, 8, False)}
+# GGUF type: pack_gguf_args.type in csrc/ops.h.
+_PACKED = {
+    name: number
+    for number, name in enumerate(
+        ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+    )
+}
 
 
-def pack_gguf(raw: np.ndarray, qtype: str, channels: int, groups: int) -> Tensor | None:
-    """The bytes of a `PackedPart`, uint8, on this thread alone; None for types that C does not pack."""
+def pack_gguf(raw: np.ndarray, qtype: str, channels: int, width: int, kind: Kind) -> Tensor | None:
+    """The bytes of a `PackedPart`, uint8, on this thread alone; None without a library."""
     library = get_library()
-    if library is None or qtype not in _PACKED:
+    if library is None:
         return None
-    kind, bits, affine = _PACKED[qtype]
     raw = np.ascontiguousarray(raw)
-    data = torch.empty(part_nbytes(channels, groups * GROUP, bits, affine), dtype=torch.uint8)
-    op = library.pack("pack_gguf", raw.ctypes.data, data.data_ptr(), channels, groups, kind)
+    data = torch.empty(part_nbytes(channels, width, kind), dtype=torch.uint8)
+    op = library.pack(
+        "pack_gguf", raw.ctypes.data, data.data_ptr(), channels, width // GROUP, _PACKED[qtype], kind.bits, kind.flags
+    )
     library.run(op, threads=1)
     return data
 
@@ -87,8 +93,8 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
             part.channels,
             packed.groups,
             packed.activation_terms,
-            part.bits,
-            part.affine,
+            part.kind.bits,
+            part.kind.flags,
             packed.channels,
             offset,
             DTYPES[rows.dtype],
@@ -123,7 +129,7 @@ def _head(
         "quantized_head",
         rows.pairs.data_ptr(), rows.meta.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr(),
         out.data_ptr(), 0 if wants_logits is None else wants_logits.data_ptr(), index.data_ptr(), best.data_ptr(),
-        count, part.channels, packed.groups, part.bits, part.affine, packed.margin,
+        count, part.channels, packed.groups, part.kind.bits, part.kind.flags, packed.margin,
     )  # fmt: skip
     library.run(program)
     return out, index, best
@@ -151,7 +157,7 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     op = library.pack(
         "gated_linear",
         x.pairs.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.pairs.data_ptr(), rows.meta.data_ptr(),
-        count, inner, packed.groups, packed.activation_terms, part.bits, part.affine, terms, DTYPES[x.dtype],
+        count, inner, packed.groups, packed.activation_terms, part.kind.bits, part.kind.flags, terms, DTYPES[x.dtype],
     )  # fmt: skip
     library.run(op)
     return rows
@@ -167,7 +173,7 @@ def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -
     op = library.pack(
         "quantized_embedding",
         ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, packed.width, packed.groups,
-        part.bits, part.affine, DTYPES[dtype],
+        part.kind.bits, part.kind.flags, DTYPES[dtype],
     )  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, packed.width)

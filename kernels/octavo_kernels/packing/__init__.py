@@ -1,7 +1,10 @@
 """Packing of weights into the layouts that the kernels read: one module for each file format."""
 
 from octavo_kernels.packing.dense import fill_dense, pack_dense
-from octavo_kernels.packing.gguf import GGUF_TYPES, pack_gguf, packed_nbytes
-from octavo_kernels.packing.groups import concat, pack_codes, pack_w8
+from octavo_kernels.packing.gguf import GGUF_TYPES, pack_blocks, pack_gguf, packed_nbytes
+from octavo_kernels.packing.groups import KINDS, concat, pack_codes, pack_w8
 
-__all__ = ["GGUF_TYPES", "concat", "fill_dense", "pack_codes", "pack_dense", "pack_gguf", "pack_w8", "packed_nbytes"]
+__all__ = [
+    "GGUF_TYPES", "KINDS", "concat", "fill_dense", "pack_blocks", "pack_codes", "pack_dense", "pack_gguf", "pack_w8",
+    "packed_nbytes",
+]  # fmt: skip

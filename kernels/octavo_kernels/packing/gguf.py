@@ -11,79 +11,129 @@ from torch import Tensor
 
 from octavo_kernels import cpu
 from octavo_kernels.packing.groups import pack_codes
-from octavo_kernels.quant import GROUP, PackedLinear, PackedPart, part_nbytes
+from octavo_kernels.quant import GROUP, Kind, PackedLinear, PackedPart, part_nbytes
 
 
 def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
     """Bytes of a packed weight ``[channels, width]``: of `pack_gguf` if it takes ``qtype``, else of `pack_w8`."""
     form = FORMATS.get(qtype or "")
-    return part_nbytes(channels, width, form.bits, form.affine) if form else part_nbytes(channels, width, 8, False)
+    return part_nbytes(channels, width, form.kind if form else Kind(8))
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], activation_terms: int = 1) -> PackedLinear:
     """Pack rows of a GGUF tensor, in the bytes of the file: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
-    The codes are the file's own, and so are scales of 8-bit types. Scales and minima of 4-bit types become 16-bit
-    integers relative to their channel's largest (cpu/csrc/quant.h); those of Q4_K are rounded to float16 before. Raises
-    ValueError for a type that is not in `GGUF_TYPES` (dequantise it and use `pack_w8`) and for bytes that do not fit.
+    The codes are the file's own, and so are scales of 8-bit types. Scales and minima of other types become 16-bit
+    integers relative to their channel's largest (cpu/csrc/quant.h). Raises ValueError for a type that is not in
+    `GGUF_TYPES` (dequantise it and use `pack_w8`) and for bytes that do not fit.
     """
     channels, width = shape
     if qtype not in FORMATS:
         raise ValueError(f"qtype: {qtype!r} cannot be packed; known: {', '.join(GGUF_TYPES)}")
-    read, block_width, block_bytes, bits, affine = FORMATS[qtype]
-    if width % block_width or raw.shape != (channels, width // block_width * block_bytes):
+    form = FORMATS[qtype]
+    if width % form.block_width or raw.shape != (channels, width // form.block_width * form.block_bytes):
         raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
-    data = cpu.pack_gguf(raw, qtype, channels, width // GROUP)
-    if data is not None:
-        return PackedLinear((PackedPart(data, channels, bits, affine),), channels, width, activation_terms)
-    blocks = torch.from_numpy(np.array(raw)).view(channels, -1, block_bytes)
-    codes, scales, minima = read(blocks)
-    return pack_codes(codes.reshape(channels, -1, GROUP), scales, minima, bits=bits, activation_terms=activation_terms)
+    data = cpu.pack_gguf(raw, qtype, channels, width, form.kind)
+    if data is None:
+        return pack_blocks(torch.from_numpy(np.array(raw)), qtype, activation_terms)
+    return PackedLinear((PackedPart(data, channels, form.kind),), channels, width, activation_terms)
 
 
-# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks * groups, 32], scales and minima [N, groups]
-# float16. The formats are those of ggml (https://github.com/ggml-org/ggml, ggml-common.h).
+def pack_blocks(raw: Tensor, qtype: str, activation_terms: int = 1) -> PackedLinear:
+    """`pack_gguf` in plain torch: ``raw`` uint8 [N, row bytes]."""
+    form = FORMATS[qtype]
+    codes, scales, minima = form.read(raw.view(len(raw), -1, form.block_bytes))
+    codes = codes.reshape(len(raw), -1, GROUP)
+    table = _IQ4 if form.kind.table else None
+    return pack_codes(codes, scales, minima, bits=form.kind.bits, table=table, activation_terms=activation_terms)
+
+
+# Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks, values of a block], scales [N, groups] or
+# [N, groups, 2] and minima [N, groups]. The formats are those of ggml (https://github.com/ggml-org/ggml,
+# ggml-common.h). Codes of symmetric types are such that the middle of their range is 0.
 
 _Read = tuple[Tensor, Tensor, Tensor | None]
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, :, at : at + 2].contiguous().view(torch.float16)[:, :, 0]
 
 
-def _nibbles(bytes_: Tensor) -> Tensor:
-    return torch.cat([bytes_ & 15, bytes_ >> 4], dim=-1)
+def _planes(packed: Tensor, bits: int, run: int) -> Tensor:
+    """Numbers of few ``bits`` in bytes, [N, blocks, k] -> [N, blocks, k * 8 / bits]: of each ``run`` bytes first all
+    lowest bits, then all next ones, and so on."""
+    runs = packed.unflatten(2, (-1, run))
+    return torch.stack([runs >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], dim=3).flatten(2)
 
 
 def _read_q4_0(blocks: Tensor) -> _Read:
-    return _nibbles(blocks[:, :, 2:]), _half(blocks, 0), None
+    return _planes(blocks[:, :, 2:], 4, 16), _half(blocks, 0), None
 
 
 def _read_q4_1(blocks: Tensor) -> _Read:
-    return _nibbles(blocks[:, :, 4:]), _half(blocks, 0), _half(blocks, 2)
+    return _planes(blocks[:, :, 4:], 4, 16), _half(blocks, 0), _half(blocks, 2)
 
 
 def _read_q5_0(blocks: Tensor) -> _Read:
-    shifts = torch.arange(8, dtype=torch.uint8)
-    fifth = (blocks[:, :, 2:6, None] >> shifts & 1).flatten(2)
-    return (_nibbles(blocks[:, :, 6:]) | fifth << 4) + (128 - 16), _half(blocks, 0), None
+    return _planes(blocks[:, :, 6:], 4, 16) | _planes(blocks[:, :, 2:6], 1, 1) << 4, _half(blocks, 0), None
+
+
+def _read_q5_1(blocks: Tensor) -> _Read:
+    codes = _planes(blocks[:, :, 8:], 4, 16) | _planes(blocks[:, :, 4:8], 1, 1) << 4
+    return codes, _half(blocks, 0), _half(blocks, 2)
 
 
 def _read_q8_0(blocks: Tensor) -> _Read:
     return blocks[:, :, 2:] ^ 128, _half(blocks, 0), None
 
 
-def _read_q4_k(blocks: Tensor) -> _Read:
-    """256 values: eight groups of 32 with 6-bit scales and minima, each times the block's own scale."""
+def _read_q3_k(blocks: Tensor) -> _Read:
+    """256 values: sixteen halves of groups with 6-bit scales."""
+    six = _planes(blocks[:, :, 96:104], 4, 8) | _planes(blocks[:, :, 104:108], 2, 4) << 4
+    codes = _planes(blocks[:, :, 32:96], 2, 32) | _planes(blocks[:, :, :32], 1, 32) << 2
+    return codes + 4, _by_halves(blocks, 108, six.float() - 32), None
+
+
+def _by_halves(blocks: Tensor, at: int, factors: Tensor) -> Tensor:
+    """float32 [N, groups, 2]: sixteen scales of each block times its own, float16 at byte ``at``."""
+    return (_half(blocks, at).float()[:, :, None] * factors).flatten(1).unflatten(1, (-1, 2))
+
+
+def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Q4_K and Q5_K: eight scales and minima of 6 bits, each times the block's own; float32 [N, groups]."""
     six = blocks[:, :, 4:16]
     low, high, rest = six[:, :, :4], six[:, :, 4:8], six[:, :, 8:]
     scales = torch.cat([low & 63, (rest & 15) | (low >> 6 << 4)], dim=2)
     minima = torch.cat([high & 63, (rest >> 4) | (high >> 6 << 4)], dim=2)
-    codes = blocks[:, :, 16:].unflatten(2, (4, 32))
-    codes = torch.stack([codes & 15, codes >> 4], dim=3)
     scale = _half(blocks, 0).float()[:, :, None] * scales.float()
     minimum = -_half(blocks, 2).float()[:, :, None] * minima.float()
-    return codes, scale.flatten(1).to(torch.float16), minimum.flatten(1).to(torch.float16)
+    return scale.flatten(1), minimum.flatten(1)
+
+
+def _read_q4_k(blocks: Tensor) -> _Read:
+    return _planes(blocks[:, :, 16:], 4, 32), *_six_bits(blocks)
+
+
+def _read_q5_k(blocks: Tensor) -> _Read:
+    codes = _planes(blocks[:, :, 48:], 4, 32) | _planes(blocks[:, :, 16:48], 1, 32) << 4
+    return codes, *_six_bits(blocks)
+
+
+def _read_q6_k(blocks: Tensor) -> _Read:
+    """256 values: sixteen halves of groups with 8-bit scales."""
+    codes = _planes(blocks[:, :, :128], 4, 64) | _planes(blocks[:, :, 128:192], 2, 32) << 4
+    return codes, _by_halves(blocks, 208, blocks[:, :, 192:208].contiguous().view(torch.int8).float()), None
+
+
+def _read_iq4_nl(blocks: Tensor) -> _Read:
+    return _planes(blocks[:, :, 2:], 4, 16), _half(blocks, 0), None
+
+
+def _read_iq4_xs(blocks: Tensor) -> _Read:
+    six = _planes(blocks[:, :, 4:8], 4, 1) | _planes(blocks[:, :, 2:4], 2, 1) << 4
+    scales = _half(blocks, 0).float()[:, :, None] * (six.float() - 32)
+    return _planes(blocks[:, :, 8:], 4, 16), scales.flatten(1), None
 
 
 class GGUFFormat(NamedTuple):
@@ -92,15 +142,20 @@ class GGUFFormat(NamedTuple):
     read: Callable[[Tensor], _Read]
     block_width: int  # values in a block
     block_bytes: int
-    bits: int  # of the packed codes
-    affine: bool = False  # has minima
+    kind: Kind
 
 
 FORMATS = {
-    "Q4_0": GGUFFormat(_read_q4_0, 32, 18, 4),
-    "Q4_1": GGUFFormat(_read_q4_1, 32, 20, 4, affine=True),
-    "Q4_K": GGUFFormat(_read_q4_k, 256, 144, 4, affine=True),
-    "Q5_0": GGUFFormat(_read_q5_0, 32, 22, 8),
-    "Q8_0": GGUFFormat(_read_q8_0, 32, 34, 8),
+    "Q4_0": GGUFFormat(_read_q4_0, 32, 18, Kind(4)),
+    "Q4_1": GGUFFormat(_read_q4_1, 32, 20, Kind(4, affine=True)),
+    "Q5_0": GGUFFormat(_read_q5_0, 32, 22, Kind(5)),
+    "Q5_1": GGUFFormat(_read_q5_1, 32, 24, Kind(5, affine=True)),
+    "Q8_0": GGUFFormat(_read_q8_0, 32, 34, Kind(8)),
+    "Q3_K": GGUFFormat(_read_q3_k, 256, 110, Kind(4, halves=True)),
+    "Q4_K": GGUFFormat(_read_q4_k, 256, 144, Kind(4, affine=True)),
+    "Q5_K": GGUFFormat(_read_q5_k, 256, 176, Kind(5, affine=True)),
+    "Q6_K": GGUFFormat(_read_q6_k, 256, 210, Kind(6, halves=True)),
+    "IQ4_NL": GGUFFormat(_read_iq4_nl, 32, 18, Kind(4, table=True)),
+    "IQ4_XS": GGUFFormat(_read_iq4_xs, 256, 136, Kind(4, table=True)),
 }
 GGUF_TYPES = tuple(FORMATS)

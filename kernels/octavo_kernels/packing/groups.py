@@ -14,46 +14,102 @@ from octavo_kernels.quant import (
     RELATIVE_BITS,
     SCALE_BITS,
     STRIP,
-    ZERO_POINT,
+    TABLE_ZERO,
+    Kind,
     PackedLinear,
     PackedPart,
 )
 
 
 def pack_codes(
-    codes: Tensor, scales: Tensor, minima: Tensor | None = None, *, bits: int, activation_terms: int = 1
+    codes: Tensor,
+    scales: Tensor,
+    minima: Tensor | None = None,
+    *,
+    bits: int,
+    table: Sequence[int] | None = None,
+    activation_terms: int = 1,
 ) -> PackedLinear:
-    """Pack ``codes`` uint8 [N, G, 32] (below 2^bits), ``scales`` float16 [N, G] and, for 4 bits, ``minima`` or None."""
+    """Pack ``codes`` uint8 [N, G, 32], below 2^bits, with their scales: the weight ``scale * (code - 2^(bits - 1))``.
+
+    With ``minima`` [N, G] (4 and 5 bits) the weight is ``scale * code + minimum``. With a ``table`` of 16 integers from
+    -127 to 127 (4 bits) it is ``scale * table[code]``: the codes of IQ4_NL, MXFP4 (its values times two), NF4.
+
+    ``scales`` are [N, G] or, without minima and for 4 and 6 bits, [N, G, 2]: one for each 16 columns. 8-bit codes keep
+    them as float16; others as integers beside the largest of their channel, within 2^-16 of it: powers of two and
+    float16 numbers down to a thirty-second of the largest are exact. Raises ValueError for what no kernel takes.
+    """
     channels, groups, _ = codes.shape
+    kind = Kind(bits, affine=minima is not None, halves=scales.dim() == 3, table=table is not None)
+    if kind not in KINDS:
+        raise ValueError(f"codes: no kernel takes {kind}")
     fill = (0, groups % 2, 0, -channels % BLOCK)
-    codes = torch.nn.functional.pad(codes, (0, 0, *fill))
-    scales = torch.nn.functional.pad(scales.to(torch.float16), fill)
-    # [strip, four of channels, n, channel, pair, group, step, column]; n: in which of two vectors the channel is
-    strips = codes.view(-1, 4, 2, 2, codes.shape[1] // 2, 2, 8, 4).permute(0, 4, 6, 2, 1, 3, 5, 7)
-    if bits == 4:
-        strips = strips[:, :, :4] | (strips[:, :, 4:] << 4)
-    count, pairs = strips.shape[:2]
-    stream = [strips.reshape(count, pairs, -1)]
+    stream = [_code_stream(torch.nn.functional.pad(codes, (0, 0, *fill)), kind)]
+    count, pairs = stream[0].shape[:2]
     if bits == 8:
-        by_vector = scales.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
-        return _packed(None, [*stream, _bytes(by_vector, 2)], channels, groups, 8, False, activation_terms)
-    wide = scales.float()
+        halves = torch.nn.functional.pad(scales.to(torch.float16), fill)
+        by_vector = halves.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
+        return _packed([], [*stream, _bytes(by_vector, 2)], channels, groups, kind, activation_terms)
+    head = []
+    wide = scales.float().view(channels, groups, -1)
+    if table is not None:
+        integers, factor = _widest(table)
+        wide = wide / factor
+        head = [torch.tensor(integers * 4, dtype=torch.uint8).expand(count, -1)]
+    wide = torch.nn.functional.pad(wide, (0, 0, *fill)) * 2.0**kind.shift
     offsets = None
+    top = wide.abs().amax(dim=2)
     if minima is not None:
-        offsets = torch.nn.functional.pad(minima.to(torch.float16), fill).float() + ZERO_POINT[4] * wide
-    top = (
-        wide.abs()
-        if offsets is None
-        else torch.maximum(wide.abs(), offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
-    )
+        zero = kind.zero * 2.0**-kind.shift
+        offsets = torch.nn.functional.pad(minima.float(), fill) + zero * wide[:, :, 0]
+        top = torch.maximum(top, offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
     exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
     unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
     unit[channels:] = 0.0
-    for values, fraction, highest in ((wide, SCALE_BITS, 32767), (offsets, OFFSET_BITS, (1 << RELATIVE_BITS) - 1)):
-        if values is not None:
-            integers = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
-            stream.append(_bytes(integers.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
-    return _packed(unit, stream, channels, groups, 4, offsets is not None, activation_terms)
+    numbers = [(wide[:, :, i], SCALE_BITS, 32767) for i in range(wide.shape[2])]
+    if offsets is not None:
+        numbers.append((offsets, OFFSET_BITS, (1 << RELATIVE_BITS) - 1))
+    for values, fraction, highest in numbers:
+        integers_ = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
+        stream.append(_bytes(integers_.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
+    return _packed([_bytes(unit.view(-1, STRIP), 1), *head], stream, channels, groups, kind, activation_terms)
+
+
+# What the C kernels have tiles for.
+KINDS = (
+    Kind(4), Kind(4, affine=True), Kind(4, halves=True), Kind(4, table=True), Kind(4, halves=True, table=True),
+    Kind(5), Kind(5, affine=True), Kind(6, halves=True), Kind(8),
+)  # fmt: skip
+
+
+def _code_stream(codes: Tensor, kind: Kind) -> Tensor:
+    """uint8 [N, G, 32] -> [strips, pairs, bytes]; N and G are padded."""
+    # [strip, four of channels, n, channel, pair, group, step, column]; n: in which of two vectors the channel is
+    vectors = codes.view(-1, 4, 2, 2, codes.shape[1] // 2, 2, 8, 4).permute(0, 4, 6, 2, 1, 3, 5, 7)
+    if kind.bits == 8:
+        return vectors.flatten(2)
+    stream = [vectors[:, :, :4] & 15 | (vectors[:, :, 4:] << 4)]
+    if kind.bits > 4:  # planes of the bits above: those of one step in each byte, of 8 or 4 steps
+        extra = kind.bits - 4
+        steps = (vectors >> 4).unflatten(2, (-1, 8 // extra))
+        plane = steps[:, :, :, 0].clone()
+        for i in range(1, 8 // extra):
+            plane |= steps[:, :, :, i] << extra * i
+        stream.append(plane)
+    return torch.cat([part.flatten(2) for part in stream], dim=2)
+
+
+def _widest(table: Sequence[int]) -> tuple[list[int], int]:
+    """The table times the largest power of two that 8 bits allow, biased by TABLE_ZERO, and that power: products lose
+    low bits (`Kind.shift`), which should be zeros.
+
+    Raises ValueError for numbers that 8 bits cannot hold.
+    """
+    largest = max(abs(value) for value in table)
+    if len(table) != 16 or not 0 < largest < TABLE_ZERO:
+        raise ValueError(f"table: must be 16 integers from -127 to 127, not all 0, got {list(table)}")
+    factor = 1 << 7 - largest.bit_length()
+    return [value * factor + TABLE_ZERO for value in table], factor
 
 
 def _bytes(values: Tensor, dims: int) -> Tensor:
@@ -62,20 +118,10 @@ def _bytes(values: Tensor, dims: int) -> Tensor:
 
 
 def _packed(
-    unit: Tensor | None,
-    stream: list[Tensor],
-    channels: int,
-    groups: int,
-    bits: int,
-    affine: bool,
-    activation_terms: int,
+    head: list[Tensor], stream: list[Tensor], channels: int, groups: int, kind: Kind, activation_terms: int
 ) -> PackedLinear:
-    data = torch.cat(stream, dim=2).flatten(1)
-    if unit is not None:
-        data = torch.cat([_bytes(unit.view(-1, STRIP), 1), data], dim=1)
-    return PackedLinear(
-        (PackedPart(data.flatten(), channels, bits, affine),), channels, groups * GROUP, activation_terms
-    )
+    data = torch.cat([*head, torch.cat(stream, dim=2).flatten(1)], dim=1).flatten()
+    return PackedLinear((PackedPart(data, channels, kind),), channels, groups * GROUP, activation_terms)
 
 
 def pack_w8(weight: Tensor, activation_terms: int = 1) -> PackedLinear:
@@ -115,9 +161,9 @@ def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
     parts: list[PackedPart] = []
     for part in (part for p in packed for part in p.parts):
         last = parts[-1] if parts else None
-        if last and (last.bits, last.affine) == (part.bits, part.affine) and last.channels % BLOCK == 0:
+        if last and last.kind == part.kind and last.channels % BLOCK == 0:
             data = torch.cat([last.data, part.data])
-            parts[-1] = PackedPart(data, last.channels + part.channels, part.bits, part.affine)
+            parts[-1] = PackedPart(data, last.channels + part.channels, part.kind)
         else:
             parts.append(part)
     return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.activation_terms)

@@ -11,7 +11,6 @@ from octavo_kernels.quant import (
     OFFSET_BITS,
     RELATIVE_BITS,
     SCALE_BITS,
-    ZERO_POINT,
     PackedLinear,
     QuantizedRows,
     Unpacked,
@@ -44,8 +43,10 @@ def quantize_rows(x: Tensor, terms: int = 1, *, second_term_where_large: bool = 
     relative_scale = (scale * inverse).nan_to_num(0.0)
     pairs = torch.stack([_pairs(integers, relative_scale) for integers in stored], dim=1)
     second_sums = stored[-1].sum(dim=-1) if terms == 2 else torch.zeros_like(scale)
+    first_halves = [integers[..., : GROUP // 2].sum(dim=-1) for integers in (stored[0], stored[-1])]
     integers = [
-        field.to(torch.int32).view(torch.float32) for field in (values.sum(dim=-1), second_sums, has_second_term)
+        field.to(torch.int32).view(torch.float32)
+        for field in (values.sum(dim=-1), second_sums, *first_halves, has_second_term)
     ]
     meta = torch.nn.functional.pad(torch.cat([scale, *integers, unit], dim=-1), (0, 15))
     return QuantizedRows(pairs, meta, width, x.dtype)
@@ -55,7 +56,7 @@ def _pairs(values: Tensor, relative_scale: Tensor) -> Tensor:
     """uint8 [T, G / 2, 80] (cpu/csrc/quant.h: row_pair) of integers [T, G, 32] and float32 [T, G]."""
     sums = values.sum(dim=-1)
     fields = [
-        (-ZERO_POINT[4] * sums).to(torch.int32),
+        (-8 * sums).to(torch.int32),
         relative_scale.round().to(torch.int16),
         (sums * relative_scale * 2.0**-OFFSET_BITS).round().to(torch.int16),
         values.to(torch.int8).unflatten(-2, (-1, 2)).unflatten(-1, (8, 4)).transpose(-3, -2),
@@ -110,7 +111,7 @@ def _product(rows: QuantizedRows, packed: PackedLinear, bias: Tensor | None, ter
     out = []
     for part in packed.parts:
         weight = unpack_part(part, packed.groups)
-        out.append((_product_8bit if weight.units is None else _product_4bit)(rows, weight, terms))
+        out.append((_product_8bit if weight.units is None else _product_in_integers)(rows, weight, terms))
     result = torch.cat(out, dim=1)
     return result if bias is None else result + bias.float()
 
@@ -121,23 +122,26 @@ def _product_8bit(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
     total = torch.zeros(len(values), len(weight.codes))
     for g in range(weight.codes.shape[1]):
         exact = integers[:, g] @ weight.codes[:, g].double().T
-        total += exact.float() * (rows.meta[:, g, None] * weight.scales[:, g])
+        total += exact.float() * (rows.meta[:, g, None] * weight.scales[:, g, 0])
     return total if terms == 1 else total * (1.0 / 256.0)
 
 
-def _product_4bit(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+def _product_in_integers(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
     """With the integers of the C kernels (cpu/csrc/quantized_tile.h)."""
     assert weight.units is not None
     values, relative_scale, scaled_sum = (x.double() for x in unpack_rows(rows))
     out = torch.zeros(len(values), len(weight.codes), dtype=torch.float64)
+    parts = weight.scales.shape[2]  # 2: halves of groups
+    codes, values = (x.double().unflatten(-1, (parts, -1)) for x in (weight.codes, values))
     for term in range(terms):
-        for g in range(weight.codes.shape[1]):
-            exact = values[:, term, g] @ weight.codes[:, g].double().T
-            scaled = (exact * weight.scales[:, g].double() * 2.0**-SCALE_BITS + 0.5).floor()
-            added = scaled * relative_scale[:, term, g, None]
+        for g in range(codes.shape[1]):
+            for half in range(parts):
+                exact = values[:, term, g, half] @ codes[:, g, half].T
+                fits = (exact * 2.0**-weight.kind.shift + (0.5 if weight.kind.shift else 0.0)).floor()
+                scaled = (fits * weight.scales[:, g, half].double() * 2.0**-SCALE_BITS + 0.5).floor()
+                out += scaled * relative_scale[:, term, g, None] * 2.0 ** (-8 * term)
             if weight.offsets is not None:
-                added += scaled_sum[:, term, g, None] * weight.offsets[:, g].double()
-            out += added * 2.0 ** (-8 * term)
+                out += scaled_sum[:, term, g, None] * weight.offsets[:, g].double() * 2.0 ** (-8 * term)
     return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-RELATIVE_BITS))
 
 

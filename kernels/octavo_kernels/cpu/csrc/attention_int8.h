@@ -48,12 +48,12 @@ INLINE void int8_scores(const float *q, int64_t head_size, const void *const *ke
                 if (few_rows && c == 0) prefetch_with_scores(prefetch, g * KV_GROUP / 4 + d);
                 vbytes k[NV];
 #pragma GCC unroll 4
-                for (int n = 0; n < NV; n++) k[n] = load_bytes(codes[n] + (g * KV_GROUP / 4 + d) * CHUNK * 4);
+                for (int n = 0; n < NV; n++) k[n] = to_signed(load_bytes(codes[n] + (g * KV_GROUP / 4 + d) * CHUNK * 4));
 #pragma GCC unroll 6
                 for (int i = 0; i < mr; i++) {
                     vi x = splat_four(query_codes(q + i * head_size) + g * KV_GROUP + d * 4);
 #pragma GCC unroll 4
-                    for (int n = 0; n < NV; n++) sum[i][n] = dot4(sum[i][n], k[n], x, 8);
+                    for (int n = 0; n < NV; n++) sum[i][n] = dot4_wide(sum[i][n], k[n], x);
                 }
             }
 #pragma GCC unroll 4
@@ -210,9 +210,9 @@ INLINE void int8_accumulate_pv_columns(float *acc, int64_t head_size, const floa
                 vi x = splat_four((const int8_t *)p + i * 2 * TILE + at),
                    y = splat_four((const int8_t *)p + (i * 2 + 1) * TILE + at);
 #pragma GCC unroll 4
-                for (int n = 0; n < nv; n++) high[i][n] = dot4_7bits(high[i][n], (vbytes)x, (vi)v[n]);
+                for (int n = 0; n < nv; n++) high[i][n] = dot4(high[i][n], (vbytes)x, (vi)v[n]);
 #pragma GCC unroll 4
-                for (int n = 0; n < nv; n++) low[i][n] = dot4_7bits(low[i][n], (vbytes)y, (vi)v[n]);
+                for (int n = 0; n < nv; n++) low[i][n] = dot4(low[i][n], (vbytes)y, (vi)v[n]);
             }
         }
     }

@@ -26,7 +26,7 @@ void op_dot_products(const struct dot_products_args *a, struct team_member *m) {
         for (int i = 0; i < 12; i++) acc[i] = splat_int(i);  // different, so that the compiler cannot merge the chains
         for (int64_t r = 0; r < a->rounds; r++) {
 #pragma GCC unroll 12
-            for (int i = 0; i < 12; i++) acc[i] = dot4(acc[i], w, x, 8);
+            for (int i = 0; i < 12; i++) acc[i] = dot4_wide(acc[i], to_signed(w), x);
             x = (vi)((vu)x ^ (vu)w);  // so that the compiler cannot drop a round
         }
         for (int i = 1; i < 12; i++) acc[0] += acc[i];

@@ -132,13 +132,14 @@ struct quantize_args {
 };
 
 // out[:, offset : offset + channels] of [rows, out_stride] = quantised rows . packed weight^T + bias (float32, may be NULL).
+// bits and flags are those of quant.h's kinds, here and below.
 struct quantized_linear_args {
     const struct row_pair *values;
     const void *meta;
     const uint8_t *weight;
     const float *bias;
     void *out;
-    int64_t rows, channels, groups, terms, bits, affine, out_stride, offset, dtype;
+    int64_t rows, channels, groups, terms, bits, flags, out_stride, offset, dtype;
 };
 
 // The same for a language model's head: float32 [rows, channels] from rows with two terms. Blocks of channels without a value
@@ -154,7 +155,7 @@ struct quantized_head_args {
     const int64_t *wants_out;
     int64_t *index;
     float *best;
-    int64_t rows, channels, groups, bits, affine;
+    int64_t rows, channels, groups, bits, flags;
     double margin;
 };
 
@@ -166,7 +167,7 @@ struct gated_linear_args {
     const uint8_t *weight;
     struct row_pair *out_values;
     void *out_meta;
-    int64_t rows, inner, groups, terms, bits, affine, out_terms, dtype;
+    int64_t rows, inner, groups, terms, bits, flags, out_terms, dtype;
 };
 
 // out[:, offset : offset + channels] of [rows, out_stride] = x [rows, width] . weight^T (packed as dense_linear.c says) + bias
@@ -199,7 +200,7 @@ struct quantized_embedding_args {
     const int64_t *ids;
     const uint8_t *weight;
     void *out;
-    int64_t count, channels, width, groups, bits, affine, dtype;
+    int64_t count, channels, width, groups, bits, flags, dtype;
 };
 
 // out [count, row_bytes] = rows `ids` of table [rows, row_bytes]
@@ -210,11 +211,12 @@ struct embedding_args {
     int64_t count, rows, row_bytes;
 };
 
-// Packs rows of a GGUF tensor, [channels, groups * block bytes], into the blocks of quant.h. kind 0: Q4_0, 1: Q4_1, 2: Q8_0
+// Packs rows of a GGUF tensor, [channels, groups / groups of a block * block bytes], into the blocks of quant.h. type: see
+// packing.c; bits and flags: the kind that it becomes.
 struct pack_gguf_args {
     const uint8_t *raw;
     uint8_t *out;
-    int64_t channels, groups, kind;
+    int64_t channels, groups, type, bits, flags;
 };
 
 // Benchmarks only. out int64 [threads]

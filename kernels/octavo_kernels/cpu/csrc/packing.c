@@ -2,33 +2,113 @@
 #include "ops.h"
 #include "simd.h"
 
-// The codes of one group of one channel. A nibble block holds column j in the low half of byte j and column j + 16 in the high
-// half: these are steps j / 4 and j / 4 + 4, which share a byte in the packed layout too.
-static void pack_codes(const uint8_t *raw, uint8_t *pair, int64_t lane, int64_t n, int nibbles) {
-    for (int64_t step = 0; step < (nibbles ? 4 : 8); step++) {
-        uint32_t four;
-        memcpy(&four, raw + step * 4, 4);
-        if (!nibbles) four ^= 0x80808080;
-        memcpy(pair + (step * 2 + n) * 64 + lane * 4, &four, 4);
+// In the order of octavo_kernels/cpu/quant.py
+enum gguf_type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
+// Bytes of a block, and how many groups it has
+static const struct gguf_block {
+    int64_t bytes, groups;
+} BLOCKS[] = {{18, 1}, {20, 1}, {22, 1}, {24, 1}, {34, 1}, {110, 8}, {144, 8}, {176, 8}, {210, 8}, {18, 1}, {136, 8}};
+static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+// Number n of those that fill bytes from the lowest `bits` on: of each `run` bytes first all lowest bits, then all next ones.
+INLINE int plane(const uint8_t *bytes, int n, int bits, int run) {
+    const int planes = 8 / bits, at = n / (run * planes) * run + n % run;
+    return bytes[at] >> n / run % planes * bits & ((1 << bits) - 1);
+}
+
+// Scales of both halves of group g of a block, and its offset, which includes the zero point in the middle of the codes
+struct group_scales {
+    float scale[2], offset;
+};
+INLINE struct group_scales read_scales(const uint8_t *raw, int g, const int type) {
+    switch (type) {
+    case Q4_1:
+    case Q5_1: {
+        const float scale = half_to_float(raw);
+        return (struct group_scales){{scale, 0.0f}, half_to_float(raw + 2) + (type == Q4_1 ? 8.0f : 16.0f) * scale};
+    }
+    case Q4_K:
+    case Q5_K: {  // eight scales and minima of 6 bits
+        const uint8_t *six = raw + 4;
+        const int low = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
+        const int high = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
+        const float scale = half_to_float(raw) * (float)low, minimum = half_to_float(raw + 2) * (float)high;
+        return (struct group_scales){{scale, 0.0f}, (type == Q4_K ? 8.0f : 16.0f) * scale - minimum};
+    }
+    case Q3_K: {
+        struct group_scales s = {{0.0f, 0.0f}, 0.0f};
+        for (int half = 0; half < 2; half++) {
+            const int n = 2 * g + half, six = plane(raw + 96, n, 4, 8) | plane(raw + 104, n, 2, 4) << 4;
+            s.scale[half] = half_to_float(raw + 108) * (float)(six - 32);
+        }
+        return s;
+    }
+    case Q6_K: {
+        const int8_t *eight = (const int8_t *)raw + 192 + 2 * g;
+        const float scale = half_to_float(raw + 208);
+        return (struct group_scales){{scale * (float)eight[0], scale * (float)eight[1]}, 0.0f};
+    }
+    case IQ4_XS: {
+        const int six = plane(raw + 4, g, 4, 1) | plane(raw + 2, g, 2, 1) << 4;
+        return (struct group_scales){{half_to_float(raw) * (float)(six - 32), 0.0f}, 0.0f};
+    }
+    default: return (struct group_scales){{half_to_float(raw), 0.0f}, 0.0f};
     }
 }
 
-// Scale and offset of a group. The offset includes the zero point in the middle of the codes.
-INLINE void read_scale_and_offset(const uint8_t *raw, int affine, float *scale, float *offset) {
-    *scale = half_to_float(raw);
-    *offset = affine ? half_to_float(raw + 2) + (float)ZERO4 * *scale : 0.0f;
+INLINE void read_codes(const uint8_t *raw, int g, const int type, uint8_t *codes) {
+    const int at = g * GROUP;
+    switch (type) {
+    case Q4_0:
+    case IQ4_NL:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[2 + k % 16] >> k / 16 * 4 & 15);
+        break;
+    case Q4_1:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[4 + k % 16] >> k / 16 * 4 & 15);
+        break;
+    case Q5_0:
+    case Q5_1: {
+        uint32_t fifth;
+        raw += type == Q5_0 ? 2 : 4;
+        memcpy(&fifth, raw, 4);
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)((raw[4 + k % 16] >> k / 16 * 4 & 15) | (fifth >> k & 1) << 4);
+        break;
+    }
+    case Q8_0:
+        for (int k = 0; k < GROUP; k++) codes[k] = raw[2 + k] ^ 0x80;
+        break;
+    case Q3_K:
+        for (int k = 0; k < GROUP; k++)
+            codes[k] = (uint8_t)((raw[32 + g / 4 * 32 + k] >> g % 4 * 2 & 3) + ((raw[k] >> g & 1) << 2) + 4);
+        break;
+    case Q4_K:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[16 + g / 2 * 32 + k] >> g % 2 * 4 & 15);
+        break;
+    case Q5_K:
+        for (int k = 0; k < GROUP; k++)
+            codes[k] = (uint8_t)((raw[48 + g / 2 * 32 + k] >> g % 2 * 4 & 15) | (raw[16 + k] >> g & 1) << 4);
+        break;
+    case Q6_K:
+        for (int k = 0; k < GROUP; k++)
+            codes[k] = (uint8_t)((raw[g / 4 * 64 + g % 2 * 32 + k] >> g / 2 % 2 * 4 & 15) |
+                                 (raw[128 + g / 4 * 32 + k] >> g % 4 * 2 & 3) << 4);
+        break;
+    case IQ4_XS:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[8 + at / 2 + k % 16] >> k / 16 * 4 & 15);
+        break;
+    default: break;
+    }
 }
 
 // The unit of a channel (quant.h); NaN if a scale or an offset is not finite
-static float channel_unit(const uint8_t *raw, int64_t groups, int64_t raw_group, int affine) {
+static float channel_unit(const struct group_scales *s, int64_t groups, int kind) {
     int32_t top = 0;
-    for (int64_t g = 0; g < groups; g++, raw += raw_group) {
-        float x[2];
-        int32_t bits[2];
-        read_scale_and_offset(raw, affine, x, x + 1);
-        x[1] *= 1.0f / (1 << (RELATIVE_BITS - OFFSET_BITS));
-        memcpy(bits, x, 8);
-        top = MAX(top, MAX(bits[0] & 0x7fffffff, bits[1] & 0x7fffffff));
+    for (int64_t g = 0; g < groups; g++) {
+        const float x[3] = {s[g].scale[0] * (float)(1 << kind_shift(kind)), s[g].scale[1] * (float)(1 << kind_shift(kind)),
+                            s[g].offset * (1.0f / (1 << (RELATIVE_BITS - OFFSET_BITS)))};
+        int32_t bits[3];
+        memcpy(bits, x, 12);
+        for (int i = 0; i < 3; i++) top = MAX(top, bits[i] & 0x7fffffff);
     }
     const int32_t bits = top < 0x7f800000 ? (top & 0x7f800000) + 0x800000 : 0x7fc00000;
     float unit;
@@ -41,36 +121,92 @@ static void store_int16(uint8_t *to, float x, float highest) {
     memcpy(to, &whole, 2);
 }
 
-static void pack_strip(const struct pack_gguf_args *a, int64_t strip) {
-    const int nibbles = a->kind != 2, affine = a->kind == 1;
-    const int64_t raw_group = 2 + 2 * affine + (nibbles ? GROUP / 2 : GROUP), pairs = (a->groups + 1) / 2;
-    const int64_t units = nibbles ? UNIT_BYTES : 0,
-                  stride = nibbles ? CODE_BYTES4 + SCALE_BYTES * (1 + affine) : CODE_BYTES8 + SCALE_BYTES;
-    uint8_t *out = a->out + strip * (units + pairs * stride);
-    memset(out, 0, (size_t)(units + pairs * stride));
+// The codes of one group of one channel; `to` is where its columns of step 0 lie.
+INLINE void store_codes(const uint8_t *codes, uint8_t *to, const int kind) {
+    uint32_t four[8], planes[2] = {0, 0};
+    memcpy(four, codes, GROUP);
+    if (kind_bits(kind) == 8) {
+        for (int step = 0; step < 8; step++) memcpy(to + step * 128, four + step, 4);
+        return;
+    }
+    for (int step = 0; step < 4; step++) {
+        const uint32_t both = (four[step] & 0x0f0f0f0f) | (four[step + 4] & 0x0f0f0f0f) << 4;
+        memcpy(to + step * 128, &both, 4);
+    }
+    to += STRIP * PAIR / 2;
+    if (kind_bits(kind) == 5) {
+        for (int step = 0; step < 8; step++) planes[0] |= (four[step] >> 4 & 0x01010101) << step;
+        memcpy(to, planes, 4);
+    } else if (kind_bits(kind) == 6) {
+        for (int step = 0; step < 8; step++) planes[step / 4] |= (four[step] >> 4 & 0x03030303) << step % 4 * 2;
+        memcpy(to, planes, 4), memcpy(to + 128, planes + 1, 4);
+    }
+}
+
+INLINE void pack_channel(const struct pack_gguf_args *a, const uint8_t *raw, int64_t c, uint8_t *strip,
+                         struct group_scales *scales, const int type, const int kind) {
+    const struct gguf_block block = BLOCKS[type];
+    const int64_t stride = kind_pair_bytes(kind), n = c / 2 % 2;
+    const int halves = kind_has(kind, HALVES), affine = kind_has(kind, AFFINE);
+    float unit = 0.0f;
+    if (kind_bits(kind) != 8) {
+        for (int64_t g = 0; g < a->groups; g++)
+            scales[g] = read_scales(raw + g / block.groups * block.bytes, (int)(g % block.groups), type);
+        unit = channel_unit(scales, a->groups, kind);
+        memcpy(strip + c * 4, &unit, 4);
+    }
+    const float fraction = (float)(1 << (SCALE_BITS + kind_shift(kind)));
+    for (int64_t g = 0; g < a->groups; g++) {
+        const uint8_t *at = raw + g / block.groups * block.bytes;
+        const int64_t lane = (c / 4 * 2 + c % 2) * 2 + g % 2;
+        uint8_t *pair = strip + kind_head_bytes(kind) + g / 2 * stride, codes[GROUP];
+        read_codes(at, (int)(g % block.groups), type, codes);
+        store_codes(codes, pair + n * 64 + lane * 4, kind);
+        pair += kind_code_bytes(kind);
+        if (kind_bits(kind) == 8) {
+            memcpy(pair + (n * STRIP + lane) * 2, at, 2);
+            continue;
+        }
+        pair += (c * 2 + g % 2) * 2;
+        for (int half = 0; half <= halves; half++)
+            store_int16(pair + half * SCALE_BYTES, scales[g].scale[half] / unit * fraction, 32767.0f);
+        if (affine)
+            store_int16(pair + SCALE_BYTES, scales[g].offset / unit * (1 << OFFSET_BITS), (1 << RELATIVE_BITS) - 1);
+    }
+}
+
+static void pack_strip(const struct pack_gguf_args *a, int64_t strip, struct group_scales *scales) {
+    const int kind = KIND((int)a->bits, (int)a->flags);
+    const struct gguf_block block = BLOCKS[a->type];
+    const int64_t size = kind_head_bytes(kind) + (a->groups + 1) / 2 * kind_pair_bytes(kind);
+    uint8_t *out = a->out + strip * size;
+    memset(out, 0, (size_t)size);
+    if (kind_has(kind, TABLE))
+        for (int i = 0; i < TABLE_BYTES; i++) out[UNIT_BYTES + i] = (uint8_t)(IQ4[i % 16] + 128);
     for (int64_t c = 0; c < STRIP && strip * STRIP + c < a->channels; c++) {
-        const uint8_t *raw = a->raw + (strip * STRIP + c) * a->groups * raw_group;
-        const float unit = nibbles ? channel_unit(raw, a->groups, raw_group, affine) : 0.0f;
-        if (nibbles) memcpy(out + c * 4, &unit, 4);
-        for (int64_t g = 0; g < a->groups; g++, raw += raw_group) {
-            uint8_t *pair = out + units + g / 2 * stride;
-            const int64_t n = c / 2 % 2, lane = (c / 4 * 2 + c % 2) * 2 + g % 2;
-            pack_codes(raw + 2 + 2 * affine, pair, lane, n, nibbles);
-            if (nibbles) {
-                float scale, offset;
-                read_scale_and_offset(raw, affine, &scale, &offset);
-                uint8_t *to = pair + CODE_BYTES4 + (c * 2 + g % 2) * 2;
-                store_int16(to, scale / unit * (1 << SCALE_BITS), 32767.0f);
-                if (affine) store_int16(to + SCALE_BYTES, offset / unit * (1 << OFFSET_BITS), (1 << RELATIVE_BITS) - 1);
-            } else {
-                memcpy(pair + CODE_BYTES8 + (n * STRIP + lane) * 2, raw, 2);
-            }
+        const uint8_t *raw = a->raw + (strip * STRIP + c) * (a->groups / block.groups) * block.bytes;
+        switch (a->type) {
+#define CASE(type, kind) \
+    case type: pack_channel(a, raw, c, out, scales, type, kind); break;
+            CASE(Q4_0, KIND(4, 0))
+            CASE(Q4_1, KIND(4, AFFINE))
+            CASE(Q5_0, KIND(5, 0))
+            CASE(Q5_1, KIND(5, AFFINE))
+            CASE(Q8_0, KIND(8, 0))
+            CASE(Q3_K, KIND(4, HALVES))
+            CASE(Q4_K, KIND(4, AFFINE))
+            CASE(Q5_K, KIND(5, AFFINE))
+            CASE(Q6_K, KIND(6, HALVES))
+            CASE(IQ4_NL, KIND(4, TABLE))
+            CASE(IQ4_XS, KIND(4, TABLE))
+#undef CASE
         }
     }
 }
 
 void op_pack_gguf(const struct pack_gguf_args *a, struct team_member *m) {
     const int64_t strips = (a->channels + BLOCK - 1) / BLOCK * (BLOCK / STRIP);
-    for (int64_t n; (n = team_take_item(m, strips)) >= 0; team_item_done(m)) pack_strip(a, n);
+    struct group_scales *scales = thread_scratch((size_t)a->groups * sizeof(struct group_scales));
+    for (int64_t n; (n = team_take_item(m, strips)) >= 0; team_item_done(m)) pack_strip(a, n, scales);
     team_finish_phase(m, strips);
 }

@@ -1,21 +1,29 @@
 // Group-quantised matrices: the layout of packed weights and of quantised rows of activations.
 //
-// A weight [N, K] has one scale for each GROUP columns of a channel (a row) and, for affine types, an offset:
+// A weight [N, K] has one scale for each GROUP columns of a channel (a row), or for each half of them, and, for affine kinds, an
+// offset:
 //     8 bit: w = scale * (q - 128), scales in float16, as files have them;
-//     4 bit: w = unit * (scale / 2^15 * (q - 8) + offset / 2^9). scale and offset are int16; only affine types have an offset,
-//     and a file's minimum m becomes m + 8 * scale. The unit of a channel is a power of two that is larger than its scales and
-//     than a quarter of its offsets. So a file's float16 scale is exact from unit / 32 on, an offset within unit * 2^-10.
+//     4, 5, 6 bit: w = unit * (scale / 2^(15 + shift) * (q - zero) + offset / 2^9), with a zero in the middle of the codes.
+//     scale and offset are int16; only affine kinds have an offset, and a file's minimum m becomes m + zero * scale. The unit of
+//     a channel is a power of two that is larger than its scales times 2^shift and than a quarter of its offsets. So a file's
+//     float16 scale is exact from unit / 32 on, an offset within unit * 2^-10;
+//     4 bit with a table: w = unit * scale / 2^(15 + shift) * table[q], any 16 int8.
 // Integer scales make the arithmetic cheaper: scaling the sums of a group takes 1.5 multiplications for 16 channels (the
-// products take 8); in float32 it takes 3. The scaled sum is rounded to whole units: a group whose scale is a hundredth of
-// another one's of its channel keeps little precision, but contributes as little. Rows without a scale above 2^-100 are zeros.
+// products take 8); in float32 it takes 3. Sums are rounded to 16 bits before: `shift` is by how many bits the largest exceed
+// them. The scaled sum is rounded to whole units: a group whose scale is a hundredth of another one's of its channel keeps
+// little precision, but contributes as little. Rows without a scale above 2^-100 are zeros.
 //
 // K is padded with zeros to pairs of groups, N to blocks of BLOCK channels. A block is two strips of STRIP channels. A strip is
-// contiguous: for 4 bits the units of its channels, float32 [STRIP], then for each pair of groups codes, scales and, for affine
-// types, offsets. A 64-byte vector holds 4 consecutive columns of both groups for 8 channels, as vpdpbusd takes them. There are
-// two such vectors, n = 0 with channels 0, 1, 4, 5, 8, 9, 12, 13 and n = 1 with channels 2, 3, 6, 7, 10, 11, 14, 15: packing
-// their 32-bit sums to 16 bits then puts the channels in order on all instruction sets.
+// contiguous: first, but for 8 bits, the units of its channels, float32 [STRIP], and a table as uint8 [4][16], each value plus
+// 128; then for each pair of groups codes, scales and, for affine kinds, offsets. A 64-byte vector holds 4 consecutive columns of
+// both groups for 8 channels, as vpdpbusd takes them. There are two such vectors, n = 0 with channels 0, 1, 4, 5, 8, 9, 12, 13
+// and n = 1 with channels 2, 3, 6, 7, 10, 11, 14, 15: packing their 32-bit sums to 16 bits then puts the channels in order on all
+// instruction sets.
 //     8 bit: codes [step: 8][n: 2][channel: 8][group: 2][column: 4], scales float16 [n: 2][channel: 8][group: 2];
-//     4 bit: the same codes, steps s (low nibble) and s + 4 (high) in one byte; scales, offsets int16 [channel: 16][group: 2].
+//     4 bit: the same codes, steps s (low nibble) and s + 4 (high) in one byte; scales [half: 1 or 2], then offsets, int16
+//     [channel: 16][group: 2];
+//     5 bit: as 4 bit; after the nibbles the fifth bits, [n: 2][channel: 8][group: 2][column: 4], step s in bit s of a byte;
+//     6 bit: as 4 bit; after them two bits each, [half: 2][n: 2][channel: 8][group: 2][column: 4], step s in bits 2 * (s % 4).
 //
 // Activations are quantised dynamically: each group of a row has its own scale, amax / 127, so that an outlier costs precision
 // in 32 values and not in the row. With two terms, a second int8 holds the remainder: x = scale * (q1 + q2 / 256). The error of
@@ -29,37 +37,60 @@
 #define PAIR (2 * GROUP)
 #define STRIP 16
 #define BLOCK (2 * STRIP)
-#define ZERO4 8
-#define ZERO8 128
-// Bytes of a pair of groups in a strip
-#define CODE_BYTES8 (STRIP * PAIR)
-#define CODE_BYTES4 (STRIP * PAIR / 2)
-#define SCALE_BYTES (STRIP * 2 * 2)
-#define UNIT_BYTES (STRIP * 4)  // before the pairs of a 4-bit strip
+#define HALF (GROUP / 2)
+#define SCALE_BYTES (STRIP * 2 * 2)  // of a pair of groups in a strip
+#define UNIT_BYTES (STRIP * 4)
+#define TABLE_BYTES 64
+
+// Kinds of codes: bits and flags. Functions that take a kind as a constant have an instance for each.
+enum { AFFINE = 1, HALVES = 2, TABLE = 4 };
+#define KIND(bits, flags) ((bits) | (flags) << 4)
+static inline int kind_bits(int kind) { return kind & 15; }
+static inline int kind_has(int kind, int flag) { return (kind >> 4 & flag) != 0; }
+// The code of 0; a table's values are stored plus 128
+static inline int kind_zero(int kind) { return kind_has(kind, TABLE) ? 128 : 1 << (kind_bits(kind) - 1); }
+// Bits by which the largest sums of kind_zero() * 127 over a group, or half of it, exceed 16
+static inline int kind_shift(int kind) {
+    int shift = 0;
+    if (kind_bits(kind) == 8) return 0;
+    while (kind_zero(kind) * (kind_has(kind, HALVES) ? HALF : GROUP) >> shift > 256) shift++;
+    return shift;
+}
+// Bytes of the codes, or of all, of a pair of groups in a strip; bytes before the pairs
+static inline int64_t kind_code_bytes(int kind) { return STRIP * PAIR * kind_bits(kind) / 8; }
+static inline int64_t kind_pair_bytes(int kind) {
+    return kind_code_bytes(kind) + SCALE_BYTES * (1 + kind_has(kind, AFFINE) + kind_has(kind, HALVES));
+}
+static inline int64_t kind_head_bytes(int kind) {
+    return kind_bits(kind) == 8 ? 0 : UNIT_BYTES + (kind_has(kind, TABLE) ? TABLE_BYTES : 0);
+}
+
 // Fractional bits of scales and offsets relative to their channel's unit, and of a row's scales relative to its largest. The
 // last one also bounds the offsets, so that the products of EXACT_PAIRS pairs fit an int32 (quantized_tile.h).
 #define SCALE_BITS 15
 #define OFFSET_BITS 9
 #define RELATIVE_BITS 11
 
-// Rows of quantised activations: groups / 2 of these for each row and term; `groups` is always even. For 4-bit weights, the
-// scale of a group is max_scale * relative_scale / 2^RELATIVE_BITS.
+// Rows of quantised activations: groups / 2 of these for each row and term; `groups` is always even. For weights of fewer than 8
+// bits, the scale of a group is max_scale * relative_scale / 2^RELATIVE_BITS.
+#define INITIAL_ZERO 8
 struct row_pair {
-    int32_t initial_sum[2];     // -ZERO4 * sum of the group's integers: products with unsigned codes start from it
+    int32_t initial_sum[2];     // -INITIAL_ZERO * sum of the group's integers: products with unsigned codes start from it
     int16_t relative_scale[2];  // scale of the group relative to the row's largest
     int16_t scaled_sum[2];      // sum * relative_scale / 2^OFFSET_BITS: the factor of the weights' offsets
     int8_t values[8][2][4];     // [step][group][column]
 };
 // Beside them, row_words(groups) 4-byte words for each row: the scales of its groups, the sums of their integers for either
-// term, whether they have a second term, the largest scale, and padding for a vector.
+// term, those of the first HALF of each group, whether they have a second term, the largest scale, and padding for a vector.
 struct row_meta {
     float *scale;
-    int32_t *sum[2], *has_second_term;
+    int32_t *sum[2], *half_sum[2], *has_second_term;
     float *max_scale;
 };
-static inline int64_t row_words(int64_t groups) { return 4 * groups + 16; }
+static inline int64_t row_words(int64_t groups) { return 6 * groups + 16; }
 static inline struct row_meta row_meta_at(const void *meta, int64_t row, int64_t groups) {
     float *first = (float *)meta + row * row_words(groups);
     int32_t *sum = (int32_t *)first + groups;
-    return (struct row_meta){first, {sum, sum + groups}, sum + 2 * groups, first + 4 * groups};
+    return (struct row_meta){
+        first, {sum, sum + groups}, {sum + 2 * groups, sum + 3 * groups}, sum + 4 * groups, first + 6 * groups};
 }

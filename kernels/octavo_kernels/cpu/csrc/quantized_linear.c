@@ -4,21 +4,29 @@
 
 #define PREFETCH_BYTES 8192  // distance in a weight; measured 20 to 60 % faster than the hardware's own prefetching
 
-static struct weight_block weight_block_at(const uint8_t *weight, int64_t index, int64_t groups, int64_t bits, int64_t affine) {
-    int64_t units = bits == 8 ? 0 : UNIT_BYTES,
-            stride = bits == 8 ? CODE_BYTES8 + SCALE_BYTES : CODE_BYTES4 + SCALE_BYTES * (affine ? 2 : 1);
-    int64_t strip = units + groups / 2 * stride;
+static struct weight_block weight_block_at(const uint8_t *weight, int64_t index, int64_t groups, int kind) {
+    const int64_t stride = kind_pair_bytes(kind), strip = kind_head_bytes(kind) + groups / 2 * stride;
     const uint8_t *first = weight + index * (BLOCK / STRIP) * strip;
-    return (struct weight_block){first, first + units, stride, groups / 2, strip, first, 0};
+    return (struct weight_block){first, first + kind_head_bytes(kind), stride, groups / 2, strip, first, 0};
 }
 static struct weight_block block_at(const struct quantized_linear_args *a, int64_t index) {
-    return weight_block_at(a->weight, index, a->groups, a->bits, a->affine);
+    return weight_block_at(a->weight, index, a->groups, KIND((int)a->bits, (int)a->flags));
 }
 static struct activations activations_of(const struct quantized_linear_args *a, int64_t terms) {
     return (struct activations){a->values, a->meta, a->groups, a->terms, terms};
 }
 static tile_fn tile_function(const struct quantized_linear_args *a, int64_t terms) {
-    return a->bits == 8 ? terms == 2 ? tile_8bit_two_terms : tile_8bit : a->affine ? tile_4bit_affine : tile_4bit;
+    switch (KIND(a->bits, a->flags)) {
+    case KIND(4, 0): return tile_4bit;
+    case KIND(4, AFFINE): return tile_4bit_affine;
+    case KIND(4, HALVES): return tile_4bit_halves;
+    case KIND(4, TABLE): return tile_table;
+    case KIND(4, TABLE | HALVES): return tile_table_halves;
+    case KIND(5, 0): return tile_5bit;
+    case KIND(5, AFFINE): return tile_5bit_affine;
+    case KIND(6, HALVES): return tile_6bit_halves;
+    default: return terms == 2 ? tile_8bit_two_terms : tile_8bit;
+    }
 }
 
 static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t block, vf (*sums)[QMR]) {
@@ -57,7 +65,7 @@ INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *nex
         b->lines = tile == 0 ? lines : 0;
     } else {
         const int64_t share = CEIL_DIV(lines, 2);
-        b->prefetch = next->units + tile * share * 64 * b->count * (BLOCK / STRIP);
+        b->prefetch = next->head + tile * share * 64 * b->count * (BLOCK / STRIP);
         b->lines = tile * share < lines ? share : 0;
     }
 }
@@ -145,7 +153,7 @@ void op_gated_linear(const struct gated_linear_args *g, struct team_member *m) {
                                       .groups = g->groups,
                                       .terms = g->terms,
                                       .bits = g->bits,
-                                      .affine = g->affine};
+                                      .flags = g->flags};
     const struct work_split s = split_work(&a, g->inner / BLOCK, 0, m);
     for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
         run_gated_block(g, &a, block, begin, end);
@@ -232,7 +240,7 @@ void op_quantized_head(const struct quantized_head_args *h, struct team_member *
                                             .groups = h->groups,
                                             .terms = 2,
                                             .bits = h->bits,
-                                            .affine = h->affine,
+                                            .flags = h->flags,
                                             .out_stride = h->channels,
                                             .dtype = FLOAT32};
     const int64_t blocks = CEIL_DIV(a.channels, BLOCK);
@@ -248,37 +256,42 @@ void op_quantized_head(const struct quantized_head_args *h, struct team_member *
 }
 
 // GROUP values of one channel, starting with group g
-static void unpack_group(const struct quantized_embedding_args *a, const uint8_t *strip, int64_t g, int64_t channel,
-                         float *out) {
-    const struct weight_block b = weight_block_at(strip, 0, a->groups, a->bits, a->affine);
-    const uint8_t *pair = b.pairs + g / 2 * b.stride, *codes = pair + channel / 2 % 2 * 64;
+static void unpack_group(const uint8_t *strip, const uint8_t *pair, int64_t g, int64_t channel, int kind, float *out) {
+    const int bits = kind_bits(kind), n = channel / 2 % 2;
     const int64_t lane = (channel / 4 * 2 + channel % 2) * 2 + g % 2;
-    for (int64_t k = 0; k < GROUP; k++) {
-        uint8_t byte = codes[k / 4 % (a->bits == 4 ? 4 : 8) * 128 + lane * 4 + k % 4];
-        out[k] = a->bits == 8 ? (float)(byte - ZERO8) : (float)((byte >> k / 16 * 4 & 15) - ZERO4);
+    const uint8_t *codes = pair + n * 64 + lane * 4, *planes = codes + STRIP * PAIR / 2,
+                  *scales = pair + kind_code_bytes(kind) + (channel * 2 + g % 2) * 2;
+    if (bits == 8) {
+        const float scale = half_to_float(pair + kind_code_bytes(kind) + (n * STRIP + lane) * 2);
+        for (int k = 0; k < GROUP; k++) out[k] = scale * (float)(codes[k / 4 * 128 + k % 4] - kind_zero(kind));
+        return;
     }
-    float scale, offset = 0.0f;
-    if (a->bits == 8) {
-        scale = half_to_float(pair + CODE_BYTES8 + (channel / 2 % 2 * STRIP + lane) * 2);
-    } else {
-        int16_t whole[2] = {0, 0};
-        float unit;
-        for (int i = 0; i <= (a->affine != 0); i++)
-            memcpy(whole + i, pair + CODE_BYTES4 + i * SCALE_BYTES + (channel * 2 + g % 2) * 2, 2);
-        memcpy(&unit, b.units + channel * 4, 4);
-        scale = unit / (1 << SCALE_BITS) * (float)whole[0], offset = unit / (1 << OFFSET_BITS) * (float)whole[1];
+    int16_t whole[3] = {0, 0, 0};  // scales, offset
+    const int halves = kind_has(kind, HALVES), affine = kind_has(kind, AFFINE);
+    float unit;
+    for (int i = 0; i <= halves + affine; i++) memcpy(whole + i, scales + i * SCALE_BYTES, 2);
+    memcpy(&unit, strip + channel * 4, 4);
+    const float offset = affine ? unit / (1 << OFFSET_BITS) * (float)whole[1] : 0.0f;
+    for (int k = 0; k < GROUP; k++) {
+        const int step = k / 4, half = step / 4;
+        int code = codes[step % 4 * 128 + k % 4] >> half * 4 & 15;
+        if (bits == 5) code |= (planes[k % 4] >> step & 1) << 4;
+        if (bits == 6) code |= (planes[half * 128 + k % 4] >> step % 4 * 2 & 3) << 4;
+        if (kind_has(kind, TABLE)) code = strip[UNIT_BYTES + code];
+        const float scale = unit / (float)(1 << (SCALE_BITS + kind_shift(kind))) * (float)whole[halves & half];
+        out[k] = scale * (float)(code - kind_zero(kind)) + offset;
     }
-    for (int64_t k = 0; k < GROUP; k++) out[k] = scale * out[k] + offset;
 }
 
 static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     float row[GROUP];
+    const int kind = KIND((int)a->bits, (int)a->flags);
     int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1));
-    const struct weight_block b = weight_block_at(a->weight, id / BLOCK, a->groups, a->bits, a->affine);
-    const uint8_t *strip = b.units + id % BLOCK / STRIP * b.next_strip;
+    const struct weight_block b = weight_block_at(a->weight, id / BLOCK, a->groups, kind);
+    const uint8_t *strip = b.head + id % BLOCK / STRIP * b.next_strip, *pairs = strip + kind_head_bytes(kind);
     for (int64_t first = 0; first < a->width; first += GROUP) {
-        unpack_group(a, strip, first / GROUP, id % STRIP, row);
-        int64_t at = i * a->width + first;
+        const int64_t g = first / GROUP, at = i * a->width + first;
+        unpack_group(strip, pairs + g / 2 * b.stride, g, id % STRIP, kind, row);
         for (int64_t k = 0; k < GROUP && first + k < a->width; k += VW) {
             int64_t count = MIN(VW, a->width - first - k);
             if (count == VW) store_as(a->out, at + k, vload(row + k), (int)a->dtype);

@@ -13,8 +13,8 @@
 #define QMR 2
 #endif
 // Pairs of groups that are summed in an int32. With the largest scaled sums, offsets and relative scales,
-// 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31.
-#define EXACT_PAIRS 10
+// 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31, and so is, of halves, 32 * 8 * 127 * 32 * 2^11.
+#define EXACT_PAIRS(kind) (kind_has(kind, HALVES) ? 8 : 10)
 
 // Shuffles that collect the sums of VW channels from the lanes of two code vectors (quant.h)
 #if VW == 16
@@ -32,7 +32,7 @@ INLINE vi load_int(const void *p) { return (vi)vload(p); }
 
 // A block of a weight, as a tile reads it
 struct weight_block {
-    const uint8_t *units, *pairs;       // of the first strip; units: 4 bits only
+    const uint8_t *head, *pairs;        // of the first strip
     int64_t stride, count, next_strip;  // bytes of a pair of groups, number of pairs, bytes to the second strip
     const uint8_t *prefetch;            // needed next: `lines` of 64 bytes are prefetched with each pair of a strip
     int64_t lines;
@@ -45,60 +45,109 @@ struct activations {
     int64_t groups, stored_terms, terms;
 };
 
-// sums[BLOCK / VW][QMR] = mr rows times the channels of a block, 4 bits. The sum of a group fits 16 bits. Multiplying it with
-// the channel's 16-bit scale rounds it to whole units of the channel and the row. A dot product over two groups then applies
-// the row's relative scales, and for affine types a second one adds offsets times scaled sums.
-INLINE void tile4(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int affine,
-                  const int mr) {
-    const int64_t pairs = b->count, stride = x->stored_terms * pairs;
+// Codes of two steps, s (low) and s + 4 (high), for lane `n` of a pair of groups that starts at `codes`; of HALVES only one.
+INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, const int kind, vbytes *low, vbytes *high) {
+    const uint8_t *planes = codes + STRIP * PAIR / 2;
+    const vbytes w = load_bytes(codes + (2 * step + n) * 64);
+    *low = w & 15, *high = (vbytes)((vu)w >> 4) & 15;
+    if (kind_bits(kind) == 5) {
+        const vu plane = (vu)load_bytes(planes + n * 64);
+        *low |= (vbytes)(plane << (4 - step)) & 16, *high |= (vbytes)(plane >> step) & 16;
+    } else if (kind_bits(kind) == 6) {
+        const vu first = (vu)load_bytes(planes + n * 64), second = (vu)load_bytes(planes + (2 + n) * 64);
+        *low |= (vbytes)(step < 2 ? first << (4 - 2 * step) : first >> (2 * step - 4)) & 48;
+        *high |= (vbytes)(step < 2 ? second << (4 - 2 * step) : second >> (2 * step - 4)) & 48;
+    } else if (kind_has(kind, TABLE)) {
+        *low = look_up(table, *low), *high = look_up(table, *high);
+    }
+}
+
+// acc = sums of mr rows over a pair of groups, or over their halves `half`. `first`: the rows' sums of first halves, HALVES only
+INLINE void dots(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, const int32_t *first,
+                 int64_t words, const int half, vbytes table, const int kind, const int mr) {
+    const int halves = kind_has(kind, HALVES), wide = kind_has(kind, TABLE), shift = kind_shift(kind);
+    const int zero = wide && !UNSIGNED_CODES8 ? 0 : kind_zero(kind);
+    const int run = kind_bits(kind) == 4 ? 4 : kind_bits(kind) == 5 ? 2 : 1;  // steps of two dots each in 16 bits
+    vi part[QMR][2] = {0};
+#pragma GCC unroll 8
+    for (int i = 0; i < mr; i++) {
+        vi start = splat_eight(x[i * stride].initial_sum) * (zero / INITIAL_ZERO);
+        if (halves) {
+            const vi before = splat_eight(first + i * words) * -zero;
+            start = half ? start - before : before;
+        }
+        acc[i][0] = acc[i][1] = start + (shift ? 1 << (shift - 1) : 0);  // rounds
+    }
+#pragma GCC unroll 4
+    for (int step = 0; step < 4; step++) {
+        vbytes low[2], high[2];
+#pragma GCC unroll 2
+        for (int n = 0; n < 2; n++) load_codes(codes, step, n, table, kind, low + n, high + n);
+#pragma GCC unroll 8
+        for (int i = 0; i < mr; i++) {
+            const vi a = splat_eight(x[i * stride].values[step]), c = splat_eight(x[i * stride].values[step + 4]);
+#pragma GCC unroll 2
+            for (int n = 0; n < 2; n++) {
+                if (wide) {
+                    if (!halves || half == 0) acc[i][n] = dot4_wide(acc[i][n], low[n], a);
+                    if (!halves || half == 1) acc[i][n] = dot4_wide(acc[i][n], high[n], c);
+                } else {
+                    if (!halves || half == 0) dot4_in_parts(&acc[i][n], &part[i][n], low[n], a);
+                    if (!halves || half == 1) dot4_in_parts(&acc[i][n], &part[i][n], high[n], c);
+                    if ((step + 1) % (run << halves) == 0 || step == 3) add_part(&acc[i][n], &part[i][n]);
+                }
+            }
+        }
+    }
+}
+
+// sums[BLOCK / VW][QMR] = mr rows times the channels of a block, of fewer than 8 bits. The sum of a group, or half of it, fits
+// 16 bits once it is shifted. Multiplying it with the channel's 16-bit scale rounds it to whole units of the channel and the row.
+// A dot product over two groups then applies the row's relative scales, and for affine kinds a second one adds offsets times
+// scaled sums.
+INLINE void tile(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int kind,
+                 const int mr) {
+    const int affine = kind_has(kind, AFFINE), halves = kind_has(kind, HALVES), shift = kind_shift(kind);
+    const int64_t pairs = b->count, stride = x->stored_terms * pairs, words = row_words(x->groups);
     const struct row_meta meta = row_meta_at(x->meta, row, x->groups);
     const uint8_t *prefetch = b->prefetch;
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t skip = v * VW / STRIP * b->next_strip, lane = v * VW % STRIP * 4;
+        const vbytes table = kind_has(kind, TABLE) ? to_signed(load_bytes(b->head + skip + UNIT_BYTES)) : (vbytes){0};
         vf total[QMR] = {0};
         for (int64_t term = 0; term < x->terms; term++) {
             const struct row_pair *rows = x->pairs + row * stride + term * pairs;
             for (int64_t p = 0; p < pairs;) {
                 vi sum[QMR] = {0};
-                for (int64_t end = MIN(p + EXACT_PAIRS, pairs); p < end; p++) {
-                    const uint8_t *codes = b->pairs + skip + p * b->stride + lane, *scales = codes + CODE_BYTES4;
+                for (int64_t end = MIN(p + EXACT_PAIRS(kind), pairs); p < end; p++) {
+                    const uint8_t *codes = b->pairs + skip + p * b->stride + lane, *scales = codes + kind_code_bytes(kind);
                     const struct row_pair *at = rows + p;
                     if (term) {
                         int any = 0;
 #pragma GCC unroll 8
                         for (int i = 0; i < mr; i++) {
-                            const int32_t *rest = meta.has_second_term + i * row_words(x->groups) + 2 * p;
+                            const int32_t *rest = meta.has_second_term + i * words + 2 * p;
                             any |= rest[0] | rest[1];
                         }
                         if (!any) continue;
                     } else if (lane == 0) {
                         for (int64_t n = b->lines; n > 0; n--, prefetch += 64) __builtin_prefetch(prefetch, 0, 3);
                     }
-                    vi acc[QMR][2];
-#pragma GCC unroll 8
-                    for (int i = 0; i < mr; i++) acc[i][0] = acc[i][1] = splat_eight(at[i * stride].initial_sum);
-#pragma GCC unroll 4
-                    for (int step = 0; step < 4; step++) {
-                        vbytes low[2], high[2];
 #pragma GCC unroll 2
-                        for (int n = 0; n < 2; n++) {
-                            vbytes w = load_bytes(codes + (2 * step + n) * 64);
-                            low[n] = w & 15;
-                            high[n] = (vbytes)((vu)w >> 4) & 15;
-                        }
+                    for (int half = 0; half <= halves; half++) {
+                        vi acc[QMR][2];
+                        dots(acc, codes, at, stride, meta.half_sum[term] + 2 * p, words, half, table, kind, mr);
+                        const vi scale = load_int(scales + half * SCALE_BYTES);
 #pragma GCC unroll 8
                         for (int i = 0; i < mr; i++) {
-                            vi a = splat_eight(at[i * stride].values[step]), c = splat_eight(at[i * stride].values[step + 4]);
-#pragma GCC unroll 2
-                            for (int n = 0; n < 2; n++) acc[i][n] = dot4(dot4(acc[i][n], low[n], a, 4), high[n], c, 4);
+                            vi scaled = multiply_int16(pack_int16(acc[i][0] >> shift, acc[i][1] >> shift), scale);
+                            sum[i] = dot2(sum[i], scaled, splat_two(at[i * stride].relative_scale));
                         }
                     }
-                    const vi scale = load_int(scales), offset = affine ? load_int(scales + SCALE_BYTES) : (vi){0};
+                    if (affine) {
+                        const vi offset = load_int(scales + SCALE_BYTES);
 #pragma GCC unroll 8
-                    for (int i = 0; i < mr; i++) {
-                        vi scaled = multiply_int16(pack_int16(acc[i][0], acc[i][1]), scale);
-                        sum[i] = dot2(sum[i], scaled, splat_two(at[i * stride].relative_scale));
-                        if (affine) sum[i] = dot2(sum[i], offset, splat_two(at[i * stride].scaled_sum));
+                        for (int i = 0; i < mr; i++) sum[i] = dot2(sum[i], offset, splat_two(at[i * stride].scaled_sum));
                     }
                 }
 #pragma GCC unroll 8
@@ -106,9 +155,9 @@ INLINE void tile4(const struct weight_block *b, const struct activations *x, int
                     total[i] = vfma(__builtin_convertvector(sum[i], vf), splat(term ? 0x1p-8f : 1.0f), total[i]);
             }
         }
-        const vf unit = vload((const float *)(b->units + skip + lane)) * splat(1.0f / (1 << RELATIVE_BITS));
+        const vf unit = vload((const float *)(b->head + skip + lane)) * splat(1.0f / (1 << RELATIVE_BITS));
 #pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) sums[v][i] = total[i] * (splat(meta.max_scale[i * row_words(x->groups)]) * unit);
+        for (int i = 0; i < mr; i++) sums[v][i] = total[i] * (splat(meta.max_scale[i * words]) * unit);
     }
 }
 
@@ -118,12 +167,12 @@ INLINE void dots8(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, 
     for (int step = 0; step < 8; step++) {
         vbytes w[2];
 #pragma GCC unroll 2
-        for (int n = 0; n < 2; n++) w[n] = load_bytes(codes + (2 * step + n) * 64);
+        for (int n = 0; n < 2; n++) w[n] = to_signed(load_bytes(codes + (2 * step + n) * 64));
 #pragma GCC unroll 8
         for (int i = from; i < to; i++) {
             vi a = splat_eight(x[i * stride].values[step]);
 #pragma GCC unroll 2
-            for (int n = 0; n < 2; n++) acc[i][n] = dot4(acc[i][n], w[n], a, 8);
+            for (int n = 0; n < 2; n++) acc[i][n] = dot4_wide(acc[i][n], w[n], a);
         }
     }
 }
@@ -132,7 +181,7 @@ INLINE void dots8(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, 
 INLINE void tile8(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int terms,
                   const int mr) {
     const int64_t pairs = b->count, stride = x->stored_terms * pairs, words = row_words(x->groups);
-    const int zero = UNSIGNED_CODES8 ? ZERO8 / ZERO4 : 0, half = (mr + 1) / 2;
+    const int zero = UNSIGNED_CODES8 ? kind_zero(8) / INITIAL_ZERO : 0, half = (mr + 1) / 2;
     const struct row_meta meta = row_meta_at(x->meta, row, x->groups);
     const uint8_t *prefetch = b->prefetch;
     for (int v = 0; v < BLOCK / VW; v++) {
@@ -140,7 +189,7 @@ INLINE void tile8(const struct weight_block *b, const struct activations *x, int
         vf sum[QMR][2] = {0};
         for (int64_t p = 0; p < pairs; p++) {
             const uint8_t *pair = b->pairs + skip + p * b->stride, *codes = pair + lane,
-                          *scales = pair + CODE_BYTES8 + lane / 2;
+                          *scales = pair + kind_code_bytes(8) + lane / 2;
             const struct row_pair *at = x->pairs + row * stride + p;
             if (lane == 0)
                 for (int64_t n = b->lines; n > 0; n--, prefetch += 64) __builtin_prefetch(prefetch, 0, 3);
@@ -198,7 +247,13 @@ typedef void (*tile_fn)(const struct weight_block *, const struct activations *,
 #else
 #define ROWS ROWS2
 #endif
-TILE(tile_4bit, tile4, 0)
-TILE(tile_4bit_affine, tile4, 1)
+TILE(tile_4bit, tile, KIND(4, 0))
+TILE(tile_4bit_affine, tile, KIND(4, AFFINE))
+TILE(tile_4bit_halves, tile, KIND(4, HALVES))
+TILE(tile_table, tile, KIND(4, TABLE))
+TILE(tile_table_halves, tile, KIND(4, TABLE | HALVES))
+TILE(tile_5bit, tile, KIND(5, 0))
+TILE(tile_5bit_affine, tile, KIND(5, AFFINE))
+TILE(tile_6bit_halves, tile, KIND(6, HALVES))
 TILE(tile_8bit, tile8, 1)
 TILE(tile_8bit_two_terms, tile8, 2)

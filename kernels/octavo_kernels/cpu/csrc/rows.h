@@ -52,6 +52,7 @@ INLINE int32_t max_abs_bits(const float *x, int64_t count) {
 // least a third of `row_max`. store_pair() or store_group(), then finish_row_scales() must follow.
 INLINE void quantize_group(const float *x, int64_t g, int8_t *q1, int8_t *q2, float row_max, struct row_meta meta) {
     vi sum = {0}, second_sum = {0};
+    int32_t half = 0, second_half = 0;
     const int32_t bits = max_abs_bits(x, GROUP);
     float highest;
     memcpy(&highest, &bits, 4);
@@ -63,6 +64,7 @@ INLINE void quantize_group(const float *x, int64_t g, int8_t *q1, int8_t *q2, fl
         vi q = vround(scaled);
         store_int8(q1 + i, q);
         sum += q;
+        if (i + VW == HALF) half = vsum_int(sum);
         if (q2) {
             vf rest = (scaled - __builtin_convertvector(q, vf)) * splat(256.0f);
             rest = vselect_less(splat(127.0f), rest, splat(127.0f), rest);
@@ -70,11 +72,13 @@ INLINE void quantize_group(const float *x, int64_t g, int8_t *q1, int8_t *q2, fl
             vi second = has_second_term ? vround(rest) : (vi){0};
             store_int8(q2 + i, second);
             second_sum += second;
+            if (i + VW == HALF) second_half = vsum_int(second_sum);
         }
     }
     meta.scale[g] = bits >= 0x7f800000 ? NAN : highest / 127.0f;  // an infinity or NaN makes the whole row NaN
     meta.sum[0][g] = vsum_int(sum);
-    if (q2) meta.sum[1][g] = vsum_int(second_sum);
+    meta.half_sum[0][g] = half;
+    if (q2) meta.sum[1][g] = vsum_int(second_sum), meta.half_sum[1][g] = second_half;
     meta.has_second_term[g] = has_second_term;
 }
 
@@ -109,7 +113,7 @@ INLINE void finish_row_scales(struct row_pair *pairs, int64_t terms, int64_t gro
         const vf relative_scale = bits < 0x7f800000 ? vload(meta.scale + g) * splat(inverse) : splat(0.0f);
         for (int64_t term = 0; term < terms; term++) {
             typedef int16_t vs __attribute__((vector_size(VW * 2)));
-            const vi sum = (vi)vload((const float *)meta.sum[term] + g), start = -ZERO4 * sum;
+            const vi sum = (vi)vload((const float *)meta.sum[term] + g), start = -INITIAL_ZERO * sum;
             const vf scaled = __builtin_convertvector(sum, vf) * relative_scale * splat(1.0f / (1 << OFFSET_BITS));
             const vs relative_scales = __builtin_convertvector(vround(relative_scale), vs),
                      sums = __builtin_convertvector(vround(scaled), vs);
