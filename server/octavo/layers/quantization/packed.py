@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, TableCodes
 from octavo_kernels.packing import pack_codes, pack_w8
-from octavo_kernels.quant import GROUP, ZERO_POINT, PackedLinear
+from octavo_kernels.quant import GROUP, PackedLinear
 
 _MAX_SCALE = 6e4  # float16's, about
 
@@ -27,7 +27,7 @@ def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     groups = -(-width // GROUP)
     codes = weight.codes
     if groups * GROUP != width:
-        codes = torch.nn.functional.pad(codes, (0, groups * GROUP - width), value=ZERO_POINT[weight.bits])
+        codes = torch.nn.functional.pad(codes, (0, groups * GROUP - width), value=weight.zero)
     scales = _repeat(weight.scales, weight.group, groups)
     if not bool((scales.abs() < _MAX_SCALE).all()):
         raise ValueError(f"scale {scales.abs().max().item():g} is beyond what the kernels hold, {_MAX_SCALE:g}")
@@ -45,7 +45,7 @@ def _as_integers(weight: TableCodes) -> StoredWeight:
     twice = weight.table * 2
     if not torch.equal(twice, twice.round()) or twice.abs().amax() > 127:
         return weight
-    codes = (twice + ZERO_POINT[8]).to(torch.uint8)[weight.codes.int()]
+    codes = (twice + 128).to(torch.uint8)[weight.codes.int()]
     return GroupCodes(codes, weight.scales / 2, weight.group, None, None, 8)
 
 
