@@ -24,7 +24,7 @@ from octavo.layers.quantization.packed import pack_stored
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
-from octavo_kernels.quant import QuantizedRows, part_nbytes
+from octavo_kernels.quant import Kind, QuantizedRows, part_nbytes
 
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
 
