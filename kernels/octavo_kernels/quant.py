@@ -176,11 +176,11 @@ class Unpacked:
 
     def values(self) -> Tensor:
         """The weight, float32 [N, G * 32]."""
-        codes = self.codes.float().unflatten(2, (self.scales.shape[2], -1))
+        codes: Tensor = self.codes.float().unflatten(2, (self.scales.shape[2], -1))
         if self.units is None:
             return (codes * self.scales[..., None]).flatten(1)
         unit = self.units[:, None, None] * 2.0 ** -(SCALE_BITS + self.kind.shift)
-        out = (codes * (unit * self.scales.float())[..., None]).flatten(2)
+        out: Tensor = (codes * (unit * self.scales.float())[..., None]).flatten(2)
         if self.offsets is not None:
             out = out + (self.units[:, None] * 2.0**-OFFSET_BITS * self.offsets.float())[:, :, None]
         return out.flatten(1)
@@ -207,7 +207,7 @@ def unpack_part(part: PackedPart, groups: int) -> Unpacked:
 
 def _unpack_codes(stream: Tensor, kind: Kind) -> Tensor:
     """uint8 [strips, pairs, bytes] -> [strips, pairs, 8 steps, 2, 4, 2, 2, 4]"""
-    vectors = stream.unflatten(2, (-1, 2, 4, 2, 2, 4))
+    vectors: Tensor = stream.unflatten(2, (-1, 2, 4, 2, 2, 4))
     if kind.bits == 8:
         return vectors
     codes = torch.cat([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], dim=2)

@@ -63,7 +63,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 def _planes(packed: Tensor, bits: int, run: int) -> Tensor:
     """Numbers of few ``bits`` in bytes, [N, blocks, k] -> [N, blocks, k * 8 / bits]: of each ``run`` bytes first all
     lowest bits, then all next ones, and so on."""
-    runs = packed.unflatten(2, (-1, run))
+    runs: Tensor = packed.unflatten(2, (-1, run))
     return torch.stack([runs >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], dim=3).flatten(2)
 
 
@@ -97,7 +97,8 @@ def _read_q3_k(blocks: Tensor) -> _Read:
 
 def _by_halves(blocks: Tensor, at: int, factors: Tensor) -> Tensor:
     """float32 [N, groups, 2]: sixteen scales of each block times its own, float16 at byte ``at``."""
-    return (_half(blocks, at).float()[:, :, None] * factors).flatten(1).unflatten(1, (-1, 2))
+    scales = (_half(blocks, at).float()[:, :, None] * factors).flatten(1)
+    return scales.view(len(scales), -1, 2)
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
