@@ -33,17 +33,25 @@ class VocabParallelEmbedding(nn.Module):
         rows = -(-vocab_size // tp.size)
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
         self.dtype = torch.get_default_dtype()
-        self._head: list[ParallelLMHead] = []  # a tied one with a table of its own; in a list it is not registered
+        self._packed: list[LinearBase] = []  # filled from the same tensor; in a list it is not registered
 
-    def tie(self, head: ParallelLMHead) -> None:
+    def tie(self, head: LinearBase) -> None:
         """Fill a packed head from this table's tensor; leave the table to it, if it keeps the very same values."""
-        self._head = [head]
+        self._packed = [head]
+
+    def pack(self, method: LinearMethod, table: PackedTable) -> None:
+        """Let ``method`` hold the table, of which ``table`` says how it is stored, if it keeps its values."""
+        qtype = table.stored_types[0]
+        if self.tp.size == 1 and qtype is not None and isinstance(method, PackedMethod) and method.keeps_values(qtype):
+            table.create_weights(method, self.dtype)
+            self.table = table
+            self.tie(table)
 
     def forward(self, input_ids: Tensor, skip: int = 0) -> Tensor:
         """Rows ``[T, hidden_size]`` of ``input_ids`` int64 ``[T]``, whole on every rank; ``skip`` more before the first
         (on one rank, of a table of its own)."""
         if self.weight is None:
-            method = self._head[0].method
+            method = self._packed[0].method
             assert isinstance(method, PackedMethod)
             return method.embed(input_ids, self.dtype)
         if self.tp.size == 1:
@@ -56,14 +64,14 @@ class VocabParallelEmbedding(nn.Module):
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The table, and what a tied head makes of the same tensor for itself."""
         yield WeightSlot(0, "weight", self.shard.shape, self._load, self._left_out)
-        for head in self._head:
+        for head in self._packed:
             yield from head.method.weight_slots(head, 0, head.shards[0])
 
     def _left_out(self, qtype: str) -> int:
         """Bytes of the table, less than 0, where the head's own is used instead; else 0."""
-        if self.weight is None or self.tp.size > 1 or not self._head:
+        if self.weight is None or self.tp.size > 1 or not self._packed:
             return 0
-        method = self._head[0].method
+        method = self._packed[0].method
         return -self.weight.nbytes if isinstance(method, PackedMethod) and method.keeps_values(qtype) else 0
 
     def _load(self, source: WeightSource) -> None:
@@ -72,6 +80,14 @@ class VocabParallelEmbedding(nn.Module):
         else:
             assert self.weight is not None
             fill_tensor(self.weight[: self.shard.num_rows], source, self.shard.rows)
+
+
+class PackedTable(LinearBase):
+    """An embedding's table in a form of its `LinearMethod`'s, filled with the embedding."""
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """None: they are the embedding's."""
+        return iter(())
 
 
 class ParallelLMHead(LinearBase):

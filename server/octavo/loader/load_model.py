@@ -17,11 +17,11 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import quantization_config
-from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.base import LinearBase, QuantizationConfig
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import iterate_weights, linear_modules
@@ -85,11 +85,23 @@ def build_model(
                 if isinstance(module, LinearBase):
                     module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]
                     module.create_weights(quantization.linear_method(name, module), dtype)
+            pack_embedding(model, quantization, modules)
     except KeyError as error:
         raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error
     finally:
         torch.set_default_dtype(before)
     return model.eval()
+
+
+def pack_embedding(model: CausalLM, quantization: QuantizationConfig, modules: Mapping[str, StoredModule]) -> None:
+    """Hold the table of tokens as a linear layer's weight would be held, where that takes less memory; a tied head has
+    seen to that."""
+    embedding = model.model.embed_tokens
+    if model.lm_head.tied_to is not embedding:
+        path = next(name for name, module in model.named_modules() if module is embedding)
+        layer = PackedTable([embedding.shard], False, embedding.tp)
+        layer.stored_types = [_stored_type(modules, path)]
+        embedding.pack(quantization.linear_method(path, layer), layer)
 
 
 def _part_paths(model: CausalLM, path: str, layer: LinearBase) -> list[str]:

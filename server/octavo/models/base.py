@@ -12,7 +12,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.decoder import Decoder, DeferredHidden
-from octavo.layers.embedding import ParallelLMHead
+from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.packed_method import PackedMethod
@@ -79,8 +79,8 @@ class CausalLM(nn.Module):
         return logits
 
     def linear_layers(self) -> list[LinearBase]:
-        """Every layer whose weights a `LinearMethod` holds, the head included."""
-        return [module for module in self.modules() if isinstance(module, LinearBase)]
+        """Every layer whose weights a `LinearMethod` holds: the head included, tables of embeddings not."""
+        return [m for m in self.modules() if isinstance(m, LinearBase) and not isinstance(m, PackedTable)]
 
     @property
     def row_multiple(self) -> int:

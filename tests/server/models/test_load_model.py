@@ -154,7 +154,7 @@ torch.set_num_threads(2)
 loading.load_model(model_config(sys.argv[2], "float32"))  # whatever is imported or made once
 before = peak()
 model = loading.load_model(config)
-print(peak() - before, sum(p.nbytes for p in model.parameters()), max(p.nbytes for p in model.parameters()))
+print(peak() - before, model.num_weight_bytes(), max(t.nbytes for t in [*model.parameters(), *model.buffers()]))
 """
 
 

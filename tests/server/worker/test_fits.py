@@ -63,14 +63,14 @@ def test_the_bytes_of_a_checkpoint_are_known_before_it_is_read(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("qtype", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q5_1", "F16"])
+@pytest.mark.parametrize("qtype", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q5_1", "F16", "BF16"])
 def test_the_bytes_of_a_gguf_file_are_known_before_it_is_read(
     qtype: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     settings = FAMILIES["llama"][1] | {"intermediate_size": 160, "tie_word_embeddings": tied}
     write_gguf(tmp_path / "m.gguf", make_model("LlamaConfig", settings), arch="llama", qtype=qtype, vocabulary=False)
-    for quantization in ("int8", "none"):
+    for quantization in (None, "int8", "none"):
         config = replace(model_config(tmp_path / "m.gguf"), quantization=quantization)
         size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
         assert size.nbytes == load_model(config).num_weight_bytes(), quantization

@@ -22,16 +22,17 @@ FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 @dataclass(frozen=True)
 class WeightTypes:
-    """In which dtype a tensor is held: its own where activations in the model's dtype can be multiplied with it as it
-    is, else ``dtype``. ``rounds_float16``: to bfloat16, too, which has three bits less."""
+    """In which dtype a tensor is held: its own unless ``dtype`` is shorter. ``rounds_float16``: to bfloat16, too, which
+    is as long and has three bits less. What is not stored in one of these dtypes is held in ``dtype``."""
 
     dtype: torch.dtype
     rounds_float16: bool
 
     @classmethod
     def of(cls, config: ModelConfig) -> WeightTypes:
-        """As the model's configuration has it."""
-        return cls(getattr(torch, config.weight_dtype or config.dtype), config.dtype_is_asked)
+        """As the model's configuration has it: that of activations, where --dtype asks for no other."""
+        asked = config.dtype_is_asked
+        return cls(getattr(torch, (config.weight_dtype if asked else None) or config.dtype), asked)
 
     def held(self, qtype: str | None) -> torch.dtype:
         """The dtype of a tensor that is stored as ``qtype`` (None: that is not known)."""

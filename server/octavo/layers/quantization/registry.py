@@ -11,6 +11,7 @@ from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.quantizations import ALIASES, ONLINE, STORED
+from octavo.layers.quantization.as_stored import AsStoredConfig
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
 from octavo.layers.quantization.checkpoint import CheckpointConfig
@@ -43,8 +44,8 @@ def quantization_config(
     modules: Mapping[str, StoredModule] | None = None,
     parts: Mapping[str, Sequence[str]] | None = None,
 ) -> QuantizationConfig:
-    """The quantisation asked for, or else the one the checkpoint was saved with: int8 for GGUF files on a CPU that
-    has the C kernels (plain torch would be slower with it than without).
+    """The quantisation asked for, or else the one the checkpoint was saved with: codes of GGUF files on a CPU that has
+    the C kernels (plain torch would be slower with them than without).
 
     ``modules`` are those of the checkpoint by the names that they have here, ``parts`` names those of merged layers.
     Raises ConfigError for a name that is not known or that the checkpoint contradicts, ModelError for a checkpoint
@@ -65,9 +66,9 @@ def quantization_config(
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
         return CheckpointConfig(stored, modules or {}, parts or {}, packed, values)
-    if asked == "int8" or (packed and config.files.format == "gguf"):
+    if asked == "int8":
         return Int8Config()
-    return values
+    return AsStoredConfig(values) if packed and config.files.format == "gguf" else values
 
 
 def stored_format(config: ModelConfig) -> CheckpointFormat | None:
