@@ -55,6 +55,7 @@ class Compiled:
     early: bool  # programs start while the kernel before it ends
     waits: bool  # and wait for it before they touch what others may write
     prefetches: int  # that a lane asks for before it waits: of constants alone, see dependent_launch
+    copies: list[int]  # bytes of each asynchronous copy to shared memory
     seconds: float
 
     @property
@@ -207,7 +208,34 @@ def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"decode_inputs {width}", partial(backend.decode_inputs, longs(8), *state, 16)
 
 
-CASES = (input_cases, attention_cases, layer_cases, sampling_cases)
+def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import GroupWeight
+    from octavo_kernels import triton as backend
+    from octavo_kernels.group_weight import TILE, WORDS, block_columns
+
+    def weight(form, n, k, group, zeros, scale_dtype):
+        groups = -(-k // group)
+        codes = empty(-(-n // TILE), -(-k // block_columns(form)), TILE, WORDS, dtype=torch.int32)
+        scales, points = empty(groups, n, dtype=scale_dtype), empty(groups, n, dtype=torch.uint8)
+        return GroupWeight(codes, scales, points if zeros else None, None, form, n, k, group)
+
+    # Form, N, K, group, zeros: AWQ, GPTQ with groups of 64, W4A16 of odd sizes, W8A16, MXFP4, weights alone in FP8.
+    kinds = {
+        "awq g128": (("int4", 6144, 4096, 128, True, torch.float16), (8, 24, 64, 200, 512)),
+        "gptq g32": (("int4", 4096, 14336, 32, False, torch.float16), (8, 200)),
+        "w4a16 rows": (("int4", 1000, 1088, 1152, False, torch.bfloat16), (8, 200)),
+        "w8a16 g128": (("int8", 6144, 4096, 128, True, torch.float16), (8, 200)),
+        "mxfp4": (("e2m1", 5760, 2880, 32, False, torch.uint8), (8, 200)),
+        "fp8": (("e4m3", 6144, 4096, 4096, False, torch.float32), (8,)),
+    }
+    for dtype in HALVES:
+        for name, (kind, counts) in kinds.items():
+            for rows in counts if dtype == torch.bfloat16 else counts[:1]:
+                case = partial(backend.group_linear, empty(rows, kind[2], dtype=dtype), weight(*kind))
+                yield f"group_linear {short(dtype)} {name} {rows}", case
+
+
+CASES = (input_cases, attention_cases, layer_cases, quantized_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
 VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "BLOCK_C")}
 
@@ -271,6 +299,7 @@ def describe(case: str, compiled, seconds: float) -> Compiled:
         compiled.metadata.launch_pdl,
         waits_first(ptx),
         before_waiting(ptx).count("prefetch.global.L2 "),
+        [int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (\w+)", ptx)],
         seconds,
     )
 

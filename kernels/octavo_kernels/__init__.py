@@ -31,6 +31,7 @@ from octavo_kernels.dispatch import (
     kv_scale_bytes,
     select_backend,
 )
+from octavo_kernels.group_weight import GroupWeight
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
 
@@ -40,6 +41,7 @@ __all__ = [
     "Constraints",
     "DecodeStep",
     "DenseWeight",
+    "GroupWeight",
     "PackedLinear",
     "QuantizedRows",
     "SampledRows",
@@ -59,6 +61,9 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "group_dequantize",
+    "group_linear",
+    "group_row_counts",
     "kv_scale_bytes",
     "layer_norm",
     "linear",
@@ -300,3 +305,21 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
 def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
     """Rows ``ids`` int64 [T] of a packed table, dequantised: ``[T, K]`` in ``dtype``."""
     return backend_for(ids).quantized_embedding(ids, packed, dtype)
+
+
+# ---- weights in groups, for GPUs (see octavo_kernels.group_weight)
+
+
+def group_linear(x: Tensor, weight: GroupWeight, bias: Tensor | None = None) -> Tensor:
+    """``x [T, K]`` times a weight ``[N, K]`` in groups plus ``bias [N]``: ``[T, N]`` in x.dtype, sums in float32."""
+    return backend_for(x).group_linear(x, weight, bias)
+
+
+def group_dequantize(weight: GroupWeight, dtype: torch.dtype) -> Tensor:
+    """The weight ``[N, K]`` in ``dtype``: each element computed in float32, then rounded."""
+    return backend_for(weight.codes).group_dequantize(weight, dtype)
+
+
+def group_row_counts(weight: GroupWeight) -> list[int]:
+    """Numbers of rows which, together, have `group_linear` launch every kernel that it has for this weight."""
+    return backend_for(weight.codes).group_row_counts(weight)

@@ -41,6 +41,8 @@ QWEN3: dict[str, Any] = {
     "rope_theta": 1000000.0, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+Tensors = dict[str, torch.Tensor]
 SAMPLING: list[dict[str, Any]] = [
     *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
     {"logprobs": 1, "temperature": 0}, {"allowed_token_ids": [4, 5, 6]}, {"prompt_logprobs": 20}, {"logprobs": 20},
@@ -48,10 +50,39 @@ SAMPLING: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def engine(config: dict[str, Any], **arguments: Any) -> LLM:
+def engine(config: dict[str, Any], tensors: Tensors | None = None, **arguments: Any) -> LLM:
+    """Of a checkpoint with these tensors; None: dummy ones."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
-        return LLM(folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **arguments)
+        if tensors is not None:
+            save_file(tensors, Path(folder, "model.safetensors"))
+        load_format = "auto" if tensors is not None else "dummy"
+        return LLM(folder, load_format=load_format, skip_tokenizer_init=True, device="cuda", **arguments)
+
+
+def zeros_of(config: dict[str, Any], write: Callable[[int, int], Tensors]) -> Tensors:
+    """A Qwen3 checkpoint of nothing but 0, each linear weight [N, K] as ``write`` (N, K) stores it."""
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    sizes = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden, "self_attn.q_norm": head}
+    found = {"embed_tokens.weight": torch.zeros(config["vocab_size"], hidden), "norm.weight": torch.zeros(hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in (norms | {"self_attn.k_norm": head}).items():
+            found[f"layers.{layer}.{name}.weight"] = torch.zeros(size)
+        for name, size in sizes.items():
+            found |= {f"layers.{layer}.{name}.{leaf}": tensor for leaf, tensor in write(*size).items()}
+    return {f"model.{name}": t.bfloat16() if t.dtype == torch.float32 else t for name, t in found.items()}
+
+
+def awq(rows: int, columns: int) -> Tensors:
+    groups, words = columns // 128, rows // 8
+    return {"qweight": torch.zeros(columns, words, dtype=torch.int32), "scales": torch.zeros(groups, rows).half(),
+            "qzeros": torch.zeros(groups, words, dtype=torch.int32)}  # fmt: skip
 
 
 TOKENS = count(10)  # each prompt has its own, or the prefix cache would leave one token of it to compute
@@ -100,10 +131,33 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def every_kind(gpu: PretendedGpu, kv_heads: int, max_num_seqs: int, **arguments: Any) -> dict[str, Any]:
+def stored_as(gpu: PretendedGpu, write: Callable[[int, int], Tensors], description: dict[str, Any]) -> dict[str, Any]:
+    """A quantised checkpoint, captured and not: batches of many sizes, what was compiled for them, all kernels."""
+    config = QWEN3 | {"num_key_value_heads": 8, "vocab_size": 4096, "quantization_config": description}
+    found: list[str] = []
+    new: list[str] = []
+    for limits in ({"max_num_seqs": 300, "enforce_eager": True}, {"max_num_seqs": 8}):
+        gpu.strict = False
+        llm = engine(config, zeros_of(config, write), max_model_len=2048, num_gpu_blocks_override=2000, **limits)
+        known = set(gpu.kernels)
+        gpu.strict = True
+        for together in (1, 3, 7, 20, 50, 130, 300):
+            found += ask(llm, [1 + together % 3] * together)
+        for length in (40, 100, 300, 1500):
+            found += ask(llm, [length])
+        new += [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    kernels = sorted({kernel.metadata.name for kernel in gpu.kernels.values()})
+    return {"errors": found, "compiled while serving": new, "kernels": kernels}
+
+
+def heads(kv_heads: int) -> dict[str, Any]:
+    return QWEN3 | {"num_key_value_heads": kv_heads}
+
+
+def every_kind(gpu: PretendedGpu, config: dict[str, Any], max_num_seqs: int, **arguments: Any) -> dict[str, Any]:
     """Requests of every kind, in batches of many shapes; the kernels that were not known when the engine was ready."""
     arguments |= {"max_num_seqs": max_num_seqs, "max_model_len": 4096}
-    llm = engine(QWEN3 | {"num_key_value_heads": kv_heads}, **arguments)
+    llm = engine(config, **arguments)
     crowd = min(300, 2 * max_num_seqs)  # more would only wait longer
     known = set(gpu.kernels)
     gpu.strict = True
@@ -114,7 +168,7 @@ def every_kind(gpu: PretendedGpu, kv_heads: int, max_num_seqs: int, **arguments:
     for length in range(1, 10):
         for together in sorted({1, 3, min(40, crowd), crowd}):
             found += ask(llm, [length] * together)
-    rng = random.Random(kv_heads)
+    rng = random.Random(config["num_key_value_heads"])
     for together in (2, 5, 30, 100, 300, 30, 5):
         lengths = [rng.choice([1, 2, 5, 8, 9, 33, 100, 700]) for _ in range(min(together, crowd))]
         found += ask(llm, lengths, max_tokens=rng.choice([1, 3, 9]), **rng.choice(SAMPLING[len(PARAMS) :]))
@@ -183,11 +237,12 @@ def refused(work: Callable[[], object]) -> bool:
 
 CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "whole model": whole_model,
-    "one group": lambda gpu: every_kind(gpu, 2, max_num_seqs=256),
-    "many lanes": lambda gpu: every_kind(gpu, 4, max_num_seqs=600, enforce_eager=True),
-    "few rows": lambda gpu: every_kind(gpu, 8, max_num_seqs=7, dtype="float16"),
-    "exact": lambda gpu: every_kind(gpu, 16, max_num_seqs=48, dtype="float32"),
-    "fp8 cache": lambda gpu: every_kind(gpu, 8, max_num_seqs=48, dtype="bfloat16", kv_cache_dtype="fp8"),
+    "one group": lambda gpu: every_kind(gpu, heads(2), max_num_seqs=256),
+    "many lanes": lambda gpu: every_kind(gpu, heads(4), max_num_seqs=600, enforce_eager=True),
+    "few rows": lambda gpu: every_kind(gpu, heads(8), max_num_seqs=7, dtype="float16"),
+    "exact": lambda gpu: every_kind(gpu, heads(16), max_num_seqs=48, dtype="float32"),
+    "fp8 cache": lambda gpu: every_kind(gpu, heads(8), max_num_seqs=48, dtype="bfloat16", kv_cache_dtype="fp8"),
+    "awq": lambda gpu: stored_as(gpu, awq, AWQ),
     "weights of a file": weights_of_a_file,
     "what is noticed": what_is_noticed,
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from octavo.loader import load_model
 from octavo.loader.dummy import DummyWeight
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -173,7 +175,8 @@ class PretendedGpu(TorchDispatchMode):
             stack.enter_context(patch(FakeTensor, "data_ptr", lambda tensor: self.address(tensor), create=True))
             stack.enter_context(patch(Tensor, "pin_memory", lambda tensor: self._pin(tensor)))
             stack.enter_context(patch(driver, "_active", _Hopper()))
-            # Filled in threads, which know nothing of this mode; there is nothing to fill.
+            # Other threads know nothing of this mode: files are read by this one, dummy weights by none.
+            stack.enter_context(patch(load_model, "ThreadPoolExecutor", _ThisThread))
             stack.enter_context(patch(DummyWeight, "load_into", lambda weight, target: None))
             for name, stand_in in self._cuda().items():
                 stack.enter_context(patch(torch.cuda, name, stand_in, create=True))
@@ -261,6 +264,16 @@ class _Graph:
     def replay(self) -> None:
         self._graph.replays += 1
         self._gpu._launched(Launch("replay", (len(self._graph.launches),)))
+
+
+class _ThisThread(Executor):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args, **kwargs))
+        return done
 
 
 class _Hopper:

@@ -36,7 +36,15 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
-from octavo_kernels.reference import decode_inputs, linear, sample, top_logprobs
+from octavo_kernels.reference import (
+    decode_inputs,
+    group_dequantize,
+    group_linear,
+    group_row_counts,
+    linear,
+    sample,
+    top_logprobs,
+)
 
 __all__ = [
     "CAPTURABLE",
@@ -57,6 +65,9 @@ __all__ = [
     "fill_dense",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "group_dequantize",
+    "group_linear",
+    "group_row_counts",
     "kv_scale_bytes",
     "layer_norm",
     "linear",

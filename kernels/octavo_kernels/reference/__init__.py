@@ -17,6 +17,7 @@ from octavo_kernels.reference.elementwise import (
     rms_norm,
     silu_and_mul,
 )
+from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,
@@ -39,6 +40,9 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "group_dequantize",
+    "group_linear",
+    "group_row_counts",
     "layer_norm",
     "linear",
     "paged_attention",

@@ -26,6 +26,7 @@ from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
 from octavo_kernels.triton.decode_step import decode_inputs
 from octavo_kernels.triton.elementwise import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.triton.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.small_linear import linear
@@ -43,6 +44,9 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gated_linear_quantize",
+    "group_dequantize",
+    "group_linear",
+    "group_row_counts",
     "layer_norm",
     "linear",
     "paged_attention",

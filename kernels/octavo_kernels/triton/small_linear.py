@@ -1,14 +1,12 @@
 """Linear layers: cuBLAS, and a Triton kernel for at most 16 rows, where reading the weight takes all the time.
 
 The weight is the long operand of the tensor cores and the activations the short one, so that 64 weight rows and 16
-activations make one product of a warp group. K is split until every multiprocessor has enough bytes in flight. The last
-program of a tile adds the parts in order, so the result does not depend on which program is last.
+activations make one product of a warp group. K is split until every multiprocessor has enough bytes in flight.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
+from octavo_kernels.triton.split_k import MAX_TILES, counters, empty_parts, is_last_part, sum_of_parts
 
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
@@ -56,7 +55,7 @@ def small_config(n: int, k: int) -> SmallConfig | None:
 
 def split_config(n: int, k: int) -> SmallConfig | None:
     """The launch of the kernel for a weight [n, k] of any size; None where it has none."""
-    if k % 64 or not BLOCK_N <= n <= BLOCK_N << 14:
+    if k % 64 or not BLOCK_N <= n <= BLOCK_N * MAX_TILES:
         return None
     block_k = 128 if k % 128 == 0 else 64
     blocks = k // block_k
@@ -123,14 +122,10 @@ def small_linear_kernel(
     wanted = (n < N)[:, None] & row_mask
     place = row[None, :] * N + n[:, None]
     if SPLITS > 1:
-        tl.store(parts_ptr + split * (num_rows * N) + place, sums, mask=wanted)
-        tl.debug_barrier()  # all threads must have stored their part before one of them counts it
-        if tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") < SPLITS - 1:
+        size = num_rows * N
+        if not is_last_part(sums, parts_ptr, place, wanted, size, split, arrived_ptr + tile, SPLITS):
             return
-        tl.store(arrived_ptr + tile, 0)  # as the next call expects it
-        sums = tl.zeros((BLOCK_N, ROWS), dtype=tl.float32)
-        for part in range(SPLITS):
-            sums += tl.load(parts_ptr + part * (num_rows * N) + place, mask=wanted, other=0.0, cache_modifier=".cg")
+        sums = sum_of_parts(sums, parts_ptr, place, wanted, size, SPLITS)
     if HAS_BIAS:
         sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=wanted)
@@ -146,14 +141,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallConfig) -> Tensor:
-    """``x [T, K]`` of at most 16 rows times ``weight [N, K]^T``. Calls that may run at the same time must not
-    share a device, because they share its counters of finished parts."""
+    """``x [T, K]`` of at most 16 rows times ``weight [N, K]^T``."""
     (rows, k), n = x.shape, len(weight)
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(n, BLOCK_N)
     parts = out
     if config.splits > 1:
-        parts = torch.empty(config.splits * rows * n, dtype=torch.float32, device=x.device)
+        parts = empty_parts(config.splits, rows * n, x.device)
     small_linear_kernel[(tiles, config.splits)](
         x,
         x.stride(0),
@@ -162,7 +156,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallCo
         weight if bias is None else bias,
         out,
         parts,
-        _counters(x.device),
+        counters(x.device),
         rows,
         n,
         K=k,
@@ -176,10 +170,3 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None, config: SmallCo
         **pdl_options(x.device),
     )
     return out
-
-
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """Counters of finished parts, one per 64 rows of a weight; every call leaves them 0. The first call allocates them,
-    so it must not be captured in a graph."""
-    return torch.zeros(1 << 14, dtype=torch.int32, device=device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,19 +12,19 @@ DEVICE = "cpu" if backend.INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] if backend.INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 
 if backend.INTERPRETED:
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from support import triton_interpreter
 
-    _dot = InterpreterBuilder.create_dot
+    triton_interpreter.repair()
 
-    def _rounded_once(self, a, b, d, *precision):
-        """A GPU adds a tile's products in one order, numpy in one that depends on the tile's height and the processor.
-        In float64 the order makes no difference that is left in float32."""
-        if not a.data.dtype == b.data.dtype == d.data.dtype == np.float32:
-            return _dot(self, a, b, d, *precision)
-        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
-        return TensorHandle(product + d.data, d.dtype.scalar)
 
-    InterpreterBuilder.create_dot = _rounded_once
+@pytest.fixture(autouse=True)
+def hostile_gpu(request):
+    """Programs in any order, poisoned outputs and scratch memory; not where a test asks for ``untouched_memory``."""
+    if not backend.INTERPRETED or request.node.get_closest_marker("untouched_memory"):
+        yield
+        return
+    with triton_interpreter.hostile_gpu(seed=request.node.nodeid.encode()[-1]):
+        yield
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -171,6 +171,7 @@ def test_a_cache_of_fp8(device, scales):
         backend.rope_and_cache(qkv, torch.arange(4), None, torch.zeros(2, 3, 1, 4, 64), qkv, 1, 1, 64, k_scale=2.0)
 
 
+@pytest.mark.untouched_memory
 def test_offsets_beyond_32_bits(device):
     """A cache, an embedding table and a batch whose last rows lie more than 2**31 elements into their storage."""
     far = 2**31 + 4096

@@ -56,6 +56,15 @@ def test_no_request_waits(case: str) -> None:
     assert found["embeddings"] == [1024] * 5
 
 
+@pytest.mark.parametrize("case, kernels", [("awq", {"group_linear_kernel", "group_dequantize_kernel"})])
+def test_no_request_of_a_quantised_checkpoint_waits(case: str, kernels: set[str]) -> None:
+    """The same for codes that stay codes on the device: by the kernels for few rows, and by that for many."""
+    found = seen(case)
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert kernels <= {*found["kernels"]}
+
+
 def test_a_whole_model() -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")

@@ -84,6 +84,10 @@ class LinearMethod(ABC):
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x [T, input_size]`` times the layer's weight: ``[T, output_size]`` in x.dtype."""
 
+    def warm_up(self, layer: LinearBase, max_rows: int) -> None:
+        """Run `apply` for so many rows, up to ``max_rows``, that every kernel which it may launch is compiled."""
+        return None
+
 
 class QuantizationConfig(ABC):
     """A choice of methods for a whole model."""

@@ -19,6 +19,7 @@ from octavo.errors import ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, row_pieces
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
+from octavo.layers.quantization.group_weight import DTYPES, GroupWeightMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import pack_stored
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
@@ -27,6 +28,22 @@ from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
 from octavo_kernels.quant import Kind, QuantizedRows, part_nbytes
 
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
+
+
+class CodesLinearMethod(GroupWeightMethod):
+    """The file's own codes, for the kernels of a GPU."""
+
+    def __init__(self, formats: Formats) -> None:
+        super().__init__()
+        self._formats = formats
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
+        format_ = self._formats[part]
+        assert format_ is not None
+        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, *format_.packed_kind)
+        yield from _slots(format_, part, shard, partial(self.keep, part), nbytes)
+        yield from _bias_slots(self.bias_slots(layer, part, shard), layer, part, shard)
 
 
 class DequantizedLinearMethod(UnquantizedLinearMethod):
@@ -169,8 +186,8 @@ def _read_by_group(source: WeightSource) -> None:
 
 class CheckpointConfig(QuantizationConfig):
     """Of a quantised checkpoint whose linear modules are ``modules``, by the names that they have here; ``parts`` names
-    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels. What is kept as values is
-    held as ``values`` has it."""
+    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels; ``on_gpu``: for a GPU's,
+    where activations have 16 bits. What is kept as values is held as ``values`` has it."""
 
     def __init__(
         self,
@@ -179,8 +196,9 @@ class CheckpointConfig(QuantizationConfig):
         parts: Mapping[str, Sequence[str]],
         packed: bool,
         values: DenseConfig | UnquantizedConfig,
+        on_gpu: bool = False,
     ) -> None:
-        self.name, self.packed = checkpoint.name, packed
+        self.name, self.packed, self._on_gpu = checkpoint.name, packed, on_gpu
         self._checkpoint, self._modules, self._parts, self._values = checkpoint, modules, parts, values
         self._plain = Int8Config() if packed else None
 
@@ -190,6 +208,8 @@ class CheckpointConfig(QuantizationConfig):
         formats = [self._format(part, shard) for part, shard in zip(names, layer.shards, strict=True)]
         if all(format_ is None for format_ in formats):
             return (self._plain or self._values).linear_method(name, layer)
+        if self._on_gpu and None not in formats and torch.get_default_dtype() in DTYPES:
+            return CodesLinearMethod(formats)
         if self._plain is None or any(format_ is None for format_ in formats):
             like = self._values.linear_method(name, layer)
             if isinstance(like, DenseLinearMethod):

@@ -65,7 +65,7 @@ def quantization_config(
     dense = on_cpu and config.dtype in ("float32", "bfloat16") and _has_kernels()
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
-        return CheckpointConfig(stored, modules or {}, parts or {}, packed, values)
+        return CheckpointConfig(stored, modules or {}, parts or {}, packed, values, not on_cpu and asked != "none")
     if asked == "int8":
         return Int8Config()
     return AsStoredConfig(values) if packed and config.files.format == "gguf" else values

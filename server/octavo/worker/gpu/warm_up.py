@@ -11,6 +11,7 @@ import torch
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import NewRequestData, SchedulerOutput
+from octavo.layers.quantization.base import LinearBase
 from octavo.worker.gpu.prefill_graphs import SIZES
 from octavo.worker.model_runner import ModelRunner
 
@@ -38,6 +39,9 @@ def warm_up(runner: ModelRunner, scheduler: SchedulerConfig) -> None:
     longest = min(scheduler.max_num_batched_tokens, scheduler.max_model_len - 1)
     if not longest:
         return  # max_model_len is 1: no request can run either
+    for module in runner.model.modules():
+        if isinstance(module, LinearBase):
+            module.method.warm_up(module, scheduler.max_num_batched_tokens)
     runner.update_rows(SchedulerOutput(step_id=0, block_copies=[(0, 0)]))
     for params in PARAMS:
         _run_prompt(runner, params, min(PROMPT, longest))

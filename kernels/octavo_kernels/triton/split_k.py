@@ -1,0 +1,50 @@
+"""Sums over K by several programs: each leaves its part, and the last one of a tile adds them in order.
+
+So the result does not depend on which program is last.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_TILES = 1 << 14
+
+
+@triton.jit
+def is_last_part(sums, parts_ptr, place, wanted, size, part, arrived, SPLITS: tl.constexpr):
+    """Store part number ``part`` of a tile, ``size`` elements after the part before, and count it at ``arrived``.
+
+    True for one program of the tile, after all of its parts are stored; the count is 0 again then.
+    """
+    tl.store(parts_ptr + part * size + place, sums, mask=wanted)
+    tl.debug_barrier()  # all threads must have stored their part before one of them counts it
+    last = tl.atomic_add(arrived, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(arrived, 0)  # as the next call expects it
+    return last
+
+
+@triton.jit
+def sum_of_parts(sums, parts_ptr, place, wanted, size, SPLITS: tl.constexpr):
+    """The sum of all parts of a tile; of ``sums`` only the shape counts."""
+    total = tl.zeros_like(sums)
+    for part in range(SPLITS):
+        total += tl.load(parts_ptr + part * size + place, mask=wanted, other=0.0, cache_modifier=".cg")
+    return total
+
+
+def empty_parts(splits: int, size: int, device: torch.device) -> Tensor:
+    """Room for the parts of ``size`` elements, float32."""
+    return torch.empty(splits * size, dtype=torch.float32, device=device)
+
+
+@cache
+def counters(device: torch.device) -> Tensor:
+    """Counters of finished parts, one a tile; every call leaves them 0. The first call allocates them, so it must not
+    be captured in a graph. Calls that may run at the same time must not share a device."""
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)

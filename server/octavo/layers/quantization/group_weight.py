@@ -1,0 +1,114 @@
+"""Codes of 4 or 8 bits as they are stored, multiplied with 16-bit activations: for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
+from octavo.layers.quantization.canonical import GroupCodes, StoredWeight
+from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo_kernels.group_weight import FORMS, TILE, GroupWeight, group_problem
+from octavo_kernels.packing import pack_group_weight
+
+DTYPES = (torch.bfloat16, torch.float16)  # of activations that there are kernels for
+
+
+def has_kernel(bits: int, width: int, group: int) -> bool:
+    """Whether integers of ``bits`` in groups of ``group`` columns, of a weight of ``width``, can be kept as codes."""
+    return bits in (4, 8) and group_problem(f"int{bits}", width, group) is None
+
+
+class GroupWeightMethod(LinearMethod):
+    """One layer's weight as a `GroupWeight`, or as several where the parts of a merged layer differ.
+
+    A part in groups that have no kernel is kept as a matrix in the dtype of the activations.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[GroupWeight | Tensor] = []
+        self._parts: dict[int, GroupWeight | Tensor] = {}
+        self._dtype, self._device = torch.bfloat16, torch.device("cpu")
+
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """See `LinearMethod`; the weight itself is made of the stored tensors."""
+        self._dtype, self._device = dtype, torch.get_default_device()
+        if layer.has_bias:
+            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=dtype), requires_grad=False)
+
+    def bias_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """The slot of a part's bias, if there is one."""
+        if layer.bias is not None:
+            rows = layer.bias[shard.offset : shard.offset + shard.num_rows]
+            yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
+
+    def keep(self, part: int, weight: StoredWeight) -> None:
+        """Take what part ``part`` of the layer is filled with."""
+        width = weight.shape[1]
+        if not isinstance(weight, GroupCodes) or not has_kernel(weight.bits, width, weight.group):
+            self._parts[part] = weight.dequantize(self._dtype).to(self._device)
+            return
+        form, group = f"int{weight.bits}", weight.group
+        self._parts[part] = pack_group_weight(
+            weight.codes, weight.scales, weight.zeros, weight.order, form=form, group=group, device=self._device
+        )
+
+    def process_weights_after_loading(self, layer: LinearBase) -> None:
+        """See `LinearMethod`."""
+        for number in sorted(self._parts):
+            part = self._parts[number]
+            last = self.weights[-1] if self.weights else None
+            if isinstance(last, GroupWeight) and isinstance(part, GroupWeight) and _are_alike(last, part):
+                self.weights[-1] = _joined(last, part)
+            else:
+                self.weights.append(part)
+        self._parts.clear()
+        for number, weight in enumerate(self.weights):
+            tensors = weight.tensors if isinstance(weight, GroupWeight) else {"values": weight}
+            for name, tensor in tensors.items():
+                layer.register_buffer(f"{name}_{number}", tensor, persistent=False)
+
+    def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `LinearMethod`."""
+        if len(self.weights) == 1:
+            return _product(x, self.weights[0], bias)
+        out = torch.cat([_product(x, weight, None) for weight in self.weights], dim=1)
+        return out if bias is None else out + bias
+
+    def warm_up(self, layer: LinearBase, max_rows: int) -> None:
+        """See `LinearMethod`."""
+        packed = (weight for weight in self.weights if isinstance(weight, GroupWeight))
+        for rows in sorted({min(rows, max_rows) for w in packed for rows in octavo_kernels.group_row_counts(w)}):
+            x = torch.zeros(rows, layer.input_size, dtype=self._dtype, device=self._device)
+            self.apply(layer, x, layer.bias)
+
+
+def _product(x: Tensor, weight: GroupWeight | Tensor, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, GroupWeight):
+        return octavo_kernels.group_linear(x, weight, bias)
+    return octavo_kernels.linear(x, weight, bias)
+
+
+def _are_alike(a: GroupWeight, b: GroupWeight) -> bool:
+    """Whether ``b`` can follow ``a`` in one weight."""
+    kinds = [(w.form, w.group, w.scales.dtype, w.order is None) for w in (a, b)]
+    same_order = a.order is None or b.order is None or torch.equal(a.order, b.order)
+    return kinds[0] == kinds[1] and a.channels % TILE == 0 and same_order
+
+
+def _joined(a: GroupWeight, b: GroupWeight) -> GroupWeight:
+    """Channels of ``a``, then those of ``b``."""
+    codes, scales, zeros = torch.cat([a.codes, b.codes]), torch.cat([a.scales, b.scales], dim=1), None
+    if a.zeros is not None or b.zeros is not None:
+        zeros = torch.cat([_zeros_of(a), _zeros_of(b)], dim=1)
+    return replace(a, codes=codes, scales=scales, zeros=zeros, channels=a.channels + b.channels)
+
+
+def _zeros_of(weight: GroupWeight) -> Tensor:
+    if weight.zeros is not None:
+        return weight.zeros
+    return torch.full_like(weight.scales, 1 << (FORMS[weight.form] - 1), dtype=torch.uint8)
