@@ -32,7 +32,8 @@ def pack_group_weight(
     problem = group_problem(form, width, group)
     if problem:
         raise ValueError(problem)
-    group = min(group, -(-width // block_columns(form)) * block_columns(form))
+    if group >= width:
+        group = -(-width // block_columns(form)) * block_columns(form)
     expected = (channels, -(-width // group))
     for name, tensor in (("scales", scales), ("zeros", zeros)):
         if tensor is not None and tuple(tensor.shape) != expected:
