@@ -41,7 +41,7 @@ class CodesLinearMethod(GroupWeightMethod):
         """See `LinearMethod`."""
         format_ = self._formats[part]
         assert format_ is not None
-        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, *format_.packed_kind)
+        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, Kind(*format_.packed_kind))
         yield from _slots(format_, part, shard, partial(self.keep, part), nbytes)
         yield from _bias_slots(self.bias_slots(layer, part, shard), layer, part, shard)
 
