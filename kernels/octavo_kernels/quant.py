@@ -84,6 +84,11 @@ class PackedPart:
     channels: int
     kind: Kind
 
+    @property
+    def stored_as(self) -> str:
+        """How the numbers are stored, for the memory ledger: "int4", "table4"."""
+        return f"{'table' if self.kind.table else 'int'}{self.kind.bits}"
+
 
 @dataclass(frozen=True)
 class PackedLinear:

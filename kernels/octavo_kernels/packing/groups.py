@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,10 @@ from octavo_kernels.quant import (
     Kind,
     PackedLinear,
     PackedPart,
+    part_nbytes,
 )
+
+_PIECE = 1 << 19  # values of a weight that are packed at a time, so that copies of them are small
 
 
 def pack_codes(
@@ -129,25 +132,33 @@ def pack_w8(weight: Tensor, activation_terms: int = 1) -> PackedLinear:
 
     Raises ValueError for weights that are not finite or too large for a float16 scale.
     """
-    channels, width = weight.shape
+    return pack_w8_pieces([weight], (weight.shape[0], weight.shape[1]), activation_terms)
+
+
+def pack_w8_pieces(pieces: Iterable[Tensor], shape: tuple[int, int], activation_terms: int = 1) -> PackedLinear:
+    """`pack_w8` of a weight of ``shape`` (N, K) that comes some rows at a time, in order; a piece is read at once."""
+    channels, width = shape
     groups = -(-width // GROUP)
-    pieces = []
-    for rows in weight.split(8192):  # bounds the float32 copy
-        wide = rows.float()
-        if groups * GROUP != width:
-            wide = torch.nn.functional.pad(wide, (0, groups * GROUP - width))
-        wide = wide.view(-1, groups, GROUP)
+    codes = torch.empty(channels, groups, GROUP, dtype=torch.uint8)
+    scales = torch.empty(channels, groups, dtype=torch.float16)
+    end, step = 0, max(1, _PIECE // width)
+    for piece in (part for rows in pieces for part in rows.split(step)):
+        begin, end = end, end + len(piece)
+        wide = torch.nn.functional.pad(piece.float(), (0, groups * GROUP - width)).view(-1, groups, GROUP)
         highest = wide.abs().amax(dim=2)
         if not bool((highest < 65504 * 127).all()):
             raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
-        scales = (highest / 127).to(torch.float16)
-        inverse = torch.where(scales > 0, 1.0 / scales.float(), torch.zeros_like(highest))
-        codes = (wide * inverse[:, :, None]).round().clamp(-127, 127).to(torch.int8).view(torch.uint8) ^ 128
-        pieces.append((codes, scales))
-    packed = pack_codes(
-        torch.cat([c for c, _ in pieces]), torch.cat([s for _, s in pieces]), bits=8, activation_terms=activation_terms
-    )
-    return PackedLinear(packed.parts, channels, width, activation_terms)
+        scale = scales[begin:end].copy_(highest / 127)
+        inverse = torch.where(scale > 0, 1.0 / scale.float(), torch.zeros_like(highest))
+        codes[begin:end] = (wide * inverse[:, :, None]).round_().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+    codes ^= Kind(8).zero
+    data = torch.empty(part_nbytes(channels, width, Kind(8)), dtype=torch.uint8)
+    step, end = max(1, _PIECE // (groups * GROUP * BLOCK)) * BLOCK, 0
+    for some, their_scales in zip(codes.split(step), scales.split(step), strict=True):
+        packed = pack_codes(some, their_scales, bits=8).parts[0].data
+        begin, end = end, end + len(packed)
+        data[begin:end] = packed
+    return PackedLinear((PackedPart(data, channels, Kind(8)),), channels, width, activation_terms)
 
 
 def concat(packed: Sequence[PackedLinear]) -> PackedLinear:

@@ -61,8 +61,8 @@ class Engine:
         pattern="^[a-z0-9_-]+$",
     )
     max_model_len: int | str | None = spec_field(
-        "Maximum number of tokens per sequence, prompt and answer together; auto: as many as fit into memory. Default: "
-        "the model's own limit.",
+        "Maximum number of tokens per sequence, prompt and answer together; a number that does not fit into memory is "
+        "refused. Default: auto, the model's own limit or, if that is more than fits, what fits.",
         default=None,
         rules=(
             Rule(
@@ -75,7 +75,7 @@ class Engine:
         "Maximum number of sequences per step.", default=None, minimum=1, maximum=65536
     )
     gpu_memory_utilization: int = spec_field(
-        "Percentage of the GPU's memory that the engine may use.",
+        "Percentage of the memory that the engine may use: of the GPU's or, without one, of the container's limit.",
         default=90,
         rules=(
             Rule(

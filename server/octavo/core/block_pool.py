@@ -66,10 +66,16 @@ class FreeKVCacheBlockQueue:
         block.prev_free = block.next_free = None
         self.num_free_blocks -= 1
 
+    @property
+    def first(self) -> KVCacheBlock | None:
+        """The next block to be evicted."""
+        block = self._head.next_free
+        return block if block is not self._tail else None
+
     def popleft(self) -> KVCacheBlock:
         """Take the next block to be evicted; there must be one."""
-        block = self._head.next_free
-        assert block is not None and block is not self._tail, "no free block"
+        block = self.first
+        assert block is not None, "no free block"
         self.remove(block)
         return block
 
@@ -91,28 +97,35 @@ def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class BlockPool:
-    """All blocks. Block 0 is the null block: it pads block tables and is never allocated."""
+    """All blocks. Block 0 is the null block: it pads block tables and is never allocated.
 
-    def __init__(self, num_blocks: int) -> None:
-        """``num_blocks`` counts the null block, so ``num_blocks - 1`` can be used."""
-        self.blocks = [KVCacheBlock(i) for i in range(num_blocks)]
-        self.null_block = self.blocks[0]
+    Blocks are used for the first time in the order of their ids, as late as possible: memory of the host that no block
+    has used is never touched.
+    """
+
+    def __init__(self, num_blocks: int, prefix_cache_blocks: int | None = None) -> None:
+        """``num_blocks`` counts the null block, so ``num_blocks - 1`` can be used.
+
+        Once ``prefix_cache_blocks`` have been used (None: all), a cached block that no sequence holds is evicted before
+        another one is used for the first time.
+        """
+        self.num_usable_blocks = num_blocks - 1
+        self._prefix_cache_blocks = self.num_usable_blocks if prefix_cache_blocks is None else prefix_cache_blocks
+        self.null_block = KVCacheBlock(0)
         self.null_block.ref_cnt = 1
-        self.free_queue = FreeKVCacheBlockQueue()
-        for block in self.blocks[1:]:
-            self.free_queue.append(block)
+        self.blocks = [self.null_block]  # and those that have been used
+        self.free_queue = FreeKVCacheBlockQueue()  # of these
         self.cached_blocks: dict[bytes, KVCacheBlock] = {}
         self.children: dict[bytes, list[tuple[Tokens, KVCacheBlock]]] = {}
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, cached ones included."""
-        return self.free_queue.num_free_blocks
+        return self.free_queue.num_free_blocks + self._num_unused
 
     @property
-    def num_usable_blocks(self) -> int:
-        """All blocks but the null block."""
-        return len(self.blocks) - 1
+    def _num_unused(self) -> int:
+        return self.num_usable_blocks - (len(self.blocks) - 1)
 
     @property
     def usage(self) -> float:
@@ -122,11 +135,23 @@ class BlockPool:
     # -- allocation ------------------------------------------------------------------------------------------------
 
     def allocate(self) -> KVCacheBlock:
-        """Evict the least recently used free block: it leaves the prefix cache and has one reference."""
-        block = self.free_queue.popleft()
+        """A block without contents, or else the least recently used free one, which leaves the prefix cache. It has one
+        reference."""
+        block = self._use_another() if self._should_use_another() else self.free_queue.popleft()
         self._unindex(block)
         block.ref_cnt = 1
         return block
+
+    def _should_use_another(self) -> bool:
+        """Whether a block that was never used is taken rather than the first of the queue."""
+        if not self._num_unused:
+            return False
+        first = self.free_queue.first
+        return first is None or (first.parent_hash is not None and len(self.blocks) <= self._prefix_cache_blocks)
+
+    def _use_another(self) -> KVCacheBlock:
+        self.blocks.append(KVCacheBlock(len(self.blocks)))
+        return self.blocks[-1]
 
     def touch(self, block: KVCacheBlock) -> None:
         """Take one more reference; a free block leaves the free queue and keeps its contents."""

@@ -47,11 +47,17 @@ class KVCacheManager:
     and target within one step.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
-        """``num_blocks`` counts the null block."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        prefix_cache_blocks: int | None = None,
+    ) -> None:
+        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, prefix_cache_blocks)
         self._tables: dict[str, BlockTable] = {}
         self._pinned: list[KVCacheBlock] = []
 

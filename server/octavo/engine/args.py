@@ -18,6 +18,7 @@ DTYPE_NAMES = {"half": "float16", "float": "float32"}  # aliases
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's name
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
+_FITTING_LENGTHS = (None, "auto", -1)
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -32,7 +33,8 @@ class EngineArgs:
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
-    max_model_len: int | str | None = None  # a number, "auto" (what fits the memory) or None (the model's own)
+    # A number, or at most the model's own and what fits the memory: None, as vLLM's "auto" and -1.
+    max_model_len: int | str | None = None
     seed: int = 0
     device: str = "auto"
     block_size: int = 16
@@ -113,12 +115,12 @@ class EngineArgs:
             enforce_eager=self.enforce_eager,
             attention_backend=self.attention_backend,
             skip_tokenizer_init=self.skip_tokenizer_init,
-            fit_max_model_len=self.max_model_len == "auto",
+            fit_max_model_len=self.max_model_len in _FITTING_LENGTHS,
         )
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
-        if self.max_model_len in (None, "auto", -1):
-            return own_len  # "auto" is lowered by the worker once it knows the memory
+        if self.max_model_len in _FITTING_LENGTHS:
+            return own_len  # lowered by the worker once it knows the memory
         asked = int(self.max_model_len)
         if asked < 1:
             raise ConfigError(f"max_model_len must be at least 1, got {asked}")

@@ -37,7 +37,8 @@ class EngineCore:
         self.executor = executor or UniProcExecutor(config)
         self.config = self.executor.config
         cache = self.config.cache
-        kv = KVCacheManager(self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching)
+        blocks = self.executor.num_blocks, cache.block_size
+        kv = KVCacheManager(*blocks, cache.enable_prefix_caching, self.executor.prefix_cache_blocks)
         self.scheduler = Scheduler(self.config.scheduler, kv)
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled

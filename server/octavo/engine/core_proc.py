@@ -241,7 +241,12 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     threading.Thread(target=_beat_forever, args=beat_args, name="heartbeat", daemon=True).start()
     heartbeat.beat()
     phases = {"import": imported - started, "load": time.perf_counter() - imported}
-    ready = {"config": core.config.to_dict(), "num_blocks": core.executor.num_blocks, "phases": phases}
+    ready = {
+        "config": core.config.to_dict(),
+        "num_blocks": core.executor.num_blocks,
+        "weight_bytes": core.executor.weight_bytes,
+        "phases": phases,
+    }
     channel.send(Kind.READY, msgspec.msgpack.encode(ready))
     proc.run()
     return 0

@@ -170,6 +170,7 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     """Wait until the engine has loaded its model, then admit requests. Raises OctavoError if it cannot."""
     ready = await engine.wait_ready()
     state.metrics.record_cache(engine.config, ready.num_blocks)
+    state.metrics.record_weights(ready.weight_bytes)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

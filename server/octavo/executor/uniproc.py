@@ -21,6 +21,14 @@ class Executor(Protocol):
         """KV cache blocks, the null block included."""
 
     @property
+    def prefix_cache_blocks(self) -> int | None:
+        """How many blocks the prefix cache may touch; None: all. See `octavo.core.block_pool.BlockPool`."""
+
+    @property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of the weights in memory, by kind ("int4", "bfloat16")."""
+
+    @property
     def max_in_flight(self) -> int:
         """Maximum number of steps that are started and not read back."""
 
@@ -51,6 +59,8 @@ class UniProcExecutor:
         self.worker = Worker(config, overlap)
         self.config = self.worker.config
         self.num_blocks = self.worker.ledger.num_blocks
+        self.prefix_cache_blocks = self.worker.ledger.prefix_cache_blocks
+        self.weight_bytes = self.worker.model.weight_bytes_by_kind()
         self.max_in_flight = self.worker.max_in_flight
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:

@@ -30,16 +30,17 @@ ENGINE_HELP = {
     "quantization": "Quantization of the weights in memory. int8 (CPUs only), none: dequantised, or the name of the "
     "checkpoint's own format, which is found without it and held against it "
     "(default: as the checkpoint is stored, if the device has kernels for that, else none)",
-    "max_model_len": "Maximum number of tokens of prompt and answer together. auto: what fits in memory "
-    "(default: the model's own limit)",
+    "max_model_len": "Maximum number of tokens of prompt and answer together; a number that does not fit in memory is "
+    "refused (default: auto, the model's own limit or, if that is more than fits, what fits)",
     "seed": "Random seed of the engine. Requests without a seed are random all the same",
     "device": "Device to run on. auto: the GPU where there is one, else the CPU",
     "block_size": "Tokens per block of the KV cache",
     "enable_prefix_caching": "Enable automatic prefix caching",
-    "gpu_memory_utilization": "Fraction of a GPU's memory that the engine may use, up to 1; no meaning on CPUs",
+    "gpu_memory_utilization": "Fraction of the memory that the engine may use, up to 1: of the GPU's or, on a CPU, of "
+    "the machine's or the container's limit",
     "kv_cache_dtype": "Data type of the KV cache. auto: the model's dtype; beside quantised weights int8 on a CPU",
-    "kv_cache_memory_bytes": "Size of the KV cache, as 2GiB or in bytes (default: on a GPU what "
-    "--gpu-memory-utilization leaves; on a CPU a quarter of the memory limit, at most 4 GiB)",
+    "kv_cache_memory_bytes": "Size of the KV cache, as 2GiB or in bytes (default: what --gpu-memory-utilization "
+    "leaves; on a CPU cached prefixes of requests that have ended then take at most an eighth of the memory limit)",
     "num_gpu_blocks_override": "Number of KV cache blocks, whatever the memory (default: as many as fit)",
     "max_num_seqs": "Maximum number of sequences per step (default: 128)",
     "max_num_batched_tokens": "Maximum number of tokens per step "

@@ -27,6 +27,7 @@ from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import iterate_weights, linear_modules
 from octavo.loader.dummy import dummy_weights
 from octavo.models.registry import model_class
+from octavo.system.limits import large_memory_returned
 
 if TYPE_CHECKING:
     from octavo.layers.weights import WeightSource
@@ -53,10 +54,11 @@ def load_model(
         weights = ((name, name, source) for name, source in dummy_weights(slots, config.seed, device))
     else:
         weights = ((name, model.weight_name(name), source) for name, source in stored)
-    fill(slots, weights, config)
-    for module in model.modules():
-        if isinstance(module, LinearBase):
-            module.method.process_weights_after_loading(module)
+    with large_memory_returned():
+        fill(slots, weights, config)
+        for module in model.modules():
+            if isinstance(module, LinearBase):
+                module.method.process_weights_after_loading(module)
     fuse_neighbours(model)
     return model
 

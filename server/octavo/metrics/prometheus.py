@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -160,6 +160,9 @@ class EngineMetrics:
         self._startup = self._family(
             Gauge, "octavo:startup_seconds", "Duration of a startup phase in seconds", ("phase",)
         )
+        self._weights = self._family(
+            Gauge, "octavo:weight_bytes", "Memory of the weights in bytes, by kind: int4, bfloat16", ("kind",)
+        )
         limit = self._gauge("octavo:max_num_seqs", "Maximum number of sequences per step (--max-num-seqs)")
         limit.set(config.scheduler.max_num_seqs)
         self.registry.register(_Aliases(self))
@@ -187,6 +190,11 @@ class EngineMetrics:
         labels = {"engine": "0", **cache_config_labels(config, num_blocks)}
         info = Gauge("vllm:cache_config_info", "KV cache configuration and size", tuple(labels), registry=self.registry)
         info.labels(**labels).set(1)
+
+    def record_weights(self, weight_bytes: Mapping[str, int]) -> None:
+        """The weights that the core has loaded, in bytes by kind."""
+        for kind, size in weight_bytes.items():
+            self._weights.labels(**self._labels, kind=kind).set(size)
 
     def record_step(self, stats: SchedulerStats) -> None:
         """One step's scheduler statistics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import chain
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.base import LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
@@ -96,6 +97,23 @@ class CausalLM(nn.Module):
     def num_weight_bytes(self) -> int:
         """Bytes of weights and of tables that follow from the configuration."""
         return sum(t.nbytes for t in chain(self.parameters(), self.buffers()))
+
+    def weight_bytes_by_kind(self) -> dict[str, int]:
+        """`num_weight_bytes`, by how the numbers are stored: "int4", "bfloat16"; tables that follow from the
+        configuration are "tables". The largest first."""
+        kinds: Counter[str] = Counter()
+        seen: set[int] = set()  # tied layers share a tensor
+        for module in self.modules():
+            if isinstance(module, LinearBase):
+                held = module.method.weight_kinds(module)
+            else:
+                held = [(tensor, kind_of(tensor)) for tensor in module.parameters(recurse=False)]
+                held += [(tensor, "tables") for tensor in module.buffers(recurse=False)]
+            for tensor, kind in held:
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    kinds[kind] += tensor.nbytes
+        return dict(kinds.most_common())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""

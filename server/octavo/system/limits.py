@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
 def _read_numbers(path: Path) -> list[int] | None:
@@ -65,6 +68,22 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
             if numbers and numbers[0] > 0:
                 limit = min(limit, numbers[0])
     return limit
+
+
+@contextmanager
+def large_memory_returned() -> Iterator[None]:
+    """Inside, what is freed of 4 MiB or more goes back to the system at once. Otherwise glibc raises its limit for that
+    as it sees such sizes, puts what stays and what is freed soon side by side, and keeps the holes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+    try:
+        yield
+    finally:  # the most that it accepts, and what it would raise the other limit to: steps use the same sizes again
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def trim_memory() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
@@ -12,8 +12,9 @@ from octavo.system import limits
 
 MIB = 1 << 20
 GIB = 1 << 30
-CPU_KV_SHARE = 0.25  # of the memory limit
-CPU_KV_MAX = 4 << 30  # bytes
+# Of a CPU's memory limit, for prefixes of requests that have ended. The rest of a KV cache is touched only when running
+# sequences need it, so a machine that does other things as well does not slowly lose all its memory to the cache.
+PREFIX_CACHE_SHARE = 1 / 8
 PROCESS_BYTES = 256 << 20  # of a CPU engine beside weights and KV cache: libraries, a step's tensors
 # On a CUDA device, for what profiling does not see: workspaces of libraries, kernels loaded later, fragmentation.
 DEVICE_SLACK = 256 << 20
@@ -31,17 +32,45 @@ class MemoryLedger:
     block_bytes: int
     max_model_len: int
     block_size: int
-    parts: tuple[tuple[str, int], ...] = ()  # what else is reserved on a device: (name, bytes)
+    parts: tuple[tuple[str, int], ...] = ()  # what else is reserved: (name, bytes)
+    prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
 
-    def lines(self) -> list[str]:
-        """One log line for each part."""
+    def lines(self, weights_by_kind: Mapping[str, int]) -> list[str]:
+        """One log line for each part. ``weights_by_kind``: bytes, as `CausalLM.weight_bytes_by_kind` gives them."""
         tokens = (self.num_blocks - 1) * self.block_size
-        rest = [("memory limit", self.total), ("weights", self.weights), *self.parts]
-        return [
-            *(f"{name:14} {size / MIB:10,.0f} MiB" for name, size in rest),
+        kinds = ", ".join(f"{kind} {size / MIB:,.1f}" for kind, size in weights_by_kind.items())
+        lines = [
+            f"{'memory limit':14} {self.total / MIB:10,.0f} MiB",
+            f"{'weights':14} {self.weights / MIB:10,.0f} MiB  {kinds}",
+            *(f"{name:14} {size / MIB:10,.0f} MiB" for name, size in self.parts),
             f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {self.num_blocks - 1:,} blocks of {self.block_size} "
             f"tokens, {tokens:,} tokens: {tokens / self.max_model_len:.1f} sequences of {self.max_model_len:,}",
         ]
+        if self.prefix_cache_blocks is not None:
+            most = self.prefix_cache_blocks * self.block_bytes
+            lines.append(
+                f"{'prefix cache':14} {most / MIB:10,.0f} MiB  of the KV cache, at most: prefixes of requests that "
+                "have ended"
+            )
+        return lines
+
+    def shortened(self, own_len: int, cache: CacheConfig) -> str | None:
+        """One line for the log where ``max_model_len`` is below the model's ``own_len``: why, and what would help."""
+        if self.max_model_len >= own_len:
+            return None
+        needed = -(-own_len // self.block_size) + 1
+        if cache.num_gpu_blocks_override is not None:
+            flag = f"--num-gpu-blocks-override {needed - 1}"
+        elif cache.kv_cache_memory_bytes is not None:
+            flag = f"--kv-cache-memory-bytes {needed * self.block_bytes}"
+        else:
+            flag = f"more memory, --gpu-memory-utilization above {cache.gpu_memory_utilization:g} or a smaller "
+            flag += "--kv-cache-dtype"
+        return (
+            f"max_model_len is {self.max_model_len:,}, not the model's {own_len:,}: the KV cache of "
+            f"{gib(self.kv_cache)} holds no longer sequence, {own_len:,} tokens need {gib(needed * self.block_bytes)}; "
+            f"longer ones take {flag}"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,7 @@ class Alternative:
 
 def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_device: bool = False) -> int:
     """Bytes that weights and a minimal KV cache may take of ``total``, of which others use ``in_use``."""
-    share = int(total * cache.gpu_memory_utilization) if on_device else total
-    return share - in_use - (DEVICE_SLACK if on_device else PROCESS_BYTES)
+    return int(total * cache.gpu_memory_utilization) - in_use - (DEVICE_SLACK if on_device else PROCESS_BYTES)
 
 
 def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
@@ -109,7 +137,9 @@ def _size_that_fits(memory: ModelMemory, available: int, flag: str) -> str:
 
 
 def gib(size: int) -> str:
-    """Bytes in GiB: "131.4 GiB", "0.25 GiB"."""
+    """Bytes in GiB: "131.4 GiB", "0.25 GiB", or in MiB: "60 MiB"."""
+    if size < GIB / 10:
+        return f"{size / MIB:,.0f} MiB"
     return f"{size / GIB:,.1f} GiB" if size >= 10 * GIB else f"{size / GIB:.2f} GiB"
 
 
@@ -128,11 +158,20 @@ def out_of_memory(error: BaseException) -> str | None:
 def plan_cpu_memory(
     cache: CacheConfig, specs: list[KVCacheSpec], weights: int, max_model_len: int, fit_max_model_len: bool
 ) -> MemoryLedger:
-    """Size the KV cache of a CPU engine. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless
+    """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
+    the memory that this process may use. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless
     ``fit_max_model_len`` lets it be lowered."""
     total = limits.memory_limit()
-    room = min(int(total * CPU_KV_SHARE), CPU_KV_MAX, available_for_weights(cache, total) - weights)
-    ledger = _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, "")
+    room = available_for_weights(cache, total) - weights
+    hint = (
+        f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
+        f"weights ({gib(weights)}) and the process ({gib(PROCESS_BYTES)})"
+    )
+    parts = (("process", PROCESS_BYTES), ("left free", total - int(total * cache.gpu_memory_utilization)))
+    ledger = _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
+    if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
+        most = int(total * PREFIX_CACHE_SHARE) // ledger.block_bytes
+        ledger = replace(ledger, prefix_cache_blocks=min(most, ledger.num_blocks - 1))
     if weights + ledger.kv_cache > total and cache.num_gpu_blocks_override is None:
         raise ConfigError(
             f"weights ({gib(weights)}) and KV cache ({gib(ledger.kv_cache)}) are more than the {gib(total)} that this "
@@ -202,12 +241,11 @@ def _plan(
     if usable < needed and fit_max_model_len and usable > 0:
         max_model_len, needed = usable * cache.block_size, usable
     if usable < needed:
-        fits = max(usable, 0) * cache.block_size
+        fits = f'set --max-model-len to {usable * cache.block_size} or less (or "auto"), or ' if usable > 0 else ""
         raise ConfigError(
             f"one sequence of max_model_len={max_model_len} needs {needed} KV cache blocks "
-            f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; set --max-model-len to "
-            f'{fits} or less (or "auto"), or enlarge the cache: --kv-cache-memory-bytes {(needed + 1) * block_bytes}'
-            + hint
+            f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; {fits}enlarge the cache: "
+            f"--kv-cache-memory-bytes {(needed + 1) * block_bytes}{hint}"
         )
     return MemoryLedger(
         total=total, weights=weights, kv_cache=(usable + 1) * block_bytes, num_blocks=usable + 1,

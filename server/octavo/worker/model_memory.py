@@ -15,7 +15,7 @@ from octavo.worker.kv_cache import kv_cache_specs
 from octavo.worker.memory import Alternative, ModelMemory, available_for_weights, fits
 
 SHORT_MODEL_LEN = 8192  # below most models' limits
-MAX_UTILIZATION = 0.95  # of a device's memory; the driver and kernels loaded later take some
+MAX_UTILIZATION = 0.95  # of the memory; drivers, kernels loaded later and others on the machine take some
 
 
 def model_memory(config: EngineConfig, device: torch.device) -> ModelMemory:
@@ -38,7 +38,7 @@ def alternatives(
     tried = []
     larger = replace(config.cache, gpu_memory_utilization=MAX_UTILIZATION)
     more = available_for_weights(larger, total, in_use, on_device)
-    if on_device and fits(config.cache, now, more):
+    if fits(config.cache, now, more):
         yield Alternative(f"--gpu-memory-utilization {MAX_UTILIZATION}", now, more)
     if config.model.max_model_len > SHORT_MODEL_LEN:  # the rotary table is as long as that
         short = model_memory(replace(config, model=replace(config.model, max_model_len=SHORT_MODEL_LEN)), device)

@@ -72,7 +72,8 @@ class Worker:
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
-        self._check_fits(config)
+        own_len = config.scheduler.max_model_len
+        config = _with_max_model_len(config, self._check_fits(config))  # tables of the model are as long as that
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device)
         limits.trim_memory()  # give back what only loading needed
@@ -80,10 +81,14 @@ class Worker:
         specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
         self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
-        for line in self.ledger.lines():
+        for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
-        scheduler = replace(scheduler, max_model_len=self.ledger.max_model_len)
-        self.config = replace(config, scheduler=scheduler, device=self.device.type)
+        shortened = self.ledger.shortened(own_len, config.cache)
+        if shortened:
+            logger.warning(shortened)
+        config = _with_max_model_len(replace(config, scheduler=scheduler), self.ledger.max_model_len)
+        self.config = replace(config, device=self.device.type)
+        scheduler = self.config.scheduler
         ledger, device = self.ledger, self.device
         kv_caches = [allocate_kv_cache(spec, ledger.num_blocks, ledger.block_size, device) for spec in specs]
         use_gpu_runner = overlap or not on_cpu
@@ -99,8 +104,9 @@ class Worker:
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
 
-    def _check_fits(self, config: EngineConfig) -> None:
-        """Before anything is read. Raises ConfigError when the weights, or one sequence beside them, do not fit."""
+    def _check_fits(self, config: EngineConfig) -> int:
+        """Before anything is read. Returns the longest sequence that fits, as far as can be known. Raises ConfigError
+        when the weights, or one sequence of the length that is asked for beside them, do not fit."""
         cache, max_model_len = config.cache, config.scheduler.max_model_len
         memory = model_memory(config, self.device)
         if self.device.type == "cpu":
@@ -112,12 +118,13 @@ class Worker:
         others = alternatives(config, self.device, memory, total, in_use)
         check_weights_fit(cache, memory, available, total, where, others)
         if self.device.type == "cpu":
-            plan_cpu_memory(cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len)
+            ledger = plan_cpu_memory(cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len)
         else:  # what a step takes is known later
-            plan_device_memory(
+            ledger = plan_device_memory(
                 cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len,
                 device_total=total, in_use=in_use + memory.weights, activations=0, graphs=0,
             )  # fmt: skip
+        return ledger.max_model_len
 
     def _prepare(self, runner: GPURunner) -> None:
         """Capture graphs and compile kernels, so that no request waits for them."""
@@ -163,3 +170,11 @@ class Worker:
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)
+
+
+def _with_max_model_len(config: EngineConfig, max_model_len: int) -> EngineConfig:
+    return replace(
+        config,
+        model=replace(config.model, max_model_len=max_model_len),
+        scheduler=replace(config.scheduler, max_model_len=max_model_len),
+    )

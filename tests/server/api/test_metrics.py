@@ -248,6 +248,7 @@ def test_our_own_metrics(server):
     assert reading.of("octavo:step_tokens_total", kind="decode", tokens="prompt") == 0
     assert reading.of("octavo:startup_seconds", phase="load") > 0
     assert reading["octavo:max_num_seqs"] >= 1
+    assert reading.of("octavo:weight_bytes", kind="int4") > reading.of("octavo:weight_bytes", kind="tables") > 0
     assert reading["octavo_core_process_resident_memory_bytes"] > reading["process_resident_memory_bytes"]
 
 

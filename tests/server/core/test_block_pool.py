@@ -69,24 +69,30 @@ def test_an_empty_free_queue_says_so() -> None:
 class BlockPoolMachine(RuleBasedStateMachine):
     """BlockPool against a list of free ids, a dict of counts and a dict of what each block offers."""
 
-    @initialize(num_usable=st.integers(1, 8))
-    def start(self, num_usable: int) -> None:
-        self.pool = BlockPool(num_usable + 1)
-        self.free = list(range(1, num_usable + 1))  # the next to be evicted first
-        self.counts = dict.fromkeys(self.free, 0)
+    @initialize(num_usable=st.integers(1, 8), cached=st.none() | st.integers(0, 9))
+    def start(self, num_usable: int, cached: int | None) -> None:
+        self.pool = BlockPool(num_usable + 1, cached)
+        self.cached = num_usable if cached is None else cached
+        self.unused = list(range(1, num_usable + 1))
+        self.free: list[int] = []  # of those that have been used, the next to be evicted first
+        self.counts: dict[int, int] = {}
         self.offers: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.most_held = 0
 
     def _pick(self, ids: list[int], which: int) -> KVCacheBlock:
         return self.pool.blocks[ids[which % len(ids)]]
 
-    @precondition(lambda self: self.free)
+    @precondition(lambda self: self.free or self.unused)
     @rule()
     def allocate(self) -> None:
         block = self.pool.allocate()
-        assert block.block_id == self.free.pop(0)
+        empty = self.free and self.free[0] not in self.offers
+        grow = self.unused and not empty and (not self.free or len(self.counts) < self.cached)
+        assert block.block_id == (self.unused if grow else self.free).pop(0)
         assert block.ref_cnt == 1 and block.parent_hash is None and block.block_hash is None
         self.counts[block.block_id] = 1
         self.offers.pop(block.block_id, None)
+        self.most_held = max(self.most_held, sum(count > 0 for count in self.counts.values()))
 
     @rule(which=st.integers(0, 100))
     def touch(self, which: int) -> None:
@@ -97,6 +103,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             if not self.counts[block.block_id]:
                 self.free.remove(block.block_id)
             self.counts[block.block_id] += 1
+            self.most_held = max(self.most_held, sum(count > 0 for count in self.counts.values()))
 
     @rule(which=st.integers(0, 100))
     def release(self, which: int) -> None:
@@ -147,7 +154,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert {b.block_id: (b.parent_hash, b.tokens) for b in self.pool.blocks if b.parent_hash} == self.offers
         full = {self._hash(*offer): i for i, offer in self.offers.items() if len(offer[1]) == BLOCK_SIZE}
         assert {h: b.block_id for h, b in self.pool.cached_blocks.items()} == full
-        assert self.pool.usage == pytest.approx(1 - len(self.free) / len(self.counts))
+        free, usable = len(self.free) + len(self.unused), len(self.counts) + len(self.unused)
+        assert (self.pool.num_free_blocks, self.pool.num_usable_blocks) == (free, usable)
+        assert self.pool.usage == pytest.approx(1 - free / usable)
+
+    @invariant()
+    def grow_only_as_far_as_needed(self) -> None:
+        if hasattr(self, "pool"):
+            assert len(self.counts) <= max(self.cached, self.most_held)
 
 
 TestBlockPool = BlockPoolMachine.TestCase

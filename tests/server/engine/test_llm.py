@@ -74,9 +74,9 @@ def test_a_step_that_fails_ends_its_requests_and_leaves_the_engine_usable(
 def test_max_model_len_must_fit_the_cache_or_may_be_fitted(tiny_checkpoints: dict[str, Path]) -> None:
     options: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 4}
     with pytest.raises(ConfigError, match="--max-model-len to 64"):
-        LLM(str(tiny_checkpoints["llama"]), **options)
-    fitted = LLM(str(tiny_checkpoints["llama"]), max_model_len="auto", **options)
-    assert fitted.config.scheduler.max_model_len == 64
+        LLM(str(tiny_checkpoints["llama"]), max_model_len=128, **options)
+    for length in ({}, {"max_model_len": "auto"}, {"max_model_len": -1}):
+        assert LLM(str(tiny_checkpoints["llama"]), **length, **options).config.scheduler.max_model_len == 64
 
 
 def test_an_unknown_argument_or_model_is_an_error(tmp_path: Path) -> None:

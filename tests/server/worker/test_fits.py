@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,18 @@ from support.tiny_models import FAMILIES, make_model
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import CacheConfig, EngineConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
 from octavo.system import limits
-from octavo.worker import worker
-from octavo.worker.memory import available_for_weights, check_weights_fit
+from octavo.worker import memory, worker
+from octavo.worker.memory import (
+    PROCESS_BYTES,
+    MemoryLedger,
+    available_for_weights,
+    check_weights_fit,
+    plan_cpu_memory,
+)
 from octavo.worker.model_memory import alternatives, model_memory
 
 GIB = 1 << 30
@@ -91,15 +98,135 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, m
     text = refusal()
     assert time.process_time() - started < 1.0
     assert "needs 131.4 GiB" in text and "24.0 GiB" in text and "70.7 GiB with --quantization int8: too much" in text
-    assert "--model of at most 13 billion parameters in bfloat16, or 24 billion parameters in int8" in text
+    assert "--model of at most 11 billion parameters in bfloat16, or 21 billion parameters in int8" in text
     assert "--dtype bfloat16" in refusal(dtype="float32")
     monkeypatch.setattr(limits, "memory_limit", lambda: 96 * GIB)
     assert "it fits with --quantization int8 (70.7 GiB)" in refusal()
-    # The weights would fit, one sequence beside them would not.
-    monkeypatch.setattr(limits, "memory_limit", lambda: 132 * GIB)
-    text = refusal()
+    monkeypatch.setattr(limits, "memory_limit", lambda: 140 * GIB)
+    assert "it fits with --gpu-memory-utilization 0.95 (131.4 GiB)" in refusal()
+    # The weights would fit, one sequence of the length that is asked for would not.
+    monkeypatch.setattr(limits, "memory_limit", lambda: 147 * GIB)
+    text = refusal(max_model_len=8192)
     assert "max_model_len=8192 needs 512 KV cache blocks (2.50 GiB)" in text and "set --max-model-len to" in text
-    assert "lower --kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=8 * GIB)
+    assert "gpu_memory_utilization=0.9 leaves 0.6" in text
+    assert "lower --kv-cache-memory-bytes" in refusal(kv_cache_memory_bytes=16 * GIB)
+    text = refusal(max_model_len=512, kv_cache_memory_bytes=10 << 20)
+    assert "there is room for 1; set --max-model-len to 16" in text
+
+
+def test_the_context_is_what_fits_unless_a_number_is_asked_for(
+    llama_70b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Llama 3.1 8B with its 131,072 tokens, on machines of several sizes."""
+    settings = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 14336}
+    (llama_70b / "config.json").write_text(json.dumps(LLAMA_70B | settings | {"max_position_embeddings": 131072}))
+
+    def planned(limit: int, **options: Any) -> MemoryLedger:
+        monkeypatch.setattr(limits, "memory_limit", lambda: limit)
+        config = engine_config(llama_70b, load_format="dummy", quantization="int8", **options)
+        needs = model_memory(config, CPU)
+        return plan_cpu_memory(config.cache, needs.specs, needs.weights, 131072, config.fit_max_model_len)
+
+    for words in ({}, {"max_model_len": "auto"}, {"max_model_len": -1}):
+        ledger = planned(24 * GIB, **words)
+        assert ledger.max_model_len == 131072 and ledger.shortened(131072, CacheConfig()) is None
+        # All that is left, of which prefixes of requests that have ended keep no more than their share.
+        assert ledger.kv_cache == pytest.approx(int(24 * 0.9 * GIB) - PROCESS_BYTES - ledger.weights, abs=2**24)
+        assert ledger.kv_cache > 8 * GIB
+        assert ledger.prefix_cache_blocks * ledger.block_bytes == pytest.approx(3 * GIB, abs=2**24)
+    ledger = planned(14 * GIB)
+    line = ledger.shortened(131072, CacheConfig())
+    assert 16384 < ledger.max_model_len < 131072 and line is not None and "\n" not in line
+    assert f"max_model_len is {ledger.max_model_len:,}, not the model's 131,072" in line
+    assert "--gpu-memory-utilization above 0.9" in line
+    longer = planned(14 * GIB, gpu_memory_utilization=0.95)
+    assert longer.max_model_len > ledger.max_model_len
+    with pytest.raises(ConfigError, match=f"set --max-model-len to {ledger.max_model_len} or less"):
+        planned(14 * GIB, max_model_len=131072)
+    # Who says how much the cache gets may fill all of it with prefixes.
+    assert planned(24 * GIB, kv_cache_memory_bytes=GIB).prefix_cache_blocks is None
+
+
+def test_a_shorter_context_is_told_once_with_the_flag_for_a_longer_one(
+    tiny: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    del tiny["num_gpu_blocks_override"]
+    told = []
+    for flags in ({"kv_cache_memory_bytes": 100_000}, {"num_gpu_blocks_override": 4}, {}):
+        caplog.clear()
+        llm = LLM(**tiny, **flags)
+        length = llm.config.scheduler.max_model_len
+        buffers = llm.engine.executor.worker.model.named_buffers()  # type: ignore[attr-defined]
+        (table,) = (buffer for name, buffer in buffers if name.endswith("cos_sin_cache"))
+        assert len(table) == length == llm.config.model.max_model_len
+        lines = [r.getMessage() for r in caplog.records if "max_model_len is" in r.getMessage()]
+        told.append((length, *(line.rpartition("take ")[2] for line in lines)))
+        if length == 512:
+            continue
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+        (output,) = llm.generate([{"prompt_token_ids": [3, 4, 5]}], params, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == length - 3
+    (in_bytes, flag), (in_blocks, other), (own,) = told
+    assert in_bytes < own == 512 and in_blocks == 64
+    assert other == "--num-gpu-blocks-override 32"
+    wanted = flag.split()
+    assert wanted[0] == "--kv-cache-memory-bytes"
+    assert LLM(**tiny, kv_cache_memory_bytes=int(wanted[1])).config.scheduler.max_model_len == 512
+
+
+def test_prefixes_of_ended_requests_take_no_more_than_their_share(
+    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other touches no further memory of the cache than that, many at once what they need."""
+    del tiny["num_gpu_blocks_override"]
+    monkeypatch.setattr(limits, "memory_limit", lambda: GIB)
+    monkeypatch.setattr(memory, "PREFIX_CACHE_SHARE", 400_000 / GIB)
+    llm = LLM(**tiny, max_model_len=128)
+    batch = llm.engine.executor.worker.runner.requests.batch  # type: ignore[attr-defined]
+    most = llm.engine.executor.prefix_cache_blocks
+    assert most is not None and 16 < most < 200
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def prompts(count: int, first: int) -> list[Any]:
+        numbers = range(first, first + count)
+        return [{"prompt_token_ids": [3 + number % 300, 3 + number // 300, *range(3, 80)]} for number in numbers]
+
+    for prompt in prompts(100, 0):
+        llm.generate([prompt], params, use_tqdm=False)
+    assert batch.highest_block == most
+    (again,) = llm.generate(prompts(1, 99), params, use_tqdm=False)
+    assert again.num_cached_tokens is not None and again.num_cached_tokens > 64
+    llm.generate(prompts(100, 100), params, use_tqdm=False)
+    assert most < batch.highest_block < 100 * 6 + 1
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ledger_lists_weights_as_they_are_held(
+    family: str, quantization: str, tiny_checkpoints: dict[str, Path]
+) -> None:
+    config = replace(model_config(tiny_checkpoints[family], "bfloat16"), quantization=quantization)
+    model = load_model(config)
+    kinds = model.weight_bytes_by_kind()
+    assert sum(kinds.values()) == model.num_weight_bytes()
+    linear = sum(prod(shard.shape) for layer in model.linear_layers() for shard in layer.shards)
+    if quantization == "none":
+        assert kinds["bfloat16"] >= 2 * linear and "int8" not in kinds
+    else:
+        assert linear < kinds["int8"] < 1.5 * linear
+    ledger = MemoryLedger(GIB, 3 << 20, 1 << 20, 3, 100, 16, 16)
+    assert any("weights" in line and "int4 2.0, float32 1.0" in line
+               for line in ledger.lines({"int4": 2 << 20, "float32": 1 << 20}))  # fmt: skip
+
+
+def test_a_file_of_4_bits_is_held_in_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    model = make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 160})
+    write_gguf(tmp_path / "m.gguf", model, arch="llama", qtype="Q4_0", vocabulary=False)
+    config = replace(model_config(tmp_path / "m.gguf"), quantization=None)
+    kinds = load_model(config).weight_bytes_by_kind()
+    assert next(iter(kinds)) == "int4" and "int8" not in kinds
 
 
 def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:

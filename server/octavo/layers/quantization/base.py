@@ -5,12 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSlot
+
+
+def kind_of(tensor: Tensor) -> str:
+    """The name of a tensor's dtype: "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,11 @@ class LinearMethod(ABC):
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """Repack what was loaded, once every slot is filled; what is kept is a parameter or a buffer of ``layer``."""
         return None
+
+    def weight_kinds(self, layer: LinearBase) -> list[tuple[Tensor, str]]:
+        """Every tensor that ``layer`` holds and how its numbers are stored ("int4"), for the memory ledger. A method
+        whose tensors are bytes of another format says of which."""
+        return [(tensor, kind_of(tensor)) for tensor in chain(layer.parameters(), layer.buffers())]
 
     @abstractmethod
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ from octavo.layers.quantization.base import LinearBase, LinearMethod, Quantizati
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
-from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8, packed_nbytes
+from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8_pieces, packed_nbytes
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 
 # Logits this far below the best one are those of tokens e times less likely: 8 bits move them by some hundredths.
@@ -63,7 +63,9 @@ class Int8LinearMethod(QuantizedRowsMethod):
             )
         else:
             self.activation_terms = max(self.activation_terms, self._terms_if_rounded)
-            self._parts[part] = pack_w8(source.load(torch.float32)[shard.rows, shard.columns], self.activation_terms)
+            rows = (piece[:, shard.columns] for piece in source.pieces(torch.float32, shard.rows))
+            width = shard.columns.stop - shard.columns.start
+            self._parts[part] = pack_w8_pieces(rows, (shard.num_rows, width), self.activation_terms)
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """See `LinearMethod`."""
@@ -72,6 +74,12 @@ class Int8LinearMethod(QuantizedRowsMethod):
         self._parts.clear()
         for number, part in enumerate(self.packed.parts):
             layer.register_buffer(f"packed_{number}", part.data, persistent=False)
+
+    def weight_kinds(self, layer: LinearBase) -> list[tuple[Tensor, str]]:
+        """See `LinearMethod`."""
+        assert self.packed is not None
+        parts = {id(part.data): part.stored_as for part in self.packed.parts}
+        return [(tensor, parts.get(id(tensor), kind)) for tensor, kind in super().weight_kinds(layer)]
 
     def apply(self, layer: LinearBase, x: Tensor | QuantizedRows, bias: Tensor | None) -> Tensor:
         """See `LinearMethod`."""
