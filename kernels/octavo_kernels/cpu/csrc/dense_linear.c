@@ -251,17 +251,50 @@ INLINE const uint8_t *weight_at(const uint8_t *weight, int64_t width, int64_t ch
     return step + (k % 2 * DENSE_BLOCK + c) * (dtype == FLOAT32 ? 4 : 2);
 }
 
+// Eight rows of eight numbers to eight columns: three perfect shuffles
+typedef uint16_t eight16 __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint32_t eight32 __attribute__((vector_size(32), aligned(1), may_alias));
+#define TRANSPOSE(rows, type)                                                                 \
+    for (int round = 0; round < 3; round++) {                                                 \
+        type next[8];                                                                         \
+        for (int i = 0; i < 4; i++) {                                                         \
+            next[2 * i] = INTERLEAVE(rows[i], rows[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);         \
+            next[2 * i + 1] = INTERLEAVE(rows[i], rows[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);   \
+        }                                                                                     \
+        memcpy(rows, next, sizeof(next));                                                     \
+    }
+
+// Eight channels, as many columns as are whole eights of columns or pairs; returns the number of columns
+INLINE int64_t pack_eight(const struct pack_dense_args *a, int64_t c, const int64_t dtype) {
+    const int64_t bytes = dtype == FLOAT32 ? 4 : 2, unit = dtype == BFLOAT16 ? 2 : 1, units = a->width / unit / 8 * 8;
+    const uint8_t *from = a->rows + c * a->width * bytes;
+    uint8_t *to = (uint8_t *)weight_at(a->weight, a->width, a->channel + c, 0, dtype);
+    for (int64_t u = 0; u < units; u += 8) {
+        if (dtype == FLOAT16) {
+            eight16 rows[8];
+            for (int i = 0; i < 8; i++) rows[i] = *(const eight16 *)(from + i * a->width * bytes + u * 2);
+            TRANSPOSE(rows, eight16)
+            for (int i = 0; i < 8; i++) *(eight16 *)(to + (u + i) * DENSE_BLOCK * 2) = rows[i];
+        } else {
+            eight32 rows[8];
+            for (int i = 0; i < 8; i++) rows[i] = *(const eight32 *)(from + i * a->width * bytes + u * 4);
+            TRANSPOSE(rows, eight32)
+            for (int i = 0; i < 8; i++) *(eight32 *)(to + (u + i) * DENSE_BLOCK * 4) = rows[i];
+        }
+    }
+    return units * unit;
+}
+
 INLINE void pack_channels(const struct pack_dense_args *a, int64_t first, int64_t end, const int64_t dtype) {
-    enum { COLUMNS = 64 };  // so many of all channels at a time: what is written stays in the first-level cache
-    const int64_t bytes = dtype == FLOAT32 ? 4 : 2;
-    for (int64_t from = 0; from < a->width; from += COLUMNS) {
-        const int64_t until = MIN(a->width, from + COLUMNS);
-        for (int64_t c = first; c < end; c++) {
-            const uint8_t *row = a->rows + c * a->width * bytes;
-            for (int64_t k = from; k < until; k++)
-                memcpy((uint8_t *)weight_at(a->weight, a->width, a->channel + c, k, dtype), row + k * bytes, (size_t)bytes);
-            if (until == a->width && a->width % 2)
-                memset((uint8_t *)weight_at(a->weight, a->width, a->channel + c, until, dtype), 0, (size_t)bytes);
+    const int64_t bytes = dtype == FLOAT32 ? 4 : 2, padded = a->width + a->width % 2;
+    for (int64_t c = first; c < end;) {
+        const int64_t count = (a->channel + c) % 8 == 0 && c + 8 <= end ? 8 : 1, done = count == 8 ? pack_eight(a, c, dtype) : 0;
+        for (int64_t stop = c + count; c < stop; c++) {
+            for (int64_t k = done; k < padded; k++) {
+                uint8_t *to = (uint8_t *)weight_at(a->weight, a->width, a->channel + c, k, dtype);
+                if (k < a->width) memcpy(to, a->rows + (c * a->width + k) * bytes, (size_t)bytes);
+                else memset(to, 0, (size_t)bytes);
+            }
         }
     }
 }
