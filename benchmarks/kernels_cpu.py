@@ -104,10 +104,14 @@ def linears(rows_of: list[int], repeats: int, limit: dict[str, float]) -> list[d
         seconds = best(lambda v=values, all=int8_weights: [torch._int_mm(v[w.shape[0]], w) for w in all], repeats)
         report("torch._int_mm alone", rows, seconds, 0, 1)
     del int8_weights
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
         weights = [torch.randn(n, k).to(dtype) for n, k in shapes]
+        dense = [packing.pack_dense(weight) for weight in weights]
         for rows in rows_of:
             x = {k: torch.randn(rows, k).to(dtype) for k in (HIDDEN, INNER)}
+            ours = {k: v.float() if dtype == torch.float16 else v for k, v in x.items()}
+            program = cpu.record(lambda x=ours, dense=dense: [cpu.dense_linear(x[w.width], w) for w in dense])
+            report(f"dense {dtype}".replace("torch.", ""), rows, best(program.replay, repeats), 0, 1)
             seconds = best(lambda x=x, weights=weights: [F.linear(x[w.shape[1]], w) for w in weights], repeats)
             report(f"torch {dtype}".replace("torch.", ""), rows, seconds, 0, 1)
     return results
