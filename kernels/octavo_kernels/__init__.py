@@ -78,6 +78,7 @@ __all__ = [
     "select_backend",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "take_columns",
     "top_logprobs",
 ]
 
@@ -135,6 +136,11 @@ def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
 def add(x: Tensor, y: Tensor) -> Tensor:
     """``x + y``, of one shape and dtype."""
     return backend_for(x).add(x, y)
+
+
+def take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """Columns ``columns`` int32 [I], each below K, of ``x [T, K]``: ``[T, I]``."""
+    return backend_for(x).take_columns(x, columns)
 
 
 def rope_and_cache(

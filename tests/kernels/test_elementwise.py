@@ -137,3 +137,11 @@ def test_argmax_is_that_of_numpy(isa, data, rows, width):
     index, best = cpu.argmax(x)
     assert index.tolist() == x.numpy().argmax(-1).tolist()
     assert torch.equal(best.nan_to_num(77.0), x[range(rows), index].nan_to_num(77.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_are_taken_in_their_order(isa, dtype):
+    torch.manual_seed(0)
+    for rows, width, count in ((1, 7, 7), (5, 96, 96), (40, 576, 100)):
+        x, columns = torch.randn(rows, width).to(dtype), torch.randperm(width)[:count].int()
+        assert torch.equal(cpu.take_columns(x, columns), reference.take_columns(x, columns))

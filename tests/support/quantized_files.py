@@ -99,9 +99,8 @@ def fp8(per: str = "tensor", block: tuple[int, int] = (128, 128), name: str = "w
         rows, width = weight.shape
         height, columns = {"tensor": (rows, width), "row": (1, width), "block": block}[per]
         of_row, of_column = torch.arange(rows) // height, torch.arange(width) // columns
-        scales = torch.zeros(int(of_row[-1]) + 1, int(of_column[-1]) + 1)
-        for r, c in np.ndindex(*scales.shape):
-            scales[r, c] = weight[of_row == r][:, of_column == c].abs().max() / 448
+        by_row = torch.zeros(int(of_row[-1]) + 1, width).index_reduce_(0, of_row, weight.abs(), "amax")
+        scales = torch.zeros(len(by_row), int(of_column[-1]) + 1).index_reduce_(1, of_column, by_row, "amax") / 448
         spread = scales[of_row][:, of_column]
         stored = (weight / spread).to(torch.float8_e4m3fn)
         values = stored.float() * spread
@@ -152,6 +151,50 @@ def nvfp4(codes_name: str = "weight", of_tensor: str = "weight_scale_2", recipro
         return {codes_name: _bytes_of(codes), "weight_scale": stored, of_tensor: kept}, values
 
     return write
+
+
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+
+
+def bitsandbytes_4bit(nested: bool, block: int = 32) -> Writer:
+    """NF4 in flat blocks; with ``nested`` the scales are in 8 bits themselves."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        table, blocks = torch.tensor(NF4), weight.reshape(-1, block)
+        scales = blocks.abs().amax(1)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "shape": list(weight.shape)}
+        tensors: Tensors = {"weight.quant_map": table}
+        if nested:
+            offset, of_scales = scales.mean().item(), torch.linspace(-1, 1, 256)
+            away = torch.nn.functional.pad(scales - offset, (0, -len(scales) % 256)).reshape(-1, 256)
+            largest = away.abs().amax(1)
+            places = (away / largest[:, None])[..., None].sub(of_scales).abs().argmin(-1).flatten()[: len(scales)]
+            scales = of_scales[places] * largest.repeat_interleave(256)[: len(scales)] + offset
+            state |= {"nested_blocksize": 256, "nested_offset": offset, "nested_dtype": "float32"}
+            tensors |= {"weight.nested_absmax": largest, "weight.nested_quant_map": of_scales}
+        codes = (blocks / scales[:, None])[..., None].sub(table).abs().argmin(-1)
+        flat = codes.flatten()
+        tensors |= {
+            "weight": (flat[::2] << 4 | flat[1::2]).to(torch.uint8)[:, None],
+            "weight.absmax": places.to(torch.uint8) if nested else scales,
+            "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+        }
+        return tensors, (table[codes] * scales[:, None]).reshape(weight.shape)
+
+    return write
+
+
+def bitsandbytes_8bit(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """INT8 by rows."""
+    largest = weight.abs().amax(1)
+    codes = (weight / largest[:, None] * 127).round().to(torch.int8)
+    return {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}, codes.float() * (
+        largest / 127
+    )[:, None]
 
 
 def compressed(format_: str, act_order: bool = False, **weights: Any) -> tuple[Writer, dict[str, Any]]:
@@ -230,3 +273,53 @@ def quantize_checkpoint(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(config | more))
     return target
+
+
+def embedded_checkpoint(folder: Path) -> Path:
+    """The embedded model as a plain checkpoint in float32, tokenizer included."""
+    from octavo.engine.args import EngineArgs
+    from octavo.loader.checkpoint import iterate_weights
+
+    config = EngineArgs(dtype="float32").create_engine_config(progress=False).model
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: source.load(torch.float32).contiguous() for name, source in iterate_weights(config.files)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config.hf_config | {"dtype": "float32", "torch_dtype": "float32"}))
+    for file in config.files.tokenizer_path.glob("*.json*"):
+        if file.name != "config.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+# How SmolLM2 is quantised: its widths (576, 1536) are multiples of 64, not of 128. name -> writer, description
+RECIPES: dict[str, Callable[[], tuple[Writer, dict[str, Any]]]] = {
+    "awq": lambda: (
+        awq(64), {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
+    ),
+    "gptq": lambda: (
+        gptq(group=64), {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False},
+    ),
+    "gptq-act-order": lambda: (
+        gptq(group=64, act_order=True),
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": True},
+    ),
+    "w8a8": lambda: compressed("int-quantized", num_bits=8, strategy="channel"),
+    "fp8": lambda: (fp8("row"), compressed("float-quantized", num_bits=8, type="float", strategy="channel")[1]),
+    "mxfp4": lambda: (mxfp4(), {"quant_method": "mxfp4"}),
+    "nvfp4": lambda: (nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}  # fmt: skip
+# vLLM refuses int8 checkpoints that do not say how activations are quantised.
+DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+
+
+def quantized_smollm2(folder: Path, recipe: str, plain: Path, dtype: str = "float32") -> Path:
+    """The embedded model, of which ``plain`` is the checkpoint in float32, quantised by a recipe, at ``folder``."""
+    write, description = RECIPES[recipe]()
+    if recipe == "w8a8":
+        description["config_groups"]["group_0"]["input_activations"] = DYNAMIC_INT8
+    quantize_checkpoint(plain, folder, write, description, torch_dtype=dtype, dtype=dtype)
+    for file in plain.glob("*.json*"):
+        if file.name != "config.json":
+            for target in (folder, folder / "values"):
+                (target / file.name).write_bytes(file.read_bytes())
+    return folder

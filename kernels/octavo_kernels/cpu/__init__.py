@@ -22,6 +22,7 @@ from octavo_kernels.cpu.elementwise import (
     layer_norm,
     rms_norm,
     silu_and_mul,
+    take_columns,
 )
 from octavo_kernels.cpu.library import unavailable_reason
 from octavo_kernels.cpu.prefault import Prefault
@@ -84,6 +85,7 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "take_columns",
     "top_logprobs",
     "unavailable_reason",
     "unsupported_device_reason",

@@ -100,6 +100,21 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """See `octavo_kernels.take_columns`."""
+    library = get_library()
+    if library is None or x.element_size() not in (2, 4):
+        return reference.take_columns(x, columns)
+    x, columns, width = as_contiguous(x), as_contiguous(columns, torch.int32), x.shape[-1]
+    out = x.new_empty((*x.shape[:-1], columns.numel()))
+    op = library.pack(
+        "take_columns", x.data_ptr(), columns.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width,
+        columns.numel(), x.element_size(),
+    )  # fmt: skip
+    library.run(op, threads_for(out.numel()))
+    return out
+
+
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,7 @@ _OPS = {
     "layer_norm": (20, "P" * 6 + "Rqqd"),
     "activation": (21, "PPR" + "q" * 4),
     "add": (22, "PPPRqq"),
+    "take_columns": (23, "PPPRqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

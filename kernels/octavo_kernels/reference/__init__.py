@@ -16,6 +16,7 @@ from octavo_kernels.reference.elementwise import (
     linear,
     rms_norm,
     silu_and_mul,
+    take_columns,
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.reference.quant import (
@@ -55,6 +56,7 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "take_columns",
     "top_logprobs",
     "unavailable_reason",
     "unsupported_device_reason",

@@ -50,6 +50,11 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """See `octavo_kernels.take_columns`."""
+    return x[..., columns.long()]
+
+
 def layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

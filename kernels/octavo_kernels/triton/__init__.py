@@ -21,6 +21,7 @@ from octavo_kernels.reference import (
     quantized_linear,
     rms_norm_quantize,
     silu_and_mul_quantize,
+    take_columns,
 )
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
@@ -59,6 +60,7 @@ __all__ = [
     "sample",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "take_columns",
     "top_logprobs",
     "unavailable_reason",
     "unsupported_device_reason",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.linear import QKVParallelLinear, RowParallelLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.weights import WeightSlot, WeightSource
 from octavo_kernels import AttentionMetadata
 
 
@@ -47,6 +52,7 @@ class Attention(nn.Module):
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5
         self.window = window
+        self.k_scale = self.v_scale = 1.0  # of an fp8 cache
         # Modules of `SelfAttention`: a tuple keeps them from being registered here a second time.
         self._shared = (rotary, q_norm, k_norm)
 
@@ -54,6 +60,7 @@ class Attention(nn.Module):
         """``qkv [T, (Hq + 2 Hkv) D]``, ``positions`` int64 ``[T]``; returns ``[T, Hq D]``."""
         rotary, q_norm, k_norm = self._shared
         kv_cache = ctx.kv_caches[self.layer]
+        scales = (self.k_scale, self.v_scale) if kv_cache.dtype == torch.float8_e4m3fn else (1.0, 1.0)
         q = octavo_kernels.rope_and_cache(
             qkv,
             positions,
@@ -66,9 +73,21 @@ class Attention(nn.Module):
             q_norm.weight if q_norm else None,
             k_norm.weight if k_norm else None,
             q_norm.eps if q_norm else 1e-6,
+            *scales,
         )
-        out = octavo_kernels.paged_attention(q, kv_cache, ctx.metadata, self.scale, self.window)
+        out = octavo_kernels.paged_attention(q, kv_cache, ctx.metadata, self.scale, self.window, None, *scales)
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """What a checkpoint knows of the range of keys and values. Only an fp8 cache needs it."""
+        for name in ("k_scale", "v_scale"):
+            yield WeightSlot(0, name, None, partial(self._set_scale, name), optional=True)
+
+    def _set_scale(self, name: str, source: WeightSource) -> None:
+        scale = source.load(torch.float32).amax().item()  # of heads: the largest, for all of them
+        if not scale > 0:
+            raise ModelError(f"tensor {source.name!r} must be above 0; the file is damaged: fetch it again")
+        setattr(self, name, scale)
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:
         """What this layer keeps of each token, in the model's ``dtype``."""

@@ -32,7 +32,10 @@ def linear_modules(
     for stored_name, source in weights:
         name = weight_name(stored_name)
         if name is not None:
-            module, _, leaf = name.rpartition(".")
+            module, dot, leaf = name.partition(".weight.")  # bitsandbytes hangs tensors below the weight's own
+            leaf = f"weight.{leaf}"
+            if not dot:
+                module, _, leaf = name.rpartition(".")
             stored_module = stored_name.removesuffix(leaf).removesuffix(".")
             found.setdefault(module, (stored_module, {}))[1][leaf] = source
     return {module: StoredModule(*entry) for module, entry in found.items()}

@@ -41,6 +41,11 @@ class CausalLM(nn.Module):
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         # Tables that old checkpoints carry along although they follow from config.json.
         (r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$|\.rope_freqs\.weight$", None),
+        # Scales of keys and values for an fp8 cache: some tools know others for queries and probabilities, too.
+        (r"\.self_attn\.(attn\.)?([kv])_(proj\.)?(\2_|output_)?scale$", r".self_attn.attn.\2_scale"),
+        (r"\.self_attn\.(attn\.)?(q_scale|prob_scale|prob_output_scale)$|\.q_proj\.(q|output)_scale$", None),
+        # gpt-oss' way to name the parts of a weight in MXFP4.
+        (r"\.(\w+_proj)_(blocks|scales)$", r".\1.weight_\2"),
         # Saved from the model without its head.
         (r"^(?!model\.|lm_head\.)", "model."),
     ]

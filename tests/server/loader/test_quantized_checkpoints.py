@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.paged import load, logits_of, model_config
-from support.quantized_files import Writer, awq, compressed, fp8, gptq, mxfp4, nvfp4, quantize_checkpoint
+from support.quantized_files import (
+    Writer,
+    awq,
+    bitsandbytes_4bit,
+    bitsandbytes_8bit,
+    compressed,
+    fp8,
+    gptq,
+    mxfp4,
+    nvfp4,
+    quantize_checkpoint,
+)
 from support.tiny_models import FAMILIES, make_model
 
+import octavo_kernels
+from octavo import LLM, SamplingParams
+from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
@@ -46,6 +63,7 @@ GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BY_BLOCK = FP8 | {"weight_block_size": [64, 64]}
 MODELOPT = {"quant_method": "modelopt"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 # name -> writer, description
 FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "awq in groups of 32": (awq(32), AWQ | {"group_size": 32}),
@@ -87,6 +105,9 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "modelopt fp8": (fp8(), MODELOPT | {"quant_algo": "FP8"}),
     "modelopt nvfp4": (nvfp4(), MODELOPT | {"quant_algo": "NVFP4"}),
     "mxfp4": (mxfp4(), {"quant_method": "mxfp4"}),
+    "nf4": (bitsandbytes_4bit(nested=False), NF4),
+    "nf4 with scales of scales": (bitsandbytes_4bit(nested=True), NF4),
+    "bitsandbytes int8": (bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 
 
@@ -110,3 +131,90 @@ def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path
     assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
     told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
     assert model.num_weight_bytes() <= told <= 1.1 * model.num_weight_bytes()
+
+
+def test_transformers_reads_the_same_values_from_blocks_of_mxfp4() -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    tensors, values = mxfp4()(torch.randn(96, 160))
+    theirs = convert_moe_packed_tensors(tensors["weight_blocks"][None], tensors["weight_scales"][None])
+    assert torch.equal(values.bfloat16(), theirs[0].T)
+
+
+@pytest.mark.parametrize("asked", ["awq", "awq_marlin", "none", None])
+def test_the_formats_own_name_changes_nothing(asked: str | None, llama: Path, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(llama, tmp_path, *FORMATS["awq in groups of 32"])
+    assert load_model(config_of(folder, asked)).is_quantized == (asked != "none")
+
+
+@pytest.mark.parametrize(("asked", "stored"), [("gptq", "awq"), ("int8", "awq"), ("fp8", None), ("gguf", None)])
+def test_a_name_that_contradicts_the_file_is_refused_with_both(
+    asked: str, stored: str | None, llama: Path, tmp_path: Path
+) -> None:
+    folder = quantize_checkpoint(llama, tmp_path, *FORMATS["awq in groups of 32"]) if stored else llama
+    with pytest.raises(ConfigError, match=f"{asked} was asked for, but .* {stored or 'is not quantised'}"):
+        load_model(config_of(folder, asked))
+
+
+def test_parts_of_a_merged_layer_may_be_stored_apart(llama: Path, tmp_path: Path) -> None:
+    """q plain, k and v of different bits, a whole layer left out: each as the checkpoint's own lists say it."""
+    four, said = compressed("pack-quantized", num_bits=4, strategy="group", group_size=32)
+    eight, of_eight = compressed("pack-quantized", num_bits=8, strategy="channel")
+    said["config_groups"] |= {"group_1": of_eight["config_groups"]["group_0"] | {"targets": ["re:.*v_proj"]}}
+    said["ignore"] = ["lm_head", "re:.*q_proj", "model.layers.1.mlp.up_proj", "re:model.layers.2.*mlp.*"]
+    writers: dict[str, Writer | None] = dict.fromkeys(("q_proj", "layers.1.mlp.up_proj", "layers.2.mlp"))
+    folder = quantize_checkpoint(llama, tmp_path, writers | {"v_proj": eight, "_proj": four}, said)
+    expected = load(folder / "values")
+    exact, usual = load_model(config_of(folder, "none")), load_model(config_of(folder))
+    assert kl(logits_of(exact, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
+    assert kl(logits_of(usual, SEQUENCES), logits_of(expected, SEQUENCES)) <= 5e-3
+
+
+def test_old_tools_describe_weights_in_files_of_their_own(llama: Path, tmp_path: Path) -> None:
+    for number, (name, file, wrapped) in enumerate(
+        [
+            ("awq in groups of 32", "quant_config.json", lambda d: {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
+            ("gptq asymmetric", "quantize_config.json", lambda d: {k: v for k, v in d.items() if k != "quant_method"}),
+            ("modelopt fp8", "hf_quant_config.json", lambda d: {"producer": {}, "quantization": {"quant_algo": "FP8"}}),
+        ]
+    ):
+        folder = quantize_checkpoint(llama, tmp_path / str(number), *FORMATS[name])
+        config = json.loads((folder / "config.json").read_text())
+        (folder / file).write_text(json.dumps(wrapped(config.pop("quantization_config"))))
+        (folder / "config.json").write_text(json.dumps(config))
+        ours, expected = load_model(config_of(folder, "none")), load(folder / "values")
+        assert kl(logits_of(ours, SEQUENCES[:1]), logits_of(expected, SEQUENCES[:1])) == 0.0
+
+
+def test_steps_with_act_order_are_recorded_and_change_no_bit(llama: Path, tmp_path: Path) -> None:
+    folder = quantize_checkpoint(llama, tmp_path, *FORMATS["gptq with act order"])
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "num_gpu_blocks_override": 32}
+    recorded, called = (LLM(str(folder), max_model_len=64, max_num_seqs=4, **options) for _ in range(2))
+    steps = recorded.engine.executor.worker.runner.device_runner.recorded_steps  # type: ignore[attr-defined]
+    called.engine.executor.worker.runner.device_runner.recorded_steps = None  # type: ignore[attr-defined]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
+    prompts = [{"prompt_token_ids": tokens[:20]} for tokens in SEQUENCES]
+    ours, theirs = (llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called))
+    assert [o.outputs[0].logprobs for o in ours] == [o.outputs[0].logprobs for o in theirs]
+    assert steps._step is not None
+
+
+NAMES = ["self_attn.k_scale", "self_attn.attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scales_of_keys_are_for_fp8_caches_alone(name: str, llama: Path, tmp_path: Path) -> None:
+    stored = load_file(llama / "model.safetensors")
+    stored |= {f"model.layers.1.{name}": torch.tensor([0.25]), "model.layers.1.self_attn.q_proj.q_scale": torch.ones(1)}
+    save_file(stored, tmp_path / "model.safetensors")
+    shutil.copy(llama / "config.json", tmp_path)
+    model, plain = load(tmp_path), load(llama)
+    scales = [layer.self_attn.attn.k_scale for layer in model.model.layers]
+    assert scales == [1.0, 0.25, 1.0]
+    assert torch.equal(logits_of(model, SEQUENCES[:1])[0], logits_of(plain, SEQUENCES[:1])[0])
+    octavo_kernels.select_backend("reference")
+    try:
+        in_fp8 = [logits_of(m, SEQUENCES[:1], kv_dtype="float8_e4m3fn")[0] for m in (model, plain)]
+    finally:
+        octavo_kernels.select_backend("auto")
+    assert not torch.equal(*in_fp8) and kl([in_fp8[0]], [in_fp8[1]]) < 0.02

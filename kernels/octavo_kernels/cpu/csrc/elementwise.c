@@ -117,6 +117,21 @@ void op_add(const struct add_args *a, struct team_member *m) {
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
+void op_take_columns(const struct take_columns_args *a, struct team_member *m) {
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            const char *x = (const char *)a->x + row * a->width * a->size;
+            char *out = (char *)a->out + row * a->count * a->size;
+            if (a->size == 4) {
+                for (int64_t i = 0; i < a->count; i++) ((int32_t *)out)[i] = ((const int32_t *)x)[a->columns[i]];
+            } else {
+                for (int64_t i = 0; i < a->count; i++) ((int16_t *)out)[i] = ((const int16_t *)x)[a->columns[i]];
+            }
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
 INLINE void silu_row(const struct silu_and_mul_args *a, int64_t row, int dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
     const char *gate = (const char *)a->x + row * 2 * width * size, *up = gate + width * size;

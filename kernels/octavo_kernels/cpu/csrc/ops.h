@@ -44,6 +44,14 @@ struct add_args {
     int64_t rows, width, dtype;
 };
 
+// out[:, i] = x[:, columns[i]], of elements of 2 or 4 bytes; x is [rows, width], out [rows, count].
+struct take_columns_args {
+    const void *x;
+    const int32_t *columns;
+    void *out;
+    int64_t rows, width, count, size;
+};
+
 // A KV cache is [2, blocks, num_kv_heads, block_size, head_size] of float32 or bfloat16. On machines that multiply pairs of
 // bfloat16 it is BF16_PAIRS if the sizes allow: each CHUNK of a block's positions holds its bfloat16 in the order in which
 // these products take them, so that attention neither transposes nor interleaves:
@@ -250,6 +258,7 @@ void op_dense_embedding(const struct dense_embedding_args *a, struct team_member
 void op_layer_norm(const struct layer_norm_args *a, struct team_member *m);
 void op_activation(const struct activation_args *a, struct team_member *m);
 void op_add(const struct add_args *a, struct team_member *m);
+void op_take_columns(const struct take_columns_args *a, struct team_member *m);
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m);
 void op_read_memory(const struct read_memory_args *a, struct team_member *m);
 void op_dot_products(const struct dot_products_args *a, struct team_member *m);

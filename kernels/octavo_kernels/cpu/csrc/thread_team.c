@@ -50,6 +50,7 @@ static const struct {
     {(op_fn)op_layer_norm, sizeof(struct layer_norm_args)},
     {(op_fn)op_activation, sizeof(struct activation_args)},
     {(op_fn)op_add, sizeof(struct add_args)},
+    {(op_fn)op_take_columns, sizeof(struct take_columns_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

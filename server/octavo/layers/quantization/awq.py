@@ -22,6 +22,7 @@ from octavo.layers.quantization.weight_format import (
     nibbles,
     num_groups_of,
 )
+from octavo_kernels.quant import Kind
 
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in a word columns 0 to 7 are
 
@@ -52,9 +53,9 @@ class AWQWeight(WeightFormat):
         return GroupCodes(_unpack(sources["qweight"].load()), scales, self._group(columns), zeros, None, 4)
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return 4, self.has_zeros
+        return Kind(4, affine=self.has_zeros)
 
     def _group(self, columns: int) -> int:
         return columns if self.group == -1 else self.group

@@ -15,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+import octavo_kernels
 from octavo.errors import ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, row_pieces
@@ -25,7 +26,7 @@ from octavo.layers.quantization.packed import pack_stored
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
-from octavo_kernels.quant import Kind, QuantizedRows, part_nbytes
+from octavo_kernels.quant import QuantizedRows, part_nbytes
 
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
 
@@ -41,7 +42,7 @@ class CodesLinearMethod(GroupWeightMethod):
         """See `LinearMethod`."""
         format_ = self._formats[part]
         assert format_ is not None
-        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, Kind(*format_.packed_kind))
+        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, format_.packed_kind)
         yield from _slots(format_, part, shard, partial(self.keep, part), nbytes)
         yield from _bias_slots(self.bias_slots(layer, part, shard), layer, part, shard)
 
@@ -92,7 +93,9 @@ class PackedLinearMethod(Int8LinearMethod):
     """
 
     def __init__(self, formats: Formats, names: Sequence[str], like: Int8LinearMethod) -> None:
-        super().__init__(like.activation_terms, like.margin)
+        # Weights that were rounded without their activations in mind leave more near ties than GGUF's: GPTQ's SmolLM2
+        # agrees with its values on 97.4 % of its best tokens so, on 96.3 % without.
+        super().__init__(max(like.activation_terms, like.terms_if_rounded), like.margin)
         self._formats, self._names = formats, names
         self._orders: dict[int, Tensor | None] = {}
 
@@ -100,7 +103,7 @@ class PackedLinearMethod(Int8LinearMethod):
         """See `LinearMethod`."""
         format_ = self._formats[part]
         assert format_ is not None
-        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, Kind(*format_.packed_kind))
+        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, format_.packed_kind)
         yield from _slots(format_, part, shard, partial(self._keep, part), nbytes)
         yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
 
@@ -117,7 +120,7 @@ class PackedLinearMethod(Int8LinearMethod):
                 f"the weights of {', '.join(self._names)} have different act orders (g_idx), which the packed kernels "
                 "cannot multiply as one; use --quantization none"
             )
-        self.column_order = None if first is None else first.long()
+        self.column_order = first
 
     def apply(self, layer: LinearBase, x: Tensor | QuantizedRows, bias: Tensor | None) -> Tensor:
         """See `LinearMethod`."""
@@ -131,7 +134,7 @@ class PackedLinearMethod(Int8LinearMethod):
         if self.column_order is None:
             return x
         assert isinstance(x, Tensor)
-        return x.index_select(1, self.column_order)
+        return octavo_kernels.take_columns(x, self.column_order)
 
 
 def _is_same_order(one: Tensor | None, other: Tensor | None) -> bool:

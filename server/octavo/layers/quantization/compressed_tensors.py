@@ -31,6 +31,7 @@ from octavo.layers.quantization.weight_format import (
     octets,
 )
 from octavo.layers.weights import WeightSource
+from octavo_kernels.quant import Kind
 
 _PACKED_MARKS = ("weight_packed", "weight_scale")  # a module with one of these is quantised
 
@@ -84,9 +85,9 @@ class IntegerWeight(WeightFormat):
         return GroupCodes(codes, scales, group, zeros, order, self.bits)
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return self.bits, self.bits == 4 and not self.symmetric
+        return Kind(self.bits, affine=self.bits == 4 and not self.symmetric)
 
     def _unpack(self, words: Tensor) -> Tensor:
         return (nibbles if self.bits == 4 else octets)(words).flatten(1)

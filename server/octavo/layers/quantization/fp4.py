@@ -25,6 +25,7 @@ from octavo.layers.quantization.weight_format import (
     num_groups_of,
     read_exponents,
 )
+from octavo_kernels.quant import Kind
 
 _POSITIVE = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 E2M1 = torch.tensor(_POSITIVE + [-number for number in _POSITIVE])
@@ -52,9 +53,9 @@ class MXFP4Weight(WeightFormat):
         return TableCodes(codes, read_exponents(sources[self.scales]), 32, E2M1)
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return 8, False
+        return Kind(8)
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,9 @@ class NVFP4Weight(WeightFormat):
         return TableCodes(halves(sources[self.codes].load()), scales, 16, E2M1)
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return 8, False
+        return Kind(8)
 
 
 class MXFP4(CheckpointFormat):

@@ -27,6 +27,7 @@ from octavo.layers.quantization.weight_format import (
     read_exponents,
 )
 from octavo.layers.weights import WeightSource
+from octavo_kernels.quant import Kind
 
 ACTIVATION_LEAVES = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
 
@@ -60,9 +61,9 @@ class FP8Weight(WeightFormat):
         return FloatCodes(values, scales.repeat_interleave(self.block[0], dim=0)[:rows], self.block[1])
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return 8, False
+        return Kind(8)
 
 
 def unread(names: tuple[str, ...]) -> list[Leaf]:

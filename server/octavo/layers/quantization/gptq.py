@@ -34,6 +34,7 @@ from octavo.layers.quantization.weight_format import (
     num_groups_of,
     octets,
 )
+from octavo_kernels.quant import Kind
 
 _CLEAR = 0.3  # how far codes may lie from their zero points on average, when one step is what is asked about,
 _CERTAIN = 0.1  # and the largest standard error of that average (codes of 8 bits in small weights have a larger one)
@@ -79,9 +80,9 @@ class GPTQWeight(WeightFormat):
         return GroupCodes(codes, scales, group, zeros, order, self.bits)
 
     @property
-    def packed_kind(self) -> tuple[int, bool]:
+    def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
-        return self.bits, self.bits == 4
+        return Kind(self.bits, affine=self.bits == 4)
 
     def _group(self, columns: int) -> int:
         return columns if self.group == -1 else self.group

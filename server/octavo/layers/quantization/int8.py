@@ -33,7 +33,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
     """
 
     def __init__(self, activation_terms: int = 2, margin: float = 0.0, terms_if_rounded: int = 1) -> None:
-        self.activation_terms, self.margin, self._terms_if_rounded = activation_terms, margin, terms_if_rounded
+        self.activation_terms, self.margin, self.terms_if_rounded = activation_terms, margin, terms_if_rounded
         self.packed: PackedLinear | None = None
         self._parts: dict[int, PackedLinear] = {}
 
@@ -62,7 +62,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
                 cast(Any, source).raw()[shard.rows], source.qtype, shape, self.activation_terms
             )
         else:
-            self.activation_terms = max(self.activation_terms, self._terms_if_rounded)
+            self.activation_terms = max(self.activation_terms, self.terms_if_rounded)
             rows = (piece[:, shard.columns] for piece in source.pieces(torch.float32, shard.rows))
             width = shard.columns.stop - shard.columns.start
             self._parts[part] = pack_w8_pieces(rows, (shard.num_rows, width), self.activation_terms)

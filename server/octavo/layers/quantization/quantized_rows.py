@@ -16,7 +16,7 @@ class QuantizedRowsMethod(PackedMethod):
 
     # int8 numbers for each activation: rows of so many terms are taken.
     activation_terms: int
-    # The order in which `apply` wants its columns, int64 [K]; None: the model's own. Only then rows that something else
+    # The order in which `apply` wants its columns, int32 [K]; None: the model's own. Only then rows that something else
     # has quantised are taken.
     column_order: Tensor | None = None
 

@@ -14,6 +14,7 @@ from octavo.interface.quantizations import ALIASES, ONLINE, STORED
 from octavo.layers.quantization.as_stored import AsStoredConfig
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
+from octavo.layers.quantization.bitsandbytes import BitsAndBytes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.compressed_tensors import CompressedTensors
 from octavo.layers.quantization.dense import DenseConfig, WeightTypes
@@ -35,6 +36,7 @@ _FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {
     "modelopt": ModelOpt,
     "modelopt_fp4": ModelOpt,
     "mxfp4": MXFP4,
+    "bitsandbytes": BitsAndBytes,
 }
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from octavo.errors import ModelError
 from octavo.layers.quantization.canonical import StoredWeight
 from octavo.layers.weights import WeightSource
+from octavo_kernels.quant import Kind
 
 FLOATS = ("F16", "BF16", "F32")
 Sources = Mapping[str, WeightSource]  # unread tensors by leaf name ("qweight", "scales")
@@ -49,8 +50,8 @@ class WeightFormat(ABC):
 
     @property
     @abstractmethod
-    def packed_kind(self) -> tuple[int, bool]:
-        """Bits of the packed codes and whether they have offsets, at most: what the CPU's kernels will take."""
+    def packed_kind(self) -> Kind:
+        """The kind of packed codes that the CPU's kernels will take, the largest that it may be."""
 
 
 class CheckpointFormat(ABC):
