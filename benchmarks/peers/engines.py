@@ -93,24 +93,25 @@ def all_engines(root: Path, cores: int) -> list[Engine]:
     return [_octavo(), _octavo_int8(root), *_vllm(root, cores), *_llama(root, cores)]
 
 
-def _serve_octavo(*flags: str) -> tuple[str, ...]:
+def serve_octavo(*flags: str) -> tuple[str, ...]:
+    """The command that starts our own server."""
     where = ("--host", "127.0.0.1", "--port", "{port}")
     return (str(Path(sys.executable).with_name("octavo")), "serve", *flags, *where, "--disable-access-log")
 
 
 def _octavo() -> Engine:
-    return Engine("Octavo", "", _serve_octavo(), model="smollm2-135m-instruct")
+    return Engine("Octavo", "", serve_octavo(), model="smollm2-135m-instruct")
 
 
 def _octavo_int8(root: Path) -> Engine:
     checkpoint = checkpoint_folder(root)
     flags = (str(checkpoint), "--quantization", "int8", "--served-model-name", "smollm2")
-    command = _serve_octavo(*flags)
+    command = serve_octavo(*flags)
     return Engine("Octavo", "int8", command, model="smollm2", needs=(checkpoint,), default=False)
 
 
-def _vllm(root: Path, cores: int) -> list[Engine]:
-    binary, checkpoint = vllm_binary(root), checkpoint_folder(root)
+def vllm_environment(root: Path, cores: int) -> dict[str, str]:
+    """As vLLM's documentation of its CPU build advises."""
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{cores - 1}",
@@ -118,8 +119,14 @@ def _vllm(root: Path, cores: int) -> list[Engine]:
         "HF_HUB_OFFLINE": "1",
     }
     preload = [*root.glob("tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4"), *root.glob("vllm/lib/libiomp5.so")]
-    if preload:  # as its installation page advises
+    if preload:
         env["LD_PRELOAD"] = ":".join(map(str, preload))
+    return env
+
+
+def _vllm(root: Path, cores: int) -> list[Engine]:
+    binary, checkpoint = vllm_binary(root), checkpoint_folder(root)
+    env = vllm_environment(root, cores)
     best = better_dtype()
     return [
         Engine(
