@@ -36,7 +36,7 @@ $(BIN)/uv: requirements/build.txt
 $(VENV)/.installed: requirements/dev.txt pyproject.toml $(BIN)/uv
 	$(UV_INSTALL) --require-hashes --compile-bytecode -r requirements/dev.txt
 	$(UV_INSTALL) --no-deps --no-build-isolation --editable .
-	python $(KERNELS)
+	python $(KERNELS) --all
 	python -m compileall -q server kernels operator
 	@touch $@ $(VENV)/.serve
 

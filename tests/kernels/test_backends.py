@@ -8,6 +8,7 @@ import inspect
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +86,20 @@ def test_a_failing_compiler_is_one_line(tmp_path, monkeypatch):
         compiler.build(compiler.all_isas()[0], tmp_path)
     assert "\n" not in str(info.value)
     assert not list(tmp_path.iterdir()), "leftovers"
+
+
+def test_an_old_compiler_leaves_out_what_it_does_not_know(monkeypatch):
+    def build(isa):
+        if isa in unknown:
+            raise compiler.BuildError(f"unrecognized option for {isa}")
+        return Path(isa)
+
+    monkeypatch.setattr(compiler, "build", build)
+    unknown = ["newest"]
+    assert compiler.build_several(["newest", "middle", "oldest"]) == [Path("middle"), Path("oldest")]
+    unknown = ["newest", "middle", "oldest"]
+    with pytest.raises(compiler.BuildError, match="for newest"):
+        compiler.build_several(unknown)
 
 
 def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import octavo_kernels
 from octavo_kernels import cpu, packing, quant, reference
-from octavo_kernels.cpu import compiler
+from octavo_kernels.cpu import compiler, library
 from octavo_kernels.packing.gguf import FORMATS
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -245,6 +245,23 @@ def test_every_kind_has_the_products_of_its_weight(isa, kind, terms):
     torch.testing.assert_close(out, reference.quantized_linear(x, packed), rtol=1e-5, atol=1e-4 * largest)
     rows = octavo_kernels.quantized_embedding(torch.arange(50), packed, torch.float32)
     torch.testing.assert_close(rows, quant.dequantize(packed), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("avx512" not in C_ISAS, reason="needs the instructions in one of their forms")
+def test_avx2_with_vnni(tmp_path, monkeypatch):
+    """The code for CPUs that have VNNI without AVX-512, with the same instructions as AVX-512 encodes them."""
+    flags = "-march=x86-64-v3 -mavx512vnni -mavx512vl -DVECTORS_OF_256_BITS"
+    monkeypatch.setitem(compiler._TARGETS["x86_64"], "avxvnni", (flags, frozenset()))
+    before = library.get_library()
+    library.use_library(library.Library(compiler.build("avxvnni", tmp_path), "avxvnni"))
+    try:
+        for kind in packing.KINDS:
+            for terms in (1, 2):
+                test_every_kind_has_the_products_of_its_weight(None, kind, terms)
+            test_the_largest_sums_of_every_kind_do_not_overflow(None, kind, -1)
+    finally:
+        library.use_library(before)
 
 
 def test_codes_without_a_kernel_are_refused():

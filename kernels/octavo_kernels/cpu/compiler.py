@@ -39,6 +39,7 @@ _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
                 {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx2", "fma", "f16c"}
             ),
         ),
+        "avxvnni": ("-march=x86-64-v3 -mavxvnni", frozenset({"avx2", "avx_vnni", "fma", "f16c", "bmi2"})),
         "avx2": ("-march=x86-64-v3", frozenset({"avx2", "fma", "f16c", "bmi2"})),
         "baseline": ("-march=x86-64-v2", frozenset({"ssse3", "sse4_1"})),
     },
@@ -146,9 +147,23 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
 
 
 def build_several(isas: Iterable[str]) -> list[Path]:
-    """The libraries for several instruction sets, compiled in parallel. Raises BuildError."""
+    """The libraries for several instruction sets, compiled in parallel.
+
+    An old compiler may not know the newest: raises BuildError only if none could be built.
+    """
+
+    def attempt(isa: str) -> Path | BuildError:
+        try:
+            return build(isa)
+        except BuildError as error:
+            return error
+
     with ThreadPool() as pool:
-        return pool.map(build, isas)
+        results = pool.map(attempt, isas)
+    built = [result for result in results if isinstance(result, Path)]
+    if results and not built:
+        raise next(result for result in results if isinstance(result, BuildError))
+    return built
 
 
 def main() -> int:

@@ -13,6 +13,13 @@
 #include <arm_neon.h>
 #endif
 
+// For tests: the code for AVX2 with VNNI on a machine that has these instructions in their AVX-512 form alone
+#if defined(VECTORS_OF_256_BITS)
+#undef __AVX512F__
+#undef __AVX512BW__
+#undef __AVX512BF16__
+#endif
+
 #if defined(__AVX512F__)
 #define VW 16  // floats in a vector
 #define MR 6   // rows of a register tile: MR x NV accumulators stay in registers
