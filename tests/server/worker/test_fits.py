@@ -16,12 +16,17 @@ import pytest
 import torch
 from support.gguf_files import write_gguf
 from support.paged import model_config
+from support.quantized_files import awq, quantize_checkpoint
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import LinearBase, Shard
+from octavo.layers.quantization.canonical import GroupCodes
+from octavo.layers.quantization.checkpoint import CodesLinearMethod
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
 from octavo.system import limits
@@ -227,6 +232,26 @@ def test_a_file_of_4_bits_is_held_in_4_bits(tmp_path: Path, monkeypatch: pytest.
     config = replace(model_config(tmp_path / "m.gguf"), quantization=None)
     kinds = load_model(config).weight_bytes_by_kind()
     assert next(iter(kinds)) == "int4" and "int8" not in kinds
+
+
+@pytest.mark.parametrize("kept", ["packed", "as stored"])
+def test_codes_of_a_checkpoint_are_listed_by_their_bits(kept: str, tmp_path: Path) -> None:
+    if kept == "packed":  # on a CPU
+        make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 128}).save_pretrained(tmp_path / "plain")
+        description = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+        quantize_checkpoint(tmp_path / "plain", tmp_path / "awq", awq(32), description)
+        model = load_model(replace(model_config(tmp_path / "awq"), quantization=None))
+        layer = model.model.layers[0].mlp.down_proj
+    else:
+        layer = LinearBase([Shard((64, 128), slice(0, 64), slice(0, 128), 0)], True, TensorParallel())
+        layer.create_weights(method := CodesLinearMethod([]), torch.bfloat16)
+        codes = torch.randint(16, (64, 128), dtype=torch.uint8)
+        method.keep(0, GroupCodes(codes, torch.ones(64, 4, dtype=torch.float16), 32, None, None, 4))
+        method.process_weights_after_loading(layer)
+    held = layer.method.weight_kinds(layer)
+    assert {id(tensor) for tensor, _ in held} == {id(t) for t in [*layer.parameters(), *layer.buffers()]}
+    kinds = {kind for _, kind in held}
+    assert kinds == ({"int4"} if kept == "packed" else {"int4", "bfloat16"})  # the latter has a bias
 
 
 def test_a_gpu_has_other_ways_out(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,12 @@ class GroupWeightMethod(LinearMethod):
             for name, tensor in tensors.items():
                 layer.register_buffer(f"{name}_{number}", tensor, persistent=False)
 
+    def weight_kinds(self, layer: LinearBase) -> list[tuple[Tensor, str]]:
+        """See `LinearMethod`: scales and zero points count to their codes."""
+        packed = (weight for weight in self.weights if isinstance(weight, GroupWeight))
+        forms = {id(tensor): weight.form for weight in packed for tensor in weight.tensors.values()}
+        return [(tensor, forms.get(id(tensor), kind)) for tensor, kind in super().weight_kinds(layer)]
+
     def apply(self, layer: LinearBase, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `LinearMethod`."""
         if len(self.weights) == 1:
