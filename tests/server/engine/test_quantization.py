@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pydoc_data.topics
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.paged import logits_of, model_config
+from support.quantized_files import embedded_checkpoint, quantized_smollm2
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError
@@ -46,6 +48,28 @@ def test_the_embedded_file_in_4_bits_is_the_model_in_float32() -> None:
     quantized = load_model(dataclasses.replace(config, quantization="int8"))
     assert quantized.is_quantized and quantized.num_weight_bytes() < 110e6
     assert_same_model(logits_of(quantized, sequences, kv_dtype="int8"), logits_of(load_model(config), sequences))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["awq", "gptq-act-order", "w8a8", "fp8"])
+def test_the_embedded_model_in_other_formats_is_its_values(
+    recipe: str, plain_smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = quantized_smollm2(tmp_path_factory.mktemp(recipe), recipe, plain_smollm2)
+    config = model_config(folder)
+    tokenizer = Tokenizer.from_files(config.files)
+    texts = [text[:1500] for text in list(pydoc_data.topics.topics.values())[5:8]]
+    sequences = [tokenizer.encode(text)[:256] for text in texts]
+    quantized = load_model(dataclasses.replace(config, quantization=None))
+    assert quantized.is_quantized
+    expected = logits_of(load_model(config), sequences)
+    assert_same_model(logits_of(quantized, sequences, kv_dtype="int8"), expected, max_kl=5e-3)
+    shutil.rmtree(folder)  # 700 MB
+
+
+@pytest.fixture(scope="module")
+def plain_smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedded_checkpoint(tmp_path_factory.mktemp("smollm2") / "plain")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "mistral"])

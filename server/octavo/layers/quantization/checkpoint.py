@@ -22,7 +22,7 @@ from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, row_p
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
 from octavo.layers.quantization.group_weight import DTYPES, GroupWeightMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
-from octavo.layers.quantization.packed import pack_stored
+from octavo.layers.quantization.packed import keeps_values, pack_stored
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
@@ -109,6 +109,9 @@ class PackedLinearMethod(Int8LinearMethod):
 
     def _keep(self, part: int, weight: StoredWeight) -> None:
         self._orders[part] = weight.order if isinstance(weight, GroupCodes) else None
+        if not isinstance(weight, GroupCodes) or not keeps_values(weight):
+            # What 8 bits lose twice shows: FP8's SmolLM2 agrees with its values on 96.6 % with one term, on 97.2 % so.
+            self.activation_terms = 2
         self._parts[part] = pack_stored(weight, self.activation_terms)
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:

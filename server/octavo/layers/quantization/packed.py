@@ -18,11 +18,12 @@ def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     """The weight's own codes where the kernels have their kind: integers of 4 or 8 bits in groups of whole 32 columns,
     8-bit ones around their middle. Anything else as 8-bit codes of its values. Act order is left to the caller: the
     columns are those of ``codes``. Raises ValueError for values that 8 bits cannot hold."""
-    if isinstance(weight, TableCodes):
-        weight = _as_integers(weight)
-    if not isinstance(weight, GroupCodes) or not _has_kind(weight):
+    if not keeps_values(weight):
         ordered = replace(weight, order=None) if isinstance(weight, GroupCodes) else weight
         return pack_w8(ordered.dequantize(), activation_terms)
+    if isinstance(weight, TableCodes):
+        weight = _as_integers(weight)
+    assert isinstance(weight, GroupCodes)
     rows, width = weight.shape
     groups = -(-width // GROUP)
     codes = weight.codes
@@ -40,22 +41,29 @@ def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     return replace(packed, width=width)
 
 
-def _as_integers(weight: TableCodes) -> StoredWeight:
-    """The same values as 8-bit integers, where halves of the table's numbers are integers (e2m1).
+def keeps_values(weight: StoredWeight) -> bool:
+    """Whether `pack_stored` keeps the weight's values, by its own codes or by others."""
+    if isinstance(weight, TableCodes):
+        return weight.group % GROUP == 0 and _is_of_halves(weight.table)
+    if not isinstance(weight, GroupCodes):
+        return False
+    whole = weight.group % GROUP == 0 or weight.scales.shape[1] == 1
+    return whole and (weight.bits == 4 or (weight.bits == 8 and weight.zeros is None))
+
+
+def _is_of_halves(table: Tensor) -> bool:
+    """Whether twice the numbers of a table are 8-bit integers, as in e2m1."""
+    return torch.equal(table * 2, (table * 2).round()) and bool(table.abs().amax() < 64)
+
+
+def _as_integers(weight: TableCodes) -> GroupCodes:
+    """The same values as 8-bit integers, of a table of halves.
 
     The kernels have a kind for tables, in half the bytes, but it rounds sums too coarsely for activations with
     outliers: SmolLM2 in MXFP4 is 3.5e-2 nats from its values with it, 3e-3 with integers.
     """
-    twice = weight.table * 2
-    if not torch.equal(twice, twice.round()) or twice.abs().amax() > 127:
-        return weight
-    codes = (twice + 128).to(torch.uint8)[weight.codes.int()]
+    codes = (weight.table * 2 + 128).to(torch.uint8)[weight.codes.int()]
     return GroupCodes(codes, weight.scales / 2, weight.group, None, None, 8)
-
-
-def _has_kind(weight: GroupCodes) -> bool:
-    whole = weight.group % GROUP == 0 or weight.scales.shape[1] == 1
-    return whole and (weight.bits == 4 or (weight.bits == 8 and weight.zeros is None))
 
 
 def _repeat(numbers: Tensor, group: int, groups: int) -> Tensor:
