@@ -24,7 +24,6 @@
 #endif
 #define WIDE_VECTORS (2 * TILE_VECTORS <= BLOCK_VECTORS ? 2 * TILE_VECTORS : TILE_VECTORS)
 #define WIDE_ROWS (TILE_ROWS / 2)
-#define PREFETCH_BYTES 8192
 
 // How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16, or as float32 with float32
 enum product { PAIRS, WIDE_BF16, WIDE_HALF, WIDE_FLOAT };
@@ -211,12 +210,11 @@ static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t
     }
 }
 
-// Which memory to prefetch while tile `n` of `count` of a block computes: with one or two, what lies PREFETCH_BYTES ahead, which
-// only the first waits for; with more, half of the next block in each of the first two.
+// Which memory to prefetch while tile `n` of `count` of a block computes: half of the next block in each of the first two. With
+// one tile nothing: the hardware follows a block from its first line to its last, and is 5 to 15 % faster left alone.
 INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64_t steps, int64_t n, int64_t count) {
-    const int64_t lines = stride / 64;
-    if (count <= 2) return (struct prefetch){block + PREFETCH_BYTES, n == 0 ? lines : 0};
-    return (struct prefetch){block + steps * stride + n * (lines / 2) * 64 * steps, n < 2 ? lines / 2 : 0};
+    const int64_t lines = stride / 128;
+    return (struct prefetch){block + steps * stride + n * lines * 64 * steps, count > 1 && n < 2 ? lines : 0};
 }
 
 void op_dense_linear(const struct dense_linear_args *a, struct team_member *m) {
