@@ -30,8 +30,13 @@ import octavo_kernels
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
+from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.checkpoint import CheckpointConfig
+from octavo.layers.quantization.group_weight import GroupWeightMethod
+from octavo.layers.quantization.unquantized import UnquantizedConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo_kernels import GroupWeight
 from octavo_kernels.dense import unpack_dense
 
 SEQUENCES = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
@@ -119,6 +124,23 @@ def test_values_are_those_of_the_format(name: str, llama: Path, tmp_path: Path) 
     for layer, theirs in zip(ours.linear_layers(), expected.linear_layers(), strict=True):
         assert torch.equal(unpack_dense(layer.method.weight), unpack_dense(theirs.method.weight)), layer
     assert kl(logits_of(ours, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its kernels are given stands for the very values, here multiplied by plain torch."""
+    write, description = FORMATS[name]
+    folder = quantize_checkpoint(llama, tmp_path, write, description)
+    expected = load_model(config_of(folder, "none", "float16"))
+    before = CheckpointConfig.__init__
+    monkeypatch.setattr(CheckpointConfig, "__init__", lambda *args: before(*args[:5], UnquantizedConfig(), True))
+    model = load_model(config_of(folder, "none", "float16"))
+    methods = [m.method for m in model.modules() if isinstance(m, LinearBase)]
+    packed = [weight for m in methods if isinstance(m, GroupWeightMethod) for weight in m.weights]
+    assert len(packed) >= 2 * 4
+    assert all(isinstance(weight, GroupWeight) for weight in packed)
+    for ours, theirs in zip(logits_of(model, SEQUENCES), logits_of(expected, SEQUENCES), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("name", FORMATS)

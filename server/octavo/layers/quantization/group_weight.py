@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
-from octavo.layers.quantization.canonical import GroupCodes, StoredWeight
+from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, GroupScaled, StoredWeight, TableCodes
+from octavo.layers.quantization.fp4 import E2M1
 from octavo.layers.weights import WeightSlot, fill_tensor
 from octavo_kernels.group_weight import FORMS, TILE, GroupWeight, group_problem
 from octavo_kernels.packing import pack_group_weight
@@ -18,9 +19,30 @@ from octavo_kernels.packing import pack_group_weight
 DTYPES = (torch.bfloat16, torch.float16)  # of activations that there are kernels for
 
 
-def has_kernel(bits: int, width: int, group: int) -> bool:
-    """Whether integers of ``bits`` in groups of ``group`` columns, of a weight of ``width``, can be kept as codes."""
-    return bits in (4, 8) and group_problem(f"int{bits}", width, group) is None
+def form_of(weight: StoredWeight) -> str | None:
+    """The form in which a GPU's kernels take the codes of ``weight`` (`GroupWeight`), None if they do not."""
+    form = None
+    if isinstance(weight, GroupCodes):
+        form = {4: "int4", 8: "int8"}.get(weight.bits)
+    elif isinstance(weight, FloatCodes):
+        form = "e4m3"
+    elif isinstance(weight, TableCodes) and torch.equal(weight.table, E2M1):
+        form = "e2m1"
+    if form is None or not isinstance(weight, GroupScaled):
+        return None
+    return form if group_problem(form, weight.shape[1], weight.group) is None else None
+
+
+def pack(weight: GroupScaled, form: str, device: torch.device) -> GroupWeight:
+    """The weight on ``device``. Scales that are powers of two, of 32 columns each, become exponents."""
+    zeros, order = (weight.zeros, weight.order) if isinstance(weight, GroupCodes) else (None, None)
+    scales = weight.scales
+    if form == "e2m1" and scales.dtype == torch.float32:
+        mantissas, exponents = torch.frexp(scales)
+        if bool((mantissas == 0.5).all()) and bool((exponents >= -126).all()):
+            scales = (exponents + 126).to(torch.uint8)
+    codes = weight.codes.view(torch.uint8)
+    return pack_group_weight(codes, scales, zeros, order, form=form, group=weight.group, device=device)
 
 
 class GroupWeightMethod(LinearMethod):
@@ -48,14 +70,11 @@ class GroupWeightMethod(LinearMethod):
 
     def keep(self, part: int, weight: StoredWeight) -> None:
         """Take what part ``part`` of the layer is filled with."""
-        width = weight.shape[1]
-        if not isinstance(weight, GroupCodes) or not has_kernel(weight.bits, width, weight.group):
+        form = form_of(weight)
+        if form is None or not isinstance(weight, GroupScaled):
             self._parts[part] = weight.dequantize(self._dtype).to(self._device)
-            return
-        form, group = f"int{weight.bits}", weight.group
-        self._parts[part] = pack_group_weight(
-            weight.codes, weight.scales, weight.zeros, weight.order, form=form, group=group, device=self._device
-        )
+        else:
+            self._parts[part] = pack(weight, form, self._device)
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """See `LinearMethod`."""
