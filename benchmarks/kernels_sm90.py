@@ -209,9 +209,10 @@ def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    from octavo_kernels import GroupWeight
+    from octavo_kernels import GroupWeight, ScaledWeight
     from octavo_kernels import triton as backend
     from octavo_kernels.group_weight import TILE, WORDS, block_columns
+    from octavo_kernels.triton import scaled_weight
 
     def weight(form, n, k, group, zeros, scale_dtype):
         groups = -(-k // group)
@@ -233,6 +234,19 @@ def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             for rows in counts if dtype == torch.bfloat16 else counts[:1]:
                 case = partial(backend.group_linear, empty(rows, kind[2], dtype=dtype), weight(*kind))
                 yield f"group_linear {short(dtype)} {name} {rows}", case
+    # FP8 and int8 with a scale a row, FP8 in blocks of 128, K that ends within a block.
+    scaled = {
+        "int8": (torch.int8, 6144, 4096, 1),
+        "fp8": (FLOAT8, 6144, 4096, 1),
+        "fp8 blocks": (FLOAT8, 6144, 4096, 32),
+        "fp8 1728": (FLOAT8, 1000, 1728, 1),
+    }
+    for name, (kept, n, k, blocks) in scaled.items():
+        values = ScaledWeight(empty(n, k, dtype=kept), empty(blocks, n))
+        for rows in (8, 40, 200):
+            x, scales = empty(rows, k, dtype=kept), empty(blocks, rows).t()
+            yield f"scaled_linear {name} {rows}", partial(scaled_weight.launch, x, scales, values, None, torch.bfloat16)
+        yield f"quantize {name}", partial(backend.quantize_tokens, empty(8, k, dtype=torch.bfloat16), kept, blocks)
 
 
 CASES = (input_cases, attention_cases, layer_cases, quantized_cases, sampling_cases)

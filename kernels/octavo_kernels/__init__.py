@@ -34,6 +34,7 @@ from octavo_kernels.dispatch import (
 from octavo_kernels.group_weight import GroupWeight
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
+from octavo_kernels.scaled_weight import ScaledWeight
 
 __all__ = [
     "AttentionMetadata",
@@ -47,6 +48,7 @@ __all__ = [
     "SampledRows",
     "SamplingRows",
     "SamplingTable",
+    "ScaledWeight",
     "activate",
     "add",
     "attention_problem",
@@ -69,12 +71,15 @@ __all__ = [
     "linear",
     "paged_attention",
     "quantize_rows",
+    "quantize_tokens",
     "quantized_embedding",
     "quantized_linear",
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
     "sample",
+    "scaled_linear",
+    "scaled_row_counts",
     "select_backend",
     "silu_and_mul",
     "silu_and_mul_quantize",
@@ -329,3 +334,25 @@ def group_dequantize(weight: GroupWeight, dtype: torch.dtype) -> Tensor:
 def group_row_counts(weight: GroupWeight) -> list[int]:
     """Numbers of rows which, together, have `group_linear` launch every kernel that it has for this weight."""
     return backend_for(weight.codes).group_row_counts(weight)
+
+
+# ---- 8-bit weights with 8-bit activations, for GPUs (see octavo_kernels.scaled_weight)
+
+
+def quantize_tokens(x: Tensor, dtype: torch.dtype, blocks: int = 1) -> tuple[Tensor, Tensor]:
+    """Rows ``x [T, K]`` as int8 or float8_e4m3fn ``[T, K]``, and their scales float32 ``[T, blocks]``.
+
+    One scale for a row, or with several ``blocks`` one for each of its blocks of 128 columns. A row, or block, with NaN
+    has an infinite scale.
+    """
+    return backend_for(x).quantize_tokens(x, dtype, blocks)
+
+
+def scaled_linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None = None) -> Tensor:
+    """`quantize_tokens` of ``x [T, K]``, then their product with an 8-bit weight ``[N, K]``: ``[T, N]`` in x.dtype."""
+    return backend_for(x).scaled_linear(x, weight, bias)
+
+
+def scaled_row_counts(weight: ScaledWeight) -> list[int]:
+    """Numbers of rows which, together, have `scaled_linear` launch every kernel that it has for this weight."""
+    return backend_for(weight.values).scaled_row_counts(weight)

@@ -43,7 +43,10 @@ from octavo_kernels.reference import (
     group_linear,
     group_row_counts,
     linear,
+    quantize_tokens,
     sample,
+    scaled_linear,
+    scaled_row_counts,
     top_logprobs,
 )
 
@@ -75,6 +78,7 @@ __all__ = [
     "pack_gguf",
     "paged_attention",
     "quantize_rows",
+    "quantize_tokens",
     "quantized_embedding",
     "quantized_head",
     "quantized_linear",
@@ -83,6 +87,8 @@ __all__ = [
     "rms_norm_quantize",
     "rope_and_cache",
     "sample",
+    "scaled_linear",
+    "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
     "take_columns",

@@ -28,6 +28,7 @@ from octavo_kernels.reference.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.reference.sampling import sample, top_logprobs
+from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 
 __all__ = [
     "CAPTURABLE",
@@ -48,12 +49,15 @@ __all__ = [
     "linear",
     "paged_attention",
     "quantize_rows",
+    "quantize_tokens",
     "quantized_embedding",
     "quantized_linear",
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
     "sample",
+    "scaled_linear",
+    "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
     "take_columns",

@@ -30,6 +30,7 @@ from octavo_kernels.triton.elementwise import embedding, fused_add_rms_norm, rms
 from octavo_kernels.triton.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
+from octavo_kernels.triton.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.triton.small_linear import linear
 
 __all__ = [
@@ -52,12 +53,15 @@ __all__ = [
     "linear",
     "paged_attention",
     "quantize_rows",
+    "quantize_tokens",
     "quantized_embedding",
     "quantized_linear",
     "rms_norm",
     "rms_norm_quantize",
     "rope_and_cache",
     "sample",
+    "scaled_linear",
+    "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
     "take_columns",

@@ -20,11 +20,10 @@ from torch.nn import functional
 
 from octavo_kernels.group_weight import TILE, WORDS, GroupWeight
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
-from octavo_kernels.triton.split_k import MAX_TILES, counters, empty_parts, is_last_part, sum_of_parts
+from octavo_kernels.triton.split_k import counters, empty_parts, is_last_part, splits_of, sum_of_parts
 
 DTYPES = (torch.bfloat16, torch.float16)
 DEQUANTIZE_ROWS = 512
-MAX_SPLITS = 8
 PREFETCH_BLOCKS = tl.constexpr(4)  # that a program asks for before it waits: a block more than its stages
 TILE_WORDS = tl.constexpr(TILE * WORDS)
 FLOAT_SHIFT = tl.constexpr(0x4B000000)  # 2^23 in float32: the bits below are an integer that is added
@@ -62,27 +61,13 @@ def group_row_counts(weight: GroupWeight) -> list[int]:
     most: dict[tuple[GroupConfig, int], int] = {}
     for rows in range(1, DEQUANTIZE_ROWS):
         config = config_of(rows, weight.channels)
-        most[config, splits_of(config, rows, weight.channels, weight.codes.shape[1])] = rows
+        most[config, _splits(config, rows, weight)] = rows
     return [*most.values(), DEQUANTIZE_ROWS]
 
 
-def splits_of(config: GroupConfig, rows: int, channels: int, blocks: int) -> int:
-    """The fewest parts of K whose time is within 5 % of the least: programs run in waves, a start costs as much as 2
-    blocks, the sum of a part 1."""
-    tiles: int = triton.cdiv(channels, config.channels) * triton.cdiv(rows, config.rows)
-    if tiles > MAX_TILES:
-        return 1
-    # Numbers of parts none of which is empty.
-    choices = {triton.cdiv(blocks, triton.cdiv(blocks, s)) for s in range(1, max(1, min(MAX_SPLITS, blocks // 2)) + 1)}
-
-    def time(splits: int) -> int:
-        waves: int = triton.cdiv(tiles * splits, config.programs)
-        each: int = triton.cdiv(blocks, splits)
-        return waves * (each + 2 + (splits > 1))
-
-    least = min(map(time, choices))
-    best: int = min(s for s in choices if 20 * time(s) <= 21 * least)
-    return best
+def _splits(config: GroupConfig, rows: int, weight: GroupWeight) -> int:
+    tiles: int = triton.cdiv(weight.channels, config.channels) * triton.cdiv(rows, config.rows)
+    return splits_of(tiles, weight.codes.shape[1], config.programs)
 
 
 @triton.jit
@@ -318,7 +303,7 @@ def launch(
     """``x [T, width]``, columns in the order of the codes, times the weight, by one launch; ``splits`` parts of K."""
     (rows, k), n = x.shape, weight.channels
     if splits is None:
-        splits = splits_of(config, rows, n, weight.codes.shape[1])
+        splits = _splits(config, rows, weight)
     out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
     group_linear_kernel[(triton.cdiv(n, config.channels), splits, triton.cdiv(rows, config.rows))](
         x,

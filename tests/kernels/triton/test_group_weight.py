@@ -124,7 +124,7 @@ def test_every_launch_is_known_before_serving(n, k):
 
     def launch(rows):
         config = group_weight.config_of(rows, n)
-        return config, group_weight.splits_of(config, rows, n, codes.shape[1])
+        return config, group_weight._splits(config, rows, weight)
 
     counts = group_weight.group_row_counts(weight)
     assert counts[-1] == group_weight.DEQUANTIZE_ROWS
