@@ -59,7 +59,7 @@ def config_of(rows: int, channels: int) -> GroupConfig:
 def group_row_counts(weight: GroupWeight) -> list[int]:
     """See `octavo_kernels.group_row_counts`."""
     most: dict[tuple[GroupConfig, int], int] = {}
-    for rows in range(1, DEQUANTIZE_ROWS):
+    for rows in (*range(16, DEQUANTIZE_ROWS, 16), DEQUANTIZE_ROWS - 1):  # the least tile of rows
         config = config_of(rows, weight.channels)
         most[config, _splits(config, rows, weight)] = rows
     return [*most.values(), DEQUANTIZE_ROWS]

@@ -8,6 +8,7 @@ a product of FP8 rows it is used from MIN_TORCH_ROWS rows on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -197,9 +198,14 @@ def _torch_takes(x: Tensor, weight: ScaledWeight) -> bool:
 
 def scaled_row_counts(weight: ScaledWeight) -> list[int]:
     """See `octavo_kernels.scaled_row_counts`."""
-    n, k = weight.values.shape
+    return _row_counts(*weight.values.shape)
+
+
+@cache  # for all layers of a model
+def _row_counts(n: int, k: int) -> list[int]:
     most: dict[tuple[ScaledConfig, int], int] = {}
-    for rows in range(1, 2048):
+    # What is launched changes only where another tile of rows begins, and no more once tiles alone fill the device.
+    for rows in (16, *range(64, 64 * 264 + 1, 64)):
         config = config_of(rows, n)
         most[config, _splits(config, rows, n, k)] = rows
     return list(most.values())

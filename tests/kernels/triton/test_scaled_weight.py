@@ -37,9 +37,8 @@ def test_rows_are_quantised(device, kept, width, blocks):
     assert not values[1].float().any()
     assert values[2, -1].float() == HIGHEST[kept]
     error = (values.float() * spread - x.float()).abs()
-    assert (
-        error <= (spread / 2 if kept == torch.int8 else (x.float().abs() / 16).maximum(spread / 1024)) * 1.001
-    ).all()
+    half_step = spread / 2 if kept == torch.int8 else (x.float().abs() / 16).maximum(spread / 1024)
+    assert (error <= half_step * 1.001).all()
     theirs = reference.quantize_tokens(x, kept, blocks)
     torch.testing.assert_close(scales, theirs[1], rtol=1e-6, atol=0)
     assert (values.view(torch.uint8) != theirs[0].view(torch.uint8)).float().mean() < 0.01, "beyond ties"
@@ -61,6 +60,7 @@ def test_products(device, kept, blocks, rows, n, half):
     k = 300
     weight, x, bias = weight_of(n, k, kept, blocks, device), randn(rows, k).to(device, half), randn(n).to(device, half)
     values, scales = reference.quantize_tokens(x, kept, blocks)
+    scales = scales.t().contiguous().t()  # as `backend.quantize_tokens` leaves them
     ours = scaled_weight.launch(values, scales, weight, bias, half)
     exact = reference.scaled_linear(x.double(), weight, bias.double())
     rounding = torch.finfo(half).eps / 2
@@ -92,5 +92,5 @@ def test_every_launch_is_known_before_serving(n, k):
         return config, scaled_weight._splits(config, rows, n, k)
 
     counts = scaled_weight.scaled_row_counts(weight)
-    assert {launch(rows) for rows in counts} == {launch(rows) for rows in range(1, 9000)}
+    assert {launch(rows) for rows in counts} == {launch(rows) for rows in (*range(1, 600), *range(600, 40000, 500))}
     assert len(counts) <= 12
