@@ -42,6 +42,7 @@ QWEN3: dict[str, Any] = {
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 Tensors = dict[str, torch.Tensor]
 SAMPLING: list[dict[str, Any]] = [
     *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
@@ -131,14 +132,33 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stored_as(gpu: PretendedGpu, write: Callable[[int, int], Tensors], description: dict[str, Any]) -> dict[str, Any]:
+def fp8_in_blocks(rows: int, columns: int) -> Tensors:
+    scales = torch.ones(rows // 128, columns // 128, dtype=torch.float16)
+    return {"weight": torch.zeros(rows, columns, dtype=torch.float8_e4m3fn), "weight_scale_inv": scales}
+
+
+def plain(rows: int, columns: int) -> Tensors:
+    return {"weight": torch.zeros(rows, columns, dtype=torch.bfloat16)}
+
+
+def stored_as(
+    gpu: PretendedGpu,
+    write: Callable[[int, int], Tensors],
+    description: dict[str, Any] | None = None,
+    starts: tuple[dict[str, Any], ...] = ({"max_num_seqs": 300, "enforce_eager": True}, {"max_num_seqs": 8}),
+    **arguments: Any,
+) -> dict[str, Any]:
     """A quantised checkpoint, captured and not: batches of many sizes, what was compiled for them, all kernels."""
-    config = QWEN3 | {"num_key_value_heads": 8, "vocab_size": 4096, "quantization_config": description}
+    config = QWEN3 | {"num_key_value_heads": 8, "vocab_size": 4096}
+    if description is not None:
+        config["quantization_config"] = description
     found: list[str] = []
     new: list[str] = []
-    for limits in ({"max_num_seqs": 300, "enforce_eager": True}, {"max_num_seqs": 8}):
+    for limits in starts:
         gpu.strict = False
-        llm = engine(config, zeros_of(config, write), max_model_len=2048, num_gpu_blocks_override=2000, **limits)
+        llm = engine(
+            config, zeros_of(config, write), max_model_len=2048, num_gpu_blocks_override=2000, **limits, **arguments
+        )
         known = set(gpu.kernels)
         gpu.strict = True
         for together in (1, 3, 7, 20, 50, 130, 300):
@@ -243,6 +263,10 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "exact": lambda gpu: every_kind(gpu, heads(16), max_num_seqs=48, dtype="float32"),
     "fp8 cache": lambda gpu: every_kind(gpu, heads(8), max_num_seqs=48, dtype="bfloat16", kv_cache_dtype="fp8"),
     "awq": lambda gpu: stored_as(gpu, awq, AWQ),
+    "fp8 in blocks": lambda gpu: stored_as(
+        gpu, fp8_in_blocks, BLOCKS, starts=({"max_num_seqs": 300, "enforce_eager": True},)
+    ),
+    "fp8 while loading": lambda gpu: stored_as(gpu, plain, starts=({"max_num_seqs": 8},), quantization="fp8"),
     "weights of a file": weights_of_a_file,
     "what is noticed": what_is_noticed,
 }

@@ -21,6 +21,7 @@ from octavo_kernels.triton.split_k import counters, empty_parts, is_last_part, s
 
 MAX_COLUMNS = 8192  # of a row that a program of quantize_kernel holds at a time
 MIN_TORCH_ROWS = 65
+MAX_SPLIT_ROWS = 64  # with more, a device that is full is left alone: the variants of a kernel come to an end
 PREFETCH_BLOCKS = tl.constexpr(4)
 
 
@@ -219,6 +220,8 @@ def config_of(rows: int, channels: int) -> ScaledConfig:
 
 def _splits(config: ScaledConfig, rows: int, n: int, k: int) -> int:
     tiles: int = triton.cdiv(n, config.channels) * triton.cdiv(rows, config.rows)
+    if rows > MAX_SPLIT_ROWS and tiles >= config.programs:
+        return 1
     return splits_of(tiles, triton.cdiv(k, 128), config.programs)
 
 

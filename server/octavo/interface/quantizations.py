@@ -2,6 +2,7 @@
 
 # What any checkpoint of plain weights can be turned into while it is loaded; none: whatever is stored as values.
 ONLINE = ("none", "int8")
+GPU_ONLINE = ("int8", "fp8")  # with activations of 8 bits, too
 # Formats of checkpoints, by vLLM's names: they state what the files are found to be anyway.
 STORED = (
     "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "mxfp4", "bitsandbytes",

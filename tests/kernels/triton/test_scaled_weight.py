@@ -92,5 +92,5 @@ def test_every_launch_is_known_before_serving(n, k):
         return config, scaled_weight._splits(config, rows, n, k)
 
     counts = scaled_weight.scaled_row_counts(weight)
-    assert {launch(rows) for rows in counts} == {launch(rows) for rows in (*range(1, 600), *range(600, 40000, 500))}
+    assert {launch(rows) for rows in counts} >= {launch(rows) for rows in (*range(1, 600), *range(600, 40000, 500))}
     assert len(counts) <= 12

@@ -56,7 +56,14 @@ def test_no_request_waits(case: str) -> None:
     assert found["embeddings"] == [1024] * 5
 
 
-@pytest.mark.parametrize("case, kernels", [("awq", {"group_linear_kernel", "group_dequantize_kernel"})])
+@pytest.mark.parametrize(
+    "case, kernels",
+    [
+        ("awq", {"group_linear_kernel", "group_dequantize_kernel"}),
+        ("fp8 in blocks", {"quantize_kernel", "scaled_linear_kernel"}),
+        ("fp8 while loading", {"quantize_kernel", "scaled_linear_kernel"}),
+    ],
+)
 def test_no_request_of_a_quantised_checkpoint_waits(case: str, kernels: set[str]) -> None:
     """The same for codes that stay codes on the device: by the kernels for few rows, and by that for many."""
     found = seen(case)

@@ -32,11 +32,13 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.checkpoint import CheckpointConfig
-from octavo.layers.quantization.group_weight import GroupWeightMethod
+from octavo.layers.quantization.gpu_weights import GPUWeightMethod, OnlineConfig, OnlineMethod
+from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.unquantized import UnquantizedConfig
+from octavo.loader import load_model as load_model_module
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
-from octavo_kernels import GroupWeight
+from octavo_kernels import GroupWeight, ScaledWeight
 from octavo_kernels.dense import unpack_dense
 
 SEQUENCES = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
@@ -126,13 +128,18 @@ def test_values_are_those_of_the_format(name: str, llama: Path, tmp_path: Path) 
     assert kl(logits_of(ours, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
 
 
+# Activations of e4m3 keep 4 significant bits, and this model's random weights cancel nothing of what that loses.
+OF_8_BITS = {"W8A": 5e-3, "INT": 5e-3, "FP8": 0.08}
+
+
 @pytest.mark.parametrize(
     "name",
     ["awq in groups of 32", "awq in whole rows", "gptq with act order", "gptq 8 bit asymmetric, act order", "W8A16",
      "W4A16 asymmetric", "W8A8", "FP8 by row", "fp8 in blocks", "compressed NVFP4", "mxfp4"],
 )  # fmt: skip
 def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its kernels are given stands for the very values, here multiplied by plain torch."""
+    """What its kernels are given stands for the very values, here multiplied by plain torch; with activations of 8 bits
+    where the format is made for them."""
     write, description = FORMATS[name]
     folder = quantize_checkpoint(llama, tmp_path, write, description)
     expected = load_model(config_of(folder, "none", "float16"))
@@ -140,11 +147,26 @@ def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, mon
     monkeypatch.setattr(CheckpointConfig, "__init__", lambda *args: before(*args[:5], UnquantizedConfig(), True))
     model = load_model(config_of(folder, "none", "float16"))
     methods = [m.method for m in model.modules() if isinstance(m, LinearBase)]
-    packed = [weight for m in methods if isinstance(m, GroupWeightMethod) for weight in m.weights]
+    packed = [weight for m in methods if isinstance(m, GPUWeightMethod) for weight in m.weights]
     assert len(packed) >= 2 * 4
+    if name in ("W8A8", "FP8 by row"):
+        assert all(isinstance(weight, ScaledWeight) for weight in packed)
+        assert kl(logits_of(model, SEQUENCES), logits_of(expected, SEQUENCES)) <= OF_8_BITS[name[:3]]
+        return
     assert all(isinstance(weight, GroupWeight) for weight in packed)
     for ours, theirs in zip(logits_of(model, SEQUENCES), logits_of(expected, SEQUENCES), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_a_gpu_rounds_plain_weights_to_8_bits(name: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_model_module, "quantization_config", lambda *args: OnlineConfig(name))
+    model = load_model(config_of(llama, None, "float16"))
+    layers = [m.method for m in model.modules() if isinstance(m, LinearBase)]
+    kept = [weight for method in layers if isinstance(method, OnlineMethod) for weight in method.weights]
+    assert len(kept) == len(layers) - 1, "the head is left alone, and parts of merged layers are one weight"
+    assert {weight.values.dtype for weight in kept} == {TYPES[name]}
+    assert kl(logits_of(model, SEQUENCES), logits_of(load(llama), SEQUENCES)) <= OF_8_BITS[name[:3].upper()]
 
 
 @pytest.mark.parametrize("name", FORMATS)

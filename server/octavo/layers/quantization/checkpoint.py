@@ -20,9 +20,10 @@ from octavo.errors import ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, row_pieces
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
-from octavo.layers.quantization.group_weight import DTYPES, GroupWeightMethod
+from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import keeps_values, pack_stored
+from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
@@ -31,11 +32,12 @@ from octavo_kernels.quant import QuantizedRows, part_nbytes
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
 
 
-class CodesLinearMethod(GroupWeightMethod):
-    """The file's own codes, for the kernels of a GPU."""
+class CodesLinearMethod(GPUWeightMethod):
+    """The file's own codes, for a GPU's kernels; activations of 8 bits where all parts are made for these."""
 
     def __init__(self, formats: Formats) -> None:
-        super().__init__()
+        types = {format_.activations if format_ is not None else None for format_ in formats}
+        super().__init__(TYPES.get(types.pop() or "") if len(types) == 1 else None)
         self._formats = formats
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:

@@ -69,6 +69,11 @@ class IntegerWeight(WeightFormat):
             *unread(ACTIVATION_LEAVES),
         ]
 
+    @property
+    def activations(self) -> str | None:
+        """See `WeightFormat`."""
+        return None if self.packed else "int8"
+
     def read(self, sources: Sources, rows: int, columns: int) -> GroupCodes:
         """See `WeightFormat`."""
         group = self.group or columns

@@ -48,6 +48,11 @@ class FP8Weight(WeightFormat):
             scale = Leaf(self.scale, (shape,), (*FLOATS, "U8", "F8_E8M0"))
         return [Leaf("weight", ((rows, columns),), ("F8_E4M3",)), scale, *unread(ACTIVATION_LEAVES)]
 
+    @property
+    def activations(self) -> str:
+        """See `WeightFormat`."""
+        return "fp8"
+
     def read(self, sources: Sources, rows: int, columns: int) -> FloatCodes:
         """See `WeightFormat`."""
         values = read_e4m3(sources["weight"])

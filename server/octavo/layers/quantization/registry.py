@@ -10,7 +10,7 @@ import octavo_kernels
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.quantizations import ALIASES, ONLINE, STORED
+from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, STORED
 from octavo.layers.quantization.as_stored import AsStoredConfig
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import QuantizationConfig
@@ -21,6 +21,7 @@ from octavo.layers.quantization.dense import DenseConfig, WeightTypes
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
+from octavo.layers.quantization.gpu_weights import OnlineConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.modelopt import ModelOpt
 from octavo.layers.quantization.unquantized import UnquantizedConfig
@@ -58,11 +59,13 @@ def quantization_config(
         raise ConfigError(f"quantization must be one of {', '.join((*ONLINE, *STORED))}, got {asked!r}")
     on_cpu = torch.device(device).type == "cpu"
     stored = stored_format(config)
+    if stored is None and not on_cpu and asked in GPU_ONLINE and config.files.format != "gguf":
+        return OnlineConfig(asked)
     if asked in STORED or (asked == "int8" and stored is not None):
         found = stored.name if stored is not None else None
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
     if asked == "int8" and not on_cpu:
-        raise ConfigError("quantization int8 is for CPUs; leave it out on this device")
+        raise ConfigError("quantization int8 is for plain weights on this device, not for GGUF files; leave it out")
     packed = on_cpu and asked != "none" and _has_kernels()
     dense = on_cpu and config.dtype in ("float32", "bfloat16") and _has_kernels()
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()

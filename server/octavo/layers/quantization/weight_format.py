@@ -53,6 +53,11 @@ class WeightFormat(ABC):
     def packed_kind(self) -> Kind:
         """The kind of packed codes that the CPU's kernels will take, the largest that it may be."""
 
+    @property
+    def activations(self) -> str | None:
+        """The 8-bit type ("int8", "fp8") of the activations that the format is made for, None: they keep theirs."""
+        return None
+
 
 class CheckpointFormat(ABC):
     """What the description of a quantised checkpoint says. ``name`` is the format's in ``--quantization``."""

@@ -1,4 +1,4 @@
-"""Codes of 4 or 8 bits as they are stored, multiplied with 16-bit activations: for GPUs."""
+"""Codes of 4 or 8 bits on a GPU, multiplied with activations of 16 bits, or of 8 where these are asked for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
+from octavo.errors import ModelError
+from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, GroupScaled, StoredWeight, TableCodes
 from octavo.layers.quantization.fp4 import E2M1
-from octavo.layers.weights import WeightSlot, fill_tensor
+from octavo.layers.quantization.scaled_weight import TYPES, device_multiplies, joined, quantized, scaled_of
+from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
+from octavo_kernels import ScaledWeight
 from octavo_kernels.group_weight import FORMS, TILE, GroupWeight, group_problem
 from octavo_kernels.packing import pack_group_weight
 
 DTYPES = (torch.bfloat16, torch.float16)  # of activations that there are kernels for
+Piece = GroupWeight | ScaledWeight | Tensor  # of a layer's weight
 
 
 def form_of(weight: StoredWeight) -> str | None:
@@ -45,15 +50,17 @@ def pack(weight: GroupScaled, form: str, device: torch.device) -> GroupWeight:
     return pack_group_weight(codes, scales, zeros, order, form=form, group=weight.group, device=device)
 
 
-class GroupWeightMethod(LinearMethod):
-    """One layer's weight as a `GroupWeight`, or as several where the parts of a merged layer differ.
+class GPUWeightMethod(LinearMethod):
+    """One layer's weight as one piece, or as several where the parts of a merged layer differ.
 
-    A part in groups that have no kernel is kept as a matrix in the dtype of the activations.
+    ``activations`` is the 8-bit type that activations may be rounded to, None: they may not. A part in groups that have
+    no kernel is kept as a matrix in the dtype of the activations.
     """
 
-    def __init__(self) -> None:
-        self.weights: list[GroupWeight | Tensor] = []
-        self._parts: dict[int, GroupWeight | Tensor] = {}
+    def __init__(self, activations: torch.dtype | None = None) -> None:
+        self.weights: list[Piece] = []
+        self._activations = activations
+        self._parts: dict[int, Piece] = {}
         self._dtype, self._device = torch.bfloat16, torch.device("cpu")
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
@@ -70,6 +77,11 @@ class GroupWeightMethod(LinearMethod):
 
     def keep(self, part: int, weight: StoredWeight) -> None:
         """Take what part ``part`` of the layer is filled with."""
+        if self._activations is not None and device_multiplies(self._activations, self._device):
+            scaled = scaled_of(weight, self._activations, self._device)
+            if scaled is not None:
+                self._parts[part] = scaled
+                return
         form = form_of(weight)
         if form is None or not isinstance(weight, GroupScaled):
             self._parts[part] = weight.dequantize(self._dtype).to(self._device)
@@ -80,15 +92,14 @@ class GroupWeightMethod(LinearMethod):
         """See `LinearMethod`."""
         for number in sorted(self._parts):
             part = self._parts[number]
-            last = self.weights[-1] if self.weights else None
-            if isinstance(last, GroupWeight) and isinstance(part, GroupWeight) and _are_alike(last, part):
-                self.weights[-1] = _joined(last, part)
+            both = _joined(self.weights[-1], part) if self.weights else None
+            if both is not None:
+                self.weights[-1] = both
             else:
                 self.weights.append(part)
         self._parts.clear()
         for number, weight in enumerate(self.weights):
-            tensors = weight.tensors if isinstance(weight, GroupWeight) else {"values": weight}
-            for name, tensor in tensors.items():
+            for name, tensor in _tensors_of(weight).items():
                 layer.register_buffer(f"{name}_{number}", tensor, persistent=False)
 
     def weight_kinds(self, layer: LinearBase) -> list[tuple[Tensor, str]]:
@@ -106,16 +117,38 @@ class GroupWeightMethod(LinearMethod):
 
     def warm_up(self, layer: LinearBase, max_rows: int) -> None:
         """See `LinearMethod`."""
-        packed = (weight for weight in self.weights if isinstance(weight, GroupWeight))
-        for rows in sorted({min(rows, max_rows) for w in packed for rows in octavo_kernels.group_row_counts(w)}):
+        for rows in sorted({min(rows, max_rows) for weight in self.weights for rows in _row_counts(weight)}):
             x = torch.zeros(rows, layer.input_size, dtype=self._dtype, device=self._device)
             self.apply(layer, x, layer.bias)
 
 
-def _product(x: Tensor, weight: GroupWeight | Tensor, bias: Tensor | None) -> Tensor:
+def _product(x: Tensor, weight: Piece, bias: Tensor | None) -> Tensor:
     if isinstance(weight, GroupWeight):
         return octavo_kernels.group_linear(x, weight, bias)
+    if isinstance(weight, ScaledWeight):
+        return octavo_kernels.scaled_linear(x, weight, bias)
     return octavo_kernels.linear(x, weight, bias)
+
+
+def _row_counts(weight: Piece) -> list[int]:
+    if isinstance(weight, GroupWeight):
+        return octavo_kernels.group_row_counts(weight)
+    return octavo_kernels.scaled_row_counts(weight) if isinstance(weight, ScaledWeight) else []
+
+
+def _tensors_of(weight: Piece) -> dict[str, Tensor]:
+    if isinstance(weight, GroupWeight):
+        return weight.tensors
+    return {"values": weight} if isinstance(weight, Tensor) else {"values": weight.values, "scales": weight.scales}
+
+
+def _joined(a: Piece, b: Piece) -> Piece | None:
+    """Channels of ``a``, then those of ``b``, in one piece; None where they do not go together."""
+    if isinstance(a, ScaledWeight) and isinstance(b, ScaledWeight):
+        return joined(a, b)
+    if isinstance(a, GroupWeight) and isinstance(b, GroupWeight) and _are_alike(a, b):
+        return _joined_groups(a, b)
+    return None
 
 
 def _are_alike(a: GroupWeight, b: GroupWeight) -> bool:
@@ -125,8 +158,7 @@ def _are_alike(a: GroupWeight, b: GroupWeight) -> bool:
     return kinds[0] == kinds[1] and a.channels % TILE == 0 and same_order
 
 
-def _joined(a: GroupWeight, b: GroupWeight) -> GroupWeight:
-    """Channels of ``a``, then those of ``b``."""
+def _joined_groups(a: GroupWeight, b: GroupWeight) -> GroupWeight:
     codes, scales, zeros = torch.cat([a.codes, b.codes]), torch.cat([a.scales, b.scales], dim=1), None
     if a.zeros is not None or b.zeros is not None:
         zeros = torch.cat([_zeros_of(a), _zeros_of(b)], dim=1)
@@ -137,3 +169,37 @@ def _zeros_of(weight: GroupWeight) -> Tensor:
     if weight.zeros is not None:
         return weight.zeros
     return torch.full_like(weight.scales, 1 << (FORMS[weight.form] - 1), dtype=torch.uint8)
+
+
+class OnlineMethod(GPUWeightMethod):
+    """Plain weights, rounded to 8 bits with a scale a row as they are loaded; activations row by row as they come."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self._kept = dtype
+
+    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
+        """See `LinearMethod`."""
+        nbytes = shard.num_rows * (shard.columns.stop - shard.columns.start + 4)
+
+        def take(source: WeightSource) -> None:
+            weight = source.load(self._dtype)[shard.rows, shard.columns].to(self._device)
+            if bool((~weight.isfinite()).any()):
+                raise ModelError(
+                    f"tensor {source.name!r} holds NaN or infinite numbers; the file is damaged: fetch it again"
+                )
+            self._parts[part] = quantized(weight, self._kept)
+
+        yield WeightSlot(part, "weight", shard.shape, take, lambda qtype: nbytes)
+        yield from self.bias_slots(layer, part, shard)
+
+
+class OnlineConfig(QuantizationConfig):
+    """8 bits in all linear layers but the head, which is where rounding would be seen at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._dtype = name, TYPES[name]
+
+    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        """See `QuantizationConfig`."""
+        return UnquantizedLinearMethod() if name.endswith("lm_head") else OnlineMethod(self._dtype)
