@@ -44,7 +44,7 @@ CONFIGS = {
 }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scales_stride"])
 def quantize_kernel(
     x_ptr,
     x_stride,

@@ -160,13 +160,20 @@ def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, mon
 
 @pytest.mark.parametrize("name", ["int8", "fp8"])
 def test_a_gpu_rounds_plain_weights_to_8_bits(name: str, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_model_module, "quantization_config", lambda *args: OnlineConfig(name))
+    monkeypatch.setattr(load_model_module, "quantization_config", lambda *args: OnlineConfig(name, torch.device("cpu")))
     model = load_model(config_of(llama, None, "float16"))
     layers = [m.method for m in model.modules() if isinstance(m, LinearBase)]
     kept = [weight for method in layers if isinstance(method, OnlineMethod) for weight in method.weights]
     assert len(kept) == len(layers) - 1, "the head is left alone, and parts of merged layers are one weight"
     assert {weight.values.dtype for weight in kept} == {TYPES[name]}
     assert kl(logits_of(model, SEQUENCES), logits_of(load(llama), SEQUENCES)) <= OF_8_BITS[name[:3].upper()]
+
+
+def test_fp8_is_refused_where_a_gpu_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    with pytest.raises(ConfigError, match=r"compute capability 8\.9.* use int8"):
+        OnlineConfig("fp8", torch.device("cuda"))
+    OnlineConfig("int8", torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", FORMATS)

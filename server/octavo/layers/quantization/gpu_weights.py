@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, GroupScaled, StoredWeight, TableCodes
 from octavo.layers.quantization.fp4 import E2M1
@@ -197,8 +197,11 @@ class OnlineMethod(GPUWeightMethod):
 class OnlineConfig(QuantizationConfig):
     """8 bits in all linear layers but the head, which is where rounding would be seen at once."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
+        """Raises ConfigError where ``device`` does not multiply numbers of that type."""
         self.name, self._dtype = name, TYPES[name]
+        if not device_multiplies(self._dtype, device):
+            raise ConfigError("quantization fp8 needs a GPU of compute capability 8.9 or above; use int8 on this one")
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
         """See `QuantizationConfig`."""

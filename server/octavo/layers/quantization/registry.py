@@ -60,7 +60,7 @@ def quantization_config(
     on_cpu = torch.device(device).type == "cpu"
     stored = stored_format(config)
     if stored is None and not on_cpu and asked in GPU_ONLINE and config.files.format != "gguf":
-        return OnlineConfig(asked)
+        return OnlineConfig(asked, torch.device(device))
     if asked in STORED or (asked == "int8" and stored is not None):
         found = stored.name if stored is not None else None
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
