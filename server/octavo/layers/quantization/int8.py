@@ -1,6 +1,7 @@
-"""Weights in 8 or 4 bits with int8 activations, for CPUs (see octavo_kernels.quant).
+"""Weights in 8 or fewer bits with int8 activations, for CPUs (see octavo_kernels.quant).
 
-A GGUF tensor of 4, 5 or 8 bits keeps the file's own codes; anything else is rounded to 8 bits, in groups of 32 columns.
+A GGUF tensor keeps the file's own codes, of 3 to 8 bits (`octavo_kernels.packing.GGUF_TYPES`); anything else is rounded
+to 8 bits, in groups of 32 columns.
 Activations are quantised row by row as they come, so a row's result does not depend on the others.
 """
 
