@@ -27,8 +27,8 @@ ENGINE_HELP = {
     "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
     "load_format": "Format of the weights. dummy: random weights, for benchmarks",
     "dtype": "Data type of weights and activations. auto: the checkpoint's own; half: float16; float: float32",
-    "quantization": "Quantization of the weights in memory. int8 (CPUs only), none: dequantised, or the name of the "
-    "checkpoint's own format, which is found without it and held against it "
+    "quantization": "Quantization of the weights in memory. int8, fp8 (GPUs only): plain weights rounded to 8 bits, "
+    "none: dequantised, or the name of the checkpoint's own format, which is found without it and held against it "
     "(default: as the checkpoint is stored, if the device has kernels for that, else none)",
     "max_model_len": "Maximum number of tokens of prompt and answer together; a number that does not fit in memory is "
     "refused (default: auto, the model's own limit or, if that is more than fits, what fits)",
