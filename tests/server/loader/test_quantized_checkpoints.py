@@ -28,9 +28,10 @@ from support.tiny_models import FAMILIES, make_model
 
 import octavo_kernels
 from octavo import LLM, SamplingParams
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.quantization.base import LinearBase
+from octavo.layers.quantization.canonical import GroupCodes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.gpu_weights import GPUWeightMethod, OnlineConfig, OnlineMethod
 from octavo.layers.quantization.scaled_weight import TYPES
@@ -273,3 +274,20 @@ def test_scales_of_keys_are_for_fp8_caches_alone(name: str, llama: Path, tmp_pat
     finally:
         octavo_kernels.select_backend("auto")
     assert not torch.equal(*in_fp8) and kl([in_fp8[0]], [in_fp8[1]]) < 0.02
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_part_of_a_weight_has_that_parts_values(zeros: bool) -> None:
+    """What a rank takes of codes: any rows, columns between groups."""
+    codes = torch.randint(0, 16, (24, 160), dtype=torch.uint8)
+    points = torch.randint(0, 16, (24, 5), dtype=torch.uint8) if zeros else None
+    weight = GroupCodes(codes, torch.rand(24, 5).half(), 32, points, None, 4)
+    for rows, columns in ((slice(0, 24), slice(0, 160)), (slice(8, 16), slice(0, 160)), (slice(3, 20), slice(64, 160))):
+        part = weight.take(rows, columns)
+        assert torch.equal(part.dequantize(), weight.dequantize()[rows, columns])
+    with pytest.raises(ModelError, match=r"groups of 32 cannot be split at 80 and 160.*divides 5"):
+        weight.take(slice(0, 24), slice(80, 160))
+    ordered = replace(weight, order=torch.randperm(160).int())
+    assert torch.equal(ordered.take(slice(3, 20), slice(0, 160)).dequantize(), ordered.dequantize()[3:20])
+    with pytest.raises(ModelError, match="act order"):
+        ordered.take(slice(0, 24), slice(0, 64))
