@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.staging import PIECE, scratch, staging
+from octavo.loader.staging import PIECE, staging
 from octavo.system.file_reading import read_into
 from octavo.system.finite_numbers import finite_check
 
@@ -54,8 +54,7 @@ class SafetensorsWeight:
         """See `WeightSource`: of at most `PIECE` bytes, or a row."""
         stored, width = _DTYPES[self.qtype], prod(self.shape[1:])
         count = max(1, PIECE // max(1, width * stored.itemsize))
-        shape = (min(count, rows.stop - rows.start), *self.shape[1:])
-        room = scratch(prod(shape) * stored.itemsize).view(stored).view(shape)
+        room = torch.empty(min(count, rows.stop - rows.start), *self.shape[1:], dtype=stored)
         for first in range(rows.start, rows.stop, count):
             piece = room[: min(count, rows.stop - first)]
             if piece.numel():

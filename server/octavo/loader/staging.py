@@ -48,15 +48,6 @@ class Staging:
                 copied.synchronize()
 
 
-def scratch(nbytes: int) -> torch.Tensor:
-    """Memory of this thread's own, uint8, valid until the next call: fresh memory for each tensor would be faulted in
-    page by page."""
-    held: torch.Tensor | None = _thread_local.__dict__.get("scratch")
-    if held is None or len(held) < nbytes:
-        held = _thread_local.scratch = torch.empty(nbytes, dtype=torch.uint8)
-    return held[:nbytes]
-
-
 class _NoEvent:
     """Copies to a CPU are done when they return."""
 
