@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpreterBuilder
 
 from octavo_kernels import GroupWeight, reference
 from octavo_kernels import triton as backend
@@ -19,6 +20,7 @@ KINDS = {
     "awq": ("int4", (70, 200), 128, True, False),
     "gptq g32 desc_act": ("int4", (130, 256), 32, False, True),
     "g64": ("int4", (64, 192), 64, True, False),
+    "of 256 columns": ("int4", (128, 256), 128, True, False),
     "rows": ("int4", (64, 160), 160, True, False),
     "8 bits": ("int8", (64, 192), 64, True, False),
     "8 bits, rows": ("int8", (65, 130), 130, False, False),
@@ -105,6 +107,27 @@ def test_a_row_does_not_depend_on_its_company(device):
     first, second = (group_weight.launch(x, weight, None, config, 2) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(group_weight.launch(x[3:4], weight, None, config, 2), first[3:4])
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="counts in Triton's interpreter: TRITON_INTERPRET=1")
+@pytest.mark.parametrize("rows, splits", [(5, 1), (5, 2), (100, 1)])
+def test_every_code_and_scale_is_read_once(device, monkeypatch, rows, splits):
+    """Whatever the split: for one tile of rows, the bytes that are loaded are those of the codes, scales and zeros."""
+    weight = make("of 256 columns", device)
+    read = dict.fromkeys(weight.tensors, 0)
+    plain = InterpreterBuilder.create_masked_load
+
+    def noted(self, pointers, mask, *rest):
+        for name, tensor in weight.tensors.items():
+            start = tensor.data_ptr()
+            inside = (pointers.data >= start) & (pointers.data < start + tensor.nbytes) & mask.data
+            read[name] += int(inside.sum()) * tensor.element_size()
+        return plain(self, pointers, mask, *rest)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
+    x = torch.randn(rows, weight.width).half().to(device)
+    group_weight.launch(x, weight, None, group_weight.config_of(rows, weight.channels), splits)
+    assert read == {name: tensor.nbytes for name, tensor in weight.tensors.items()}
 
 
 def test_many_rows_and_float32_are_dequantised(device, monkeypatch):
