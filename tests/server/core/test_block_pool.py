@@ -185,6 +185,24 @@ def test_longest_match_is_the_best_of_all(offers: list[tuple[int, ...]], wanted:
     assert pool.longest_match(b"another parent", wanted) is None
 
 
+@given(usable=st.integers(1, 30), cached=st.none() | st.integers(0, 40), at_once=st.integers(1, 30))
+@examples(100)
+def test_the_prefix_cache_grows_to_its_bound_and_sequences_to_what_they_need(
+    usable: int, cached: int | None, at_once: int
+) -> None:
+    pool = BlockPool(usable + 1, cached)
+    for number in range(2 * usable):
+        block = pool.allocate()
+        pool.index(block, b"parent", (number,), None)
+        pool.release(block)
+    bound = usable if cached is None else min(max(cached, 1), usable)
+    assert len(pool.blocks) - 1 == len(pool.children[b"parent"]) == bound
+    held = [pool.allocate() for _ in range(min(at_once, usable))]
+    assert len(pool.blocks) - 1 == max(bound, len(held))
+    assert len({block.block_id for block in held}) == len(held)
+    pool.check_integrity()
+
+
 def test_integrity_check_sees_a_lost_block() -> None:
     pool = BlockPool(4)
     pool.allocate().ref_cnt = 0
