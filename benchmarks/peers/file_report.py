@@ -79,7 +79,7 @@ def goals(file: File) -> Iterator[Goal]:
 
     if file.name in SAME_PRECISION:
         for users in ("1", "8", "20"):
-            yield from over(f"{users} users, vLLM's precision", 1.2, "levels", users, "tok_s", others=("vLLM",))
+            yield from over(f"at {users}, vLLM's precision", 1.2, "levels", users, "tok_s", others=("vLLM",))
     if file.name in QUANTISED:
         yield from over("1 user", 3.0, "levels", "1", "tok_s", others=("vLLM",))
         yield from over("20 users", 2.0, "levels", "20", "tok_s", others=("vLLM",))
@@ -207,6 +207,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     measured = {
         kind: max((cell["date"] for cell in cells.values()), default="") for kind, cells in results["cpus"].items()
@@ -225,6 +226,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
         axes.set_title(f"Output tokens a second, {users} user{'s' if users != '1' else ''}", fontsize=11)
         axes.set_yticks(range(len(files)), [file.title for file in files])
         axes.set_xscale("log")
+        axes.set_xlim(left=1)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(axis="x", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
         for side in ("top", "right"):

@@ -57,7 +57,7 @@ def test_goals_are_judged_against_the_better_of_the_others() -> None:
     }
     judged = {g.what.partition(": ")[2]: g for g in file_report.goals(file_report.File("smollm2-bf16", "x", cells))}
     assert judged["1 user, the better of the others"].value == pytest.approx(100 / 95)
-    assert judged["8 users, vLLM's precision"].met is False
+    assert judged["at 8, vLLM's precision"].met is False
     assert judged["first token of 512, the better"].value == pytest.approx(200 / 250)
     assert judged["memory after the runs, llama.cpp"].value == pytest.approx(1.2)
     start = judged["CPU seconds of a start, 2 x llama.cpp's + 1"]
