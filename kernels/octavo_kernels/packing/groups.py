@@ -39,7 +39,7 @@ def pack_codes(
     -127 to 127 (4 bits) it is ``scale * table[code]``: the codes of IQ4_NL, MXFP4 (its values times two), NF4.
 
     ``scales`` are [N, G] or, without minima and for 4 and 6 bits, [N, G, 2]: one for each 16 columns. 8-bit codes keep
-    them as float16; others as integers beside the largest of their channel, within 2^-16 of it: powers of two and
+    them as float16; others as integers beside the largest of their channel, within 2^-15 of it: powers of two and
     float16 numbers down to a thirty-second of the largest are exact. Raises ValueError for what no kernel takes.
     """
     channels, groups, _ = codes.shape
