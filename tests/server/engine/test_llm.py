@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.tiny_models import VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, ModelError
+from octavo_kernels.packing import fill_dense
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -49,7 +51,8 @@ def test_nan_parameters_are_refused_by_name(field: str) -> None:
 def test_nan_logits_end_their_request_and_no_other(tiny_checkpoints: dict[str, Path]) -> None:
     llm = LLM(str(tiny_checkpoints["qwen2"]), dtype="float32", skip_tokenizer_init=True, enable_prefix_caching=False)
     expected = llm.generate([{"prompt_token_ids": [5, 6, 7]}], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-    llm.engine.executor.worker.model.get_parameter("model.embed_tokens.weight").data[300] = math.nan
+    table = llm.engine.executor.worker.model.model.embed_tokens.table.method.weight
+    fill_dense(table, 300, torch.full((1, table.width), math.nan, dtype=table.parts[0].data.dtype))
     prompts = [{"prompt_token_ids": [5, 300]}, {"prompt_token_ids": [5, 6, 7]}]
     bad, good = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert bad.outputs[0].finish_reason == "error" and "NaN" in (bad.error or "")
@@ -63,6 +66,7 @@ def test_a_step_that_fails_ends_its_requests_and_leaves_the_engine_usable(
     llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True)
     worker = llm.engine.executor.worker
     with monkeypatch.context() as patch:
+        patch.setattr(worker.runner.device_runner, "recorded_steps", None)
         patch.setattr(worker.runner.device_runner, "model", None)  # the next forward pass raises
         failed = llm.generate([{"prompt_token_ids": [5, 6]}], GREEDY, use_tqdm=False)[0]
     assert failed.outputs[0].finish_reason == "error" and failed.error
