@@ -18,14 +18,15 @@ from octavo.errors import ConfigError
 from octavo.layers.parallel import TensorParallel
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [320, 0, 5]]
+# Halves of these sizes need no padding in the kernels' own order.
 SMALL: dict[str, Any] = {
-    "vocab_size": 321, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 321, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 256,
 }  # fmt: skip
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
     "one-kv-head": ("Qwen3Config", SMALL | {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}),
-    "opt": ("OPTConfig", SMALL | {"ffn_dim": 80, "do_layer_norm_before": False, "word_embed_proj_dim": 24}),
+    "opt": ("OPTConfig", SMALL | {"ffn_dim": 192, "do_layer_norm_before": False, "word_embed_proj_dim": 64}),
 }
 RANK = """
 import sys
@@ -40,7 +41,7 @@ dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=ra
 for case in sys.argv[4:]:
     model = load(root / case, tp=TensorParallel(rank, 2))
     logits = logits_of(model, tokens)
-    size = sum(p.numel() for p in model.parameters())
+    size = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
     save_file({str(i): t for i, t in enumerate(logits)} | {"size": torch.tensor(size)}, root / f"{case}-{rank}.out")
 dist.destroy_process_group()
 """
@@ -58,7 +59,7 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for case in CASES:
         model = load(tmp_path / case)
-        whole = sum(p.numel() for p in model.parameters())
+        whole = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
         expected = logits_of(model, TOKENS)
         for rank in (0, 1):
             out = load_file(tmp_path / f"{case}-{rank}.out")
