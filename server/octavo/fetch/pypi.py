@@ -152,9 +152,10 @@ def _run(command: list[str], folder: Path, bar: Progress) -> tuple[int, str]:
 
 def _size_of(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it may be gone by now
-            total += path.stat().st_size
+    for place, _, files in os.walk(folder):  # unlike Path.rglob, it passes over folders that are gone by now
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 

