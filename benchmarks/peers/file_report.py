@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from report import Goal
 from sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results" / "files.json"
@@ -51,24 +52,6 @@ def files_of(cells: dict[str, Cell]) -> list[File]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Goal:
-    what: str
-    value: float
-    bound: float
-    at_least: bool
-    unit: str = "x"
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-    def __str__(self) -> str:
-        sign = "≥" if self.at_least else "≤"
-        judged = "met " if self.met else "MISS"
-        return f"{judged} {self.value:8.2f}{self.unit:<2} ({sign} {self.bound:.3g}{self.unit})  {self.what}"
-
-
 def goals(file: File) -> Iterator[Goal]:
     """Those that the figures at hand can judge."""
 
@@ -93,7 +76,7 @@ def goals(file: File) -> Iterator[Goal]:
     yield from over("memory after the runs, llama.cpp", 1.1, "pss_bytes_after", **llama)
     ours, theirs = file.figure(OURS, "start_cpu_s"), file.figure("llama.cpp", "start_cpu_s")
     if ours is not None and theirs is not None:
-        yield Goal(f"{file.title}: CPU seconds of a start, 2 x llama.cpp's + 1", ours, 2 * theirs + 1, False, "s")
+        yield Goal(f"{file.title}: CPU seconds of a start, 2 x llama.cpp's + 1", ours, 2 * theirs + 1, False, " s")
 
 
 HEAD = [
@@ -188,8 +171,8 @@ def markdown(results: dict[str, Any]) -> str:
             lines += ["", head, "|---" + "|---:" * 5 + "|"]
             lines += ["| " + " | ".join([title, *found]) + " |" for title, found in compared if found]
         missed = [goal for file in files for goal in goals(file) if not goal.met]
-        lines += ["", f"Goals missed: {len(missed)}." if missed else "All goals are met."]
-        lines += [f"- {goal.what}: {goal.value:.2f}{goal.unit}, goal {goal.bound:.2f}{goal.unit}" for goal in missed]
+        lines += ["", f"Goals missed: {len(missed)}." if missed else "All goals are met.", ""]
+        lines += ["- " + " ".join(str(goal).split()) for goal in missed]
     if results["cpus"]:
         lines += ["", "![output tokens a second by file and engine](files.png)"]
     return "\n".join(lines)

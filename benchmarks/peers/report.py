@@ -72,7 +72,8 @@ class Goal:
     def __str__(self) -> str:
         sign = "≥" if self.at_least else "≤"
         unit = self.unit or "x"
-        return f"{self.value:8.2f}{unit:<3} ({sign} {self.bound:g}{unit})"
+        judged = "met " if self.met else "MISS"
+        return f"{judged} {self.value:8.2f}{unit:<3} ({sign} {self.bound:.3g}{unit})  {self.what}"
 
 
 PRECISION = (
@@ -174,7 +175,7 @@ def text(results: dict[str, Any]) -> str:
                 cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             )
         )
-    lines += ["", *(f"{'met  ' if goal.met else 'MISS '} {goal}  {goal.what}" for goal in goals(engines))]
+    lines += ["", *(str(goal) for goal in goals(engines))]
     busiest = max((lv.get("bystanders", 0) for run in results["runs"] for lv in run["levels"]), default=0)
     lines += ["", f"Other processes took at most {busiest:.0%} of the CPUs during a level.", _drift(engines)]
     lines += [f"{entry['label']} skipped: {entry['why']}" for entry in results["skipped"]]

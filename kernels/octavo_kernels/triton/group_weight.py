@@ -10,8 +10,6 @@ cuBLAS.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +18,15 @@ from torch.nn import functional
 
 from octavo_kernels.group_weight import TILE, WORDS, GroupWeight
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
-from octavo_kernels.triton.split_k import counters, empty_parts, is_last_part, splits_of, sum_of_parts
+from octavo_kernels.triton.split_k import (
+    TileConfig,
+    counters,
+    empty_parts,
+    is_last_part,
+    splits_of,
+    sum_of_parts,
+    tile_config,
+)
 
 DTYPES = (torch.bfloat16, torch.float16)
 DEQUANTIZE_ROWS = 512
@@ -29,43 +35,26 @@ TILE_WORDS = tl.constexpr(TILE * WORDS)
 FLOAT_SHIFT = tl.constexpr(0x4B000000)  # 2^23 in float32: the bits below are an integer that is added
 
 
-@dataclass(frozen=True)
-class GroupConfig:
-    """Activations and channels of a tile, warps and stages of a program, and programs that run at a time."""
-
-    rows: int
-    channels: int
-    num_warps: int
-    num_stages: int
-    programs: int
-
-
 # By the most rows that they are for. Shared memory of a program: stages x (4 KB of codes for 64 channels + rows x 256
 # bytes). Not measured yet: no GPU was at hand.
 CONFIGS = {
-    16: GroupConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 6),
-    32: GroupConfig(32, 64, num_warps=4, num_stages=4, programs=132 * 4),
-    64: GroupConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
-    DEQUANTIZE_ROWS - 1: GroupConfig(128, 128, num_warps=8, num_stages=3, programs=132 * 2),
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 6),
+    32: TileConfig(32, 64, num_warps=4, num_stages=4, programs=132 * 4),
+    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
+    DEQUANTIZE_ROWS - 1: TileConfig(128, 128, num_warps=8, num_stages=3, programs=132 * 2),
 }
-
-
-def config_of(rows: int, channels: int) -> GroupConfig:
-    """The launch for fewer than DEQUANTIZE_ROWS rows."""
-    # The addresses of results that cannot be stored 16 bytes at a time take too many registers beside 128 rows.
-    return next(config for most, config in CONFIGS.items() if rows <= most or (most == 64 and channels % 16))
 
 
 def group_row_counts(weight: GroupWeight) -> list[int]:
     """See `octavo_kernels.group_row_counts`."""
-    most: dict[tuple[GroupConfig, int], int] = {}
+    most: dict[tuple[TileConfig, int], int] = {}
     for rows in (*range(16, DEQUANTIZE_ROWS, 16), DEQUANTIZE_ROWS - 1):  # the least tile of rows
-        config = config_of(rows, weight.channels)
+        config = tile_config(CONFIGS, rows, weight.channels)
         most[config, _splits(config, rows, weight)] = rows
     return [*most.values(), DEQUANTIZE_ROWS]
 
 
-def _splits(config: GroupConfig, rows: int, weight: GroupWeight) -> int:
+def _splits(config: TileConfig, rows: int, weight: GroupWeight) -> int:
     tiles: int = triton.cdiv(weight.channels, config.channels) * triton.cdiv(rows, config.rows)
     return splits_of(tiles, weight.codes.shape[1], config.programs)
 
@@ -294,11 +283,13 @@ def group_linear(x: Tensor, weight: GroupWeight, bias: Tensor | None = None) -> 
         x = x.index_select(1, weight.order)
     if x.dtype not in DTYPES or len(x) >= DEQUANTIZE_ROWS or not len(x):
         return functional.linear(x, _dequantize(weight, x.dtype), bias)
-    return launch(x if x.stride(1) == 1 else x.contiguous(), weight, bias, config_of(len(x), weight.channels))
+    return launch(
+        x if x.stride(1) == 1 else x.contiguous(), weight, bias, tile_config(CONFIGS, len(x), weight.channels)
+    )
 
 
 def launch(
-    x: Tensor, weight: GroupWeight, bias: Tensor | None, config: GroupConfig, splits: int | None = None
+    x: Tensor, weight: GroupWeight, bias: Tensor | None, config: TileConfig, splits: int | None = None
 ) -> Tensor:
     """``x [T, width]``, columns in the order of the codes, times the weight, by one launch; ``splits`` parts of K."""
     (rows, k), n = x.shape, weight.channels

@@ -7,7 +7,6 @@ a product of FP8 rows it is used from MIN_TORCH_ROWS rows on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,7 +16,15 @@ from torch import Tensor
 
 from octavo_kernels.scaled_weight import BLOCK, HIGHEST, ScaledWeight
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
-from octavo_kernels.triton.split_k import counters, empty_parts, is_last_part, splits_of, sum_of_parts
+from octavo_kernels.triton.split_k import (
+    TileConfig,
+    counters,
+    empty_parts,
+    is_last_part,
+    splits_of,
+    sum_of_parts,
+    tile_config,
+)
 
 MAX_COLUMNS = 8192  # of a row that a program of quantize_kernel holds at a time
 MIN_TORCH_ROWS = 65
@@ -25,22 +32,11 @@ MAX_SPLIT_ROWS = 64  # with more, a device that is full is left alone: the varia
 PREFETCH_BLOCKS = tl.constexpr(4)
 
 
-@dataclass(frozen=True)
-class ScaledConfig:
-    """Activations and channels of a tile, warps and stages of a program, and programs that run at a time."""
-
-    rows: int
-    channels: int
-    num_warps: int
-    num_stages: int
-    programs: int
-
-
 # By the most rows that they are for; a stage is (rows + channels) x 128 bytes. Not measured yet: no GPU was at hand.
 CONFIGS = {
-    16: ScaledConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 5),
-    64: ScaledConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
-    1 << 30: ScaledConfig(128, 128, num_warps=8, num_stages=4, programs=132),
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 5),
+    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
+    1 << 30: TileConfig(128, 128, num_warps=8, num_stages=4, programs=132),
 }
 
 
@@ -204,21 +200,15 @@ def scaled_row_counts(weight: ScaledWeight) -> list[int]:
 
 @cache  # for all layers of a model
 def _row_counts(n: int, k: int) -> list[int]:
-    most: dict[tuple[ScaledConfig, int], int] = {}
+    most: dict[tuple[TileConfig, int], int] = {}
     # What is launched changes only where another tile of rows begins, and no more once tiles alone fill the device.
     for rows in (16, *range(64, 64 * 264 + 1, 64)):
-        config = config_of(rows, n)
+        config = tile_config(CONFIGS, rows, n)
         most[config, _splits(config, rows, n, k)] = rows
     return list(most.values())
 
 
-def config_of(rows: int, channels: int) -> ScaledConfig:
-    """The launch for so many rows."""
-    # The addresses of results that cannot be stored 16 bytes at a time take too many registers beside 128 rows.
-    return next(config for most, config in CONFIGS.items() if rows <= most or (most == 64 and channels % 16))
-
-
-def _splits(config: ScaledConfig, rows: int, n: int, k: int) -> int:
+def _splits(config: TileConfig, rows: int, n: int, k: int) -> int:
     tiles: int = triton.cdiv(n, config.channels) * triton.cdiv(rows, config.rows)
     if rows > MAX_SPLIT_ROWS and tiles >= config.programs:
         return 1
@@ -231,7 +221,7 @@ def launch(x: Tensor, x_scales: Tensor, weight: ScaledWeight, bias: Tensor | Non
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
     if not rows:
         return out
-    config = config_of(rows, n)
+    config = tile_config(CONFIGS, rows, n)
     splits = _splits(config, rows, n, k)
     scaled_linear_kernel[(triton.cdiv(n, config.channels), splits, triton.cdiv(rows, config.rows))](
         x,

@@ -23,9 +23,8 @@ BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
 # Three programs per SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB in flight in all.
 PROGRAMS = 396
 MAX_SPLITS = 8
-PREFETCH_BLOCKS = tl.constexpr(
-    4
-)  # blocks of its weight that a program asks for before it waits: a block more than its stages
+# Blocks of its weight that a program asks for before it waits: a block more than its stages.
+PREFETCH_BLOCKS = tl.constexpr(4)
 # Smaller weights, in bytes, are read in a few microseconds, so the counters and sums of parts cost too much: they are
 # for cuBLAS unless MEASURED says otherwise.
 MIN_WEIGHT_BYTES = 8 << 20

@@ -1,10 +1,12 @@
 """Sums over K by several programs: each leaves its part, and the last one of a tile adds them in order.
 
-So the result does not depend on which program is last.
+So the result does not depend on which program is last. Also the tiles of linear layers that are split so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -14,6 +16,23 @@ from torch import Tensor
 
 MAX_TILES = 1 << 14
 MAX_SPLITS = 8
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """Activations and channels of a tile, warps and stages of a program, and programs that run at a time."""
+
+    rows: int
+    channels: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+def tile_config(configs: Mapping[int, TileConfig], rows: int, channels: int) -> TileConfig:
+    """The launch for so many rows, of ``configs`` by the most rows that they are for, in rising order."""
+    # The addresses of results that cannot be stored 16 bytes at a time take too many registers beside 128 rows.
+    return next(config for most, config in configs.items() if rows <= most or (most == 64 and channels % 16))
 
 
 def splits_of(tiles: int, blocks: int, programs: int) -> int:

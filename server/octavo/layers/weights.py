@@ -97,11 +97,6 @@ class WeightSlot:
                 "the weights and config.json are not of one model"
             )
 
-    def fill(self, source: WeightSource) -> None:
-        """Take the tensor. Raises ModelError as `check` does."""
-        self.check(source)
-        self.load(source)
-
 
 def copy_slot(leaf: str, param: Tensor) -> WeightSlot:
     """A slot for a parameter that is stored just as it is used."""

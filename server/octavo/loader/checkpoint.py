@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from octavo.interface.engine_config import ModelConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
@@ -21,6 +22,11 @@ def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
         # All tables first: a damaged last file shows before the first one was read.
         for sources in [list(SafetensorsFile(path).sources()) for path in files.weights]:
             yield from ((source.name, source) for source in sources)
+
+
+def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple[str, WeightSource]]:
+    """The checkpoint's tensors, unread; none for a dummy. Raises ModelError."""
+    return [] if load_format == "dummy" else list(iterate_weights(config.files))
 
 
 def linear_modules(

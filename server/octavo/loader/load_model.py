@@ -24,7 +24,7 @@ from octavo.layers.quantization import quantization_config
 from octavo.layers.quantization.base import LinearBase, QuantizationConfig
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSlot
-from octavo.loader.checkpoint import iterate_weights, linear_modules
+from octavo.loader.checkpoint import linear_modules, stored_weights
 from octavo.loader.dummy import dummy_weights
 from octavo.models.registry import model_class
 from octavo.system.limits import large_memory_returned
@@ -46,7 +46,7 @@ def load_model(
 
     Raises ModelError when the architecture is unknown or when config.json and the checkpoint do not match.
     """
-    stored = [] if load_format == "dummy" else list(iterate_weights(config.files))
+    stored = stored_weights(config, load_format)
     model = build_model(config, device, tp or TensorParallel(), stored)
     slots = weight_slots(model)
     weights: Iterable[tuple[str, str | None, WeightSource]]
@@ -75,7 +75,7 @@ def build_model(
     looked up). ``without_memory``: none is even asked for, the parameters are torch's meta tensors of the shapes and
     dtypes that they have on ``device``."""
     cls = model_class(config.architecture)
-    modules = linear_modules(iterate_weights(config.files) if stored is None else stored, cls.weight_name)
+    modules = linear_modules(stored_weights(config) if stored is None else stored, cls.weight_name)
     quantization = quantization_config(config, device, modules, cls.packed_modules_mapping)
     dtype = getattr(torch, config.dtype)
     before = torch.get_default_dtype()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,6 @@ import torch
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSource
-from octavo.loader.checkpoint import iterate_weights
 from octavo.loader.load_model import build_model, weight_slots
 from octavo.models.base import CausalLM
 
@@ -24,11 +23,11 @@ class WeightSize:
     parameters: int
 
 
-def weight_size(model: CausalLM, stored: Mapping[str, str]) -> WeightSize:
-    """Of ``model``, whose parameters may be without memory, filled with tensors of the types ``stored`` (by their names
-    in the checkpoint; others count as float32)."""
+def weight_size(model: CausalLM, stored: Iterable[tuple[str, WeightSource]]) -> WeightSize:
+    """Of ``model``, whose parameters may be without memory, filled with the checkpoint's tensors, ``stored`` (others
+    count as float32)."""
     slots = weight_slots(model)
-    qtypes = {model.weight_name(name): qtype for name, qtype in stored.items()}
+    qtypes = {model.weight_name(name): source.qtype for name, source in stored}
     extra = sum(slot.extra_bytes(qtypes.get(name, "F32")) for name, takers in slots.items() for slot in takers)
     first = [takers[0] for takers in slots.values()]
     groups = {id(slot.group): slot.group for slot in first if slot.group is not None}
@@ -46,13 +45,3 @@ def model_without_memory(
     """What `load_model` would return, of meta tensors; ``stored`` as in `build_model`. Raises ModelError and
     ConfigError as that does."""
     return build_model(config, device, tp or TensorParallel(), stored, without_memory=True)
-
-
-def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple[str, WeightSource]]:
-    """The checkpoint's tensors, unread; none for a dummy. Raises ModelError."""
-    return [] if load_format == "dummy" else list(iterate_weights(config.files))
-
-
-def stored_types(config: ModelConfig, load_format: str = "auto") -> dict[str, str]:
-    """How each tensor of the checkpoint is stored, by name. Reads headers alone. Raises ModelError."""
-    return {name: source.qtype for name, source in stored_weights(config, load_format)}

@@ -9,7 +9,8 @@ import torch
 
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
-from octavo.loader.weight_bytes import model_without_memory, stored_weights, weight_size
+from octavo.loader.checkpoint import stored_weights
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo.system import limits
 from octavo.worker.kv_cache import kv_cache_specs
 from octavo.worker.memory import Alternative, ModelMemory, available_for_weights, fits
@@ -22,7 +23,7 @@ def model_memory(config: EngineConfig, device: torch.device) -> ModelMemory:
     """Raises ModelError and ConfigError as loading it would."""
     stored = stored_weights(config.model, config.load_format)
     model = model_without_memory(config.model, device, stored=stored)
-    size = weight_size(model, {name: source.qtype for name, source in stored})
+    size = weight_size(model, stored)
     weight_dtype = "int8" if model.is_quantized else config.model.weight_dtype or config.model.dtype
     specs = kv_cache_specs(model, config, device)
     return ModelMemory(config.model.model, size.nbytes, size.parameters, weight_dtype, specs)

@@ -88,7 +88,10 @@ def test_products(kind, rows, half, device):
     bias = torch.randn(weight.channels, generator=torch.Generator().manual_seed(7)).to(device, half)
     values = [reference.group_dequantize(weight, dtype).double() for dtype in (torch.float32, half)]
     exact = [torch.nn.functional.linear(x.double(), value, bias.double()) for value in values]
-    for config, splits in ((group_weight.config_of(rows, weight.channels), 1), (group_weight.CONFIGS[16], 2)):
+    for config, splits in (
+        (group_weight.tile_config(group_weight.CONFIGS, rows, weight.channels), 1),
+        (group_weight.CONFIGS[16], 2),
+    ):
         ordered = x if weight.order is None else x[:, weight.order]
         ours = group_weight.launch(ordered, weight, bias, config, splits)
         assert ours.dtype == half
@@ -126,7 +129,7 @@ def test_every_code_and_scale_is_read_once(device, monkeypatch, rows, splits):
 
     monkeypatch.setattr(InterpreterBuilder, "create_masked_load", noted)
     x = torch.randn(rows, weight.width).half().to(device)
-    group_weight.launch(x, weight, None, group_weight.config_of(rows, weight.channels), splits)
+    group_weight.launch(x, weight, None, group_weight.tile_config(group_weight.CONFIGS, rows, weight.channels), splits)
     assert read == {name: tensor.nbytes for name, tensor in weight.tensors.items()}
 
 
@@ -146,7 +149,7 @@ def test_every_launch_is_known_before_serving(n, k):
     weight = GroupWeight(codes, codes, None, None, "int4", n, k, 128)
 
     def launch(rows):
-        config = group_weight.config_of(rows, n)
+        config = group_weight.tile_config(group_weight.CONFIGS, rows, n)
         return config, group_weight._splits(config, rows, weight)
 
     counts = group_weight.group_row_counts(weight)

@@ -88,7 +88,7 @@ def test_every_launch_is_known_before_serving(n, k):
     weight = ScaledWeight(torch.empty(n, k, dtype=torch.int8, device="meta"), torch.empty(1, n, device="meta"))
 
     def launch(rows):
-        config = scaled_weight.config_of(rows, n)
+        config = scaled_weight.tile_config(scaled_weight.CONFIGS, rows, n)
         return config, scaled_weight._splits(config, rows, n, k)
 
     counts = scaled_weight.scaled_row_counts(weight)

@@ -20,8 +20,9 @@ from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.layers.quantization.dense import DenseLinearMethod
 from octavo.layers.quantization.int8 import Int8LinearMethod
+from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo.worker.device import resolve_dtype
 from octavo_kernels.dense import unpack_dense
 
@@ -63,7 +64,7 @@ def test_a_gguf_file_of_floats_keeps_its_bits(
     table = torch.from_numpy(values["model.embed_tokens.weight"])
     assert embedding.weight is None and torch.equal(embedding(torch.arange(len(table))).float(), table)
     assert torch.equal(head, torch.from_numpy(values.get("lm_head.weight", values["model.embed_tokens.weight"])))
-    told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+    told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert told == model.num_weight_bytes()
     exact = load_model(config_of(tmp_path / "m.gguf", dtype="float32", quantization="none"))
     assert {dtype for layer in exact.linear_layers() for dtype in held(layer)} == {stored}, "widened in the kernels"
@@ -100,7 +101,7 @@ def test_tensors_of_floats_beside_quantised_ones_keep_their_bits(
     exact = load_model(config_of(path, dtype="float32", quantization="none"))
     ours, theirs = logits_of(model, TOKENS)[0].log_softmax(-1), logits_of(exact, TOKENS)[0].log_softmax(-1)
     assert (theirs.exp() * (theirs - ours)).sum(-1).mean() < 1e-3
-    told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+    told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert told == model.num_weight_bytes()
 
 
@@ -117,7 +118,7 @@ def test_what_dtype_rounds_and_what_it_leaves_alone(tmp_path: Path) -> None:
     def types_of(**options: Any) -> tuple[str, list[torch.dtype]]:
         config = config_of(tmp_path, **options)
         loaded = load_model(config)
-        told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+        told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
         assert told == loaded.num_weight_bytes()
         return config.dtype, held(loaded.model.layers[0].self_attn.qkv_proj)
 

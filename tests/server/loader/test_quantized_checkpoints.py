@@ -37,8 +37,9 @@ from octavo.layers.quantization.gpu_weights import GPUWeightMethod, OnlineConfig
 from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.unquantized import UnquantizedConfig
 from octavo.loader import load_model as load_model_module
+from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo_kernels import GroupWeight, ScaledWeight
 from octavo_kernels.dense import unpack_dense
 
@@ -185,7 +186,7 @@ def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path
     model = load_model(config)
     assert model.is_quantized
     assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
-    told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+    told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert model.num_weight_bytes() <= told <= 1.1 * model.num_weight_bytes()
 
 

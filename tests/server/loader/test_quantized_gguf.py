@@ -16,8 +16,9 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import ModelConfig
+from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo_kernels.quant import Kind, dequantize
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80]]
@@ -77,7 +78,7 @@ def test_every_tensor_keeps_its_bits(qtype: str, tied: bool, tmp_path: Path, mon
     down = values["model.layers.1.mlp.down_proj.weight"]
     packed = dequantize(model.model.layers[1].mlp.down_proj.method.packed)
     torch.testing.assert_close(packed, torch.from_numpy(down), rtol=0, atol=1e-3 * np.abs(down).max())
-    told = weight_size(model_without_memory(config, "cpu"), stored_types(config)).nbytes
+    told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert told == model.num_weight_bytes()
     exact = load_model(replace(config, dtype="float32", quantization="none"))
     ours, theirs = (torch.cat(logits_of(m, TOKENS)).log_softmax(-1) for m in (model, exact))

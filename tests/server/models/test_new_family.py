@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ModelError
+from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo.models import registry
 
 SETTINGS = FAMILIES["llama"][1] | {"hidden_act": "gelu", "tie_word_embeddings": False}
@@ -77,7 +78,7 @@ def test_it_is_quantised_as_any_other(sprout: Path) -> None:
     ours, theirs = (logits_of(model, TOKENS) for model in models)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     config = replace(model_config(sprout), quantization="int8")
-    size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+    size = weight_size(model_without_memory(config, "cpu"), stored_weights(config))
     assert size.nbytes == models[0].num_weight_bytes()
 
 

@@ -27,8 +27,9 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.quantization.canonical import GroupCodes
 from octavo.layers.quantization.checkpoint import CodesLinearMethod
+from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
-from octavo.loader.weight_bytes import model_without_memory, stored_types, weight_size
+from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo.system import limits
 from octavo.worker import memory, worker
 from octavo.worker.memory import (
@@ -66,7 +67,7 @@ def test_the_bytes_of_a_checkpoint_are_known_before_it_is_read(
     family: str, dtype: str, quantization: str, tiny_checkpoints: dict[str, Path]
 ) -> None:
     config = replace(model_config(tiny_checkpoints[family], dtype), quantization=quantization)
-    size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+    size = weight_size(model_without_memory(config, "cpu"), stored_weights(config))
     loaded = load_model(config)
     assert size.nbytes == loaded.num_weight_bytes()
     held = {id(t): t.nbytes for t in [*loaded.parameters(), *loaded.buffers()]}
@@ -84,7 +85,7 @@ def test_the_bytes_of_a_gguf_file_are_known_before_it_is_read(
     write_gguf(tmp_path / "m.gguf", make_model("LlamaConfig", settings), arch="llama", qtype=qtype, vocabulary=False)
     for quantization in (None, "int8", "none"):
         config = replace(model_config(tmp_path / "m.gguf"), quantization=quantization)
-        size = weight_size(model_without_memory(config, "cpu"), stored_types(config))
+        size = weight_size(model_without_memory(config, "cpu"), stored_weights(config))
         assert size.nbytes == load_model(config).num_weight_bytes(), quantization
 
 

@@ -29,7 +29,6 @@ from octavo.layers.quantization.weight_format import (
     halves,
 )
 from octavo.layers.weights import WeightSource
-from octavo_kernels.quant import Kind
 
 
 @dataclass(frozen=True)
@@ -73,11 +72,6 @@ class FourBitWeight(WeightFormat):
         swapped = sources["weight"].load().reshape(rows, columns // 2)
         codes = halves(swapped >> 4 | swapped << 4)
         return TableCodes(codes, scales.float().reshape(rows, -1), block, sources["weight.quant_map"].load())
-
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`."""
-        return Kind(8)
 
 
 def _nested(sources: Sources, codes: Tensor, state: dict[str, Any]) -> Tensor:
@@ -124,11 +118,6 @@ class EightBitWeight(WeightFormat):
         codes = sources["weight"].load().view(torch.uint8) ^ 128
         scales = sources["SCB"].load().reshape(rows, 1) / 127
         return GroupCodes(codes, scales, columns, None, None, 8)
-
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`."""
-        return Kind(8)
 
 
 class BitsAndBytes(CheckpointFormat):

@@ -27,7 +27,6 @@ from octavo.layers.quantization.weight_format import (
     read_exponents,
 )
 from octavo.layers.weights import WeightSource
-from octavo_kernels.quant import Kind
 
 ACTIVATION_LEAVES = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
 
@@ -64,11 +63,6 @@ class FP8Weight(WeightFormat):
         if self.block is None:
             return FloatCodes(values, scales.reshape(-1, 1).expand(rows, 1), columns)
         return FloatCodes(values, scales.repeat_interleave(self.block[0], dim=0)[:rows], self.block[1])
-
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`."""
-        return Kind(8)
 
 
 def unread(names: tuple[str, ...]) -> list[Leaf]:

@@ -49,9 +49,10 @@ class WeightFormat(ABC):
         """Read it. Raises ModelError, which names the tensor, for values that cannot be."""
 
     @property
-    @abstractmethod
     def packed_kind(self) -> Kind:
-        """The kind of packed codes that the CPU's kernels will take, the largest that it may be."""
+        """The kind of packed codes that the CPU's kernels will take, the largest that it may be: 8 bits for all but
+        integers of 4 bits."""
+        return Kind(8)
 
     @property
     def activations(self) -> str | None:
