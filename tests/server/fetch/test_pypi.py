@@ -224,7 +224,7 @@ def test_a_folder_that_the_client_deletes_meanwhile_is_passed_over(
 
     def gone(path: str | Path) -> object:
         if os.path.basename(path) == "tracker":
-            shutil.rmtree(path)
+            os.rmdir(path)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", gone)
