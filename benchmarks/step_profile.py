@@ -280,11 +280,11 @@ def main() -> None:
     library = get_library()
     if library is None:
         raise SystemExit("the CPU kernels are not built: make setup")
-    from compare import machine
+    from cpus import cpu_kind
 
     torch.manual_seed(0)
     figures: dict[str, Any] = {
-        "cpu": machine()["cpu"], "isa": library.isa, "date": time.strftime("%Y-%m-%d"), "limits": limits(),
+        "cpu": cpu_kind(), "isa": library.isa, "date": time.strftime("%Y-%m-%d"), "limits": limits(),
     }  # fmt: skip
     llm = LLM(max_num_seqs=max(rows_of))
     figures["threads"] = torch.get_num_threads()

@@ -5,8 +5,9 @@
 
 SmolLM2-135M, 128 tokens in and 128 out, greedy, `ignore_eos`, a closed loop of 1 to 64 users; prompts of 800 tokens,
 cold and with their first 768 in the prefix cache; how long a start takes; memory. Ours runs first and again last, to
-see whether the machine has stayed the same. Figures go to benchmarks/results/comparison.json (after each engine), the
-plot beside it, the ratios to the terminal. One engine failing costs the others nothing.
+see whether the machine has stayed the same. Figures go to benchmarks/results/comparison.json (after each engine; other
+kinds of processor keep theirs), the plot beside it, the ratios to the terminal. One engine failing costs the others
+nothing.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from typing import Any
 import files
 import psutil
 import report
-from engines import Engine, all_engines, better_dtype, cpu_flags, llama_binary, peers_folder
+from cpus import better_dtype, cpu_flags, cpu_kind, load_results, save_results
+from engines import Engine, all_engines, llama_binary, peers_folder
 from load import make_prompts, run_level
 from server import Bystanders, Server, ServerError
 
 from octavo.fetch.sources import resolve_model
-from octavo.system.limits import cpu_count, memory_limit
+from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer
 
 INPUT, OUTPUT = 128, 128
@@ -191,18 +193,6 @@ def version_of(engine: Engine, root: Path) -> str:
     return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "")
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else os.uname().machine,
-        "cores": cpu_count(),
-        "flags": cpu_flags(),
-        "memory_gib": round(memory_limit() / 2**30, 1),
-        "load_before": os.getloadavg()[0],
-    }
-
-
 def main() -> int:  # noqa: C901 (the script, from top to bottom)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one and twenty users, few requests: about three minutes")
@@ -226,19 +216,20 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     prompts = Prompts()
     results: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "flags": cpu_flags(),
         "workload": {"model": "SmolLM2-135M-Instruct", "input": INPUT, "output": OUTPUT, "quick": args.quick},
         "skipped": [],
         "runs": [],
     }
-    say(f"{results['machine']['cpu']}, {results['machine']['cores']} CPUs, {' '.join(results['machine']['flags'])}")
-    if results["machine"]["load_before"] > 0.5 * results["machine"]["cores"]:
-        say(f"the machine is busy (load {results['machine']['load_before']:.1f}): figures will be too low")
+    kind, kinds = cpu_kind(), load_results(args.output)
+    say(kind)
+    if os.getloadavg()[0] > 0.5 * cpu_count():
+        say(f"the machine is busy (load {os.getloadavg()[0]:.1f}): figures will be too low")
 
     def keep(record: dict[str, Any]) -> None:
         results["runs"].append(record)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(json.dumps(results, indent=1) + "\n")
+        kinds["cpus"][kind] = results
+        save_results(args.output, kinds)
 
     engines = [e for e in all_engines(root, cpu_count()) if chosen(e.name, e.label, e.default)]
     if args.quick and wanted is None:
@@ -263,12 +254,12 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     if (not ours or args.quick or len(engines) == 1) and chosen("hf", "Hugging Face"):
         _run_hugging_face(args.quick, keep)
     say("done")
-    print("\n" + report.text(results))
+    print("\n" + report.text(kind, results))
     plot = args.output.with_suffix(".png")
-    report.plot(results, plot)
+    report.plot(kinds, plot)
     print(f"\nwrote {args.output.name} and {plot.name} into {args.output.parent.name}/")
     if args.readme:
-        report.write_pages(results)
+        report.write_pages(kinds)
         print("wrote the tables into README.md and docs/performance.md")
     return 1 if any("error" in record for record in results["runs"]) else 0
 

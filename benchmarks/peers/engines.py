@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cpus import better_dtype
+
 LLAMA_QUANTS = ("Q4_0", "Q8_0")  # made from the embedded Q4_1: what llama.cpp is fastest with
 LLAMA_SLOTS = 20
 LLAMA_CONTEXT = 1024 * LLAMA_SLOTS
@@ -73,24 +75,8 @@ def gguf_file() -> Path:
     return Path(resolve_model(None, progress=False).weights[0])
 
 
-def cpu_flags() -> list[str]:
-    """Those of the instruction sets that kernels of language models choose by."""
-    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "asimddp")
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            present = set(value.split())
-            return [name for name in known if name in present]
-    return []
-
-
-def better_dtype() -> str:
-    """bfloat16 where the processor multiplies it, float32 where it would be emulated."""
-    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_flags()) else "float32"
-
-
 def all_engines(root: Path, cores: int) -> list[Engine]:
-    return [_octavo(), _octavo_int8(root), *_vllm(root, cores), *_llama(root, cores)]
+    return [_octavo(), _octavo_as_vllm(root), _octavo_int8(root), *_vllm(root, cores), *_llama(root, cores)]
 
 
 def serve_octavo(*flags: str) -> tuple[str, ...]:
@@ -103,11 +89,19 @@ def _octavo() -> Engine:
     return Engine("Octavo", "", serve_octavo(), model="smollm2-135m-instruct")
 
 
+def _octavo_as_vllm(root: Path) -> Engine:
+    """vLLM's checkpoint in vLLM's precision."""
+    return _octavo_checkpoint(root, better_dtype(), "--dtype", better_dtype())
+
+
 def _octavo_int8(root: Path) -> Engine:
+    return _octavo_checkpoint(root, "int8", "--quantization", "int8", default=False)
+
+
+def _octavo_checkpoint(root: Path, variant: str, *flags: str, default: bool = True) -> Engine:
     checkpoint = checkpoint_folder(root)
-    flags = (str(checkpoint), "--quantization", "int8", "--served-model-name", "smollm2")
-    command = serve_octavo(*flags)
-    return Engine("Octavo", "int8", command, model="smollm2", needs=(checkpoint,), default=False)
+    command = serve_octavo(str(checkpoint), *flags, "--served-model-name", "smollm2")
+    return Engine("Octavo", variant, command, model="smollm2", needs=(checkpoint,), default=default)
 
 
 def vllm_environment(root: Path, cores: int) -> dict[str, str]:

@@ -11,8 +11,6 @@ commit. The tables and the plot of docs/performance.md are written at the end, o
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,13 +22,14 @@ from typing import Any
 
 import file_report
 import psutil
-from engines import Engine, cpu_flags, llama_binary, peers_folder, serve_octavo, vllm_binary, vllm_environment
+from cpus import cpu_kind, load_results, save_results
+from engines import Engine, llama_binary, peers_folder, serve_octavo, vllm_binary, vllm_environment
 from load import Level, make_prompts, run_level
 from model_files import ModelFile, model_files
 from server import Bystanders, Server, ServerError
 
 from octavo.fetch.sources import resolve_model
-from octavo.system.limits import cpu_count, memory_limit
+from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer
 
 INPUT, OUTPUT, SLOW_OUTPUT = 128, 128, 48  # tokens; fewer of models of more than 10^9 numbers
@@ -67,17 +66,6 @@ def engine_of(name: str, file: ModelFile, root: Path, long: bool = False) -> Eng
         "--max-model-len", str(MODEL_LEN if long or not file.slow else 2048), "--disable-uvicorn-access-log", *where,
     )  # fmt: skip
     return Engine(name, "", command, vllm_environment(root, cpu_count()), NAME, (vllm_binary(root),))
-
-
-def cpu_kind() -> str:
-    """What tells processors of one kind from others: names alone do not, in virtual machines."""
-    values: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        key, _, value = line.partition(":")
-        values.setdefault(key.strip(), value.strip())
-    name = values.get("model name") or values.get("CPU part") or os.uname().machine
-    number = f", family {values['cpu family']} model {values['model']}" if "cpu family" in values else ""
-    return f"{name}{number}, {cpu_count()} cores, {memory_limit() / 2**30:.0f} GiB ({', '.join(cpu_flags())})"
 
 
 def commit() -> str:
@@ -166,7 +154,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.all: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cpus": {}}
+        self.all = load_results(path)
         self.cells: dict[str, Any] = self.all["cpus"].setdefault(cpu_kind(), {})
 
     def keep(self, file: ModelFile, engine: str, cell: dict[str, Any]) -> None:
@@ -175,10 +163,7 @@ class Results:
         if "missing" in cell and "missing" not in self.cells.get(key, cell):
             return
         self.cells[key] = {"title": file.title, "file": file.name, "engine": engine} | cell
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.all, indent=1) + "\n")
-        part.rename(self.path)
+        save_results(self.path, self.all)
 
 
 def cells_to_run(files: list[ModelFile], engines: tuple[str, ...], root: Path) -> Iterator[tuple[ModelFile, Engine]]:

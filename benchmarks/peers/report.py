@@ -6,7 +6,6 @@ python benchmarks/peers/report.py [FILE.json] [--readme]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from cpus import load_results
 from sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -77,13 +77,14 @@ class Goal:
 
 
 PRECISION = (
-    "Octavo computes with the file's own weights (Q4_1: 4 bits), int8 activations and an int8 KV cache; the others as "
-    "their names say."
+    "Octavo computes with the file's own weights (Q4_1: 4 bits), int8 activations and an int8 KV cache; the others, "
+    "and Octavo where a precision is named, as their names say."
 )
 
 
-def goals(engines: list[Engine]) -> Iterator[Goal]:  # noqa: C901 (a line or two for each goal)
+def goals(results: dict[str, Any]) -> Iterator[Goal]:  # noqa: C901 (a line or two for each goal)
     """Those that the figures at hand can judge."""
+    engines = engines_of(results)
     ours = next((engine for engine in engines if engine.label == OURS), None)
     if ours is None:
         return
@@ -103,13 +104,15 @@ def goals(engines: list[Engine]) -> Iterator[Goal]:  # noqa: C901 (a line or two
     def users(count: int) -> Callable[[Engine], float | None]:
         return lambda engine: engine.level(count)
 
-    yield from over("20 users, tok/s", users(20), "vLLM", 2.5, True)
+    # Int8 products are twice as fast where there is AVX-VNNI beside AVX-512 (a Zen 5's datapaths, not a Zen 4's).
+    yield from over("20 users, tok/s", users(20), "vLLM", 3.2 if "avx_vnni" in results["flags"] else 2.5, True)
     yield from over("20 users, tok/s", users(20), "llama.cpp", 2.0, True)
     for size, way, bound in ((1, "one at a time", 24), (20, "static batches of 20", 1)):
         if (theirs := best(users(size), "Hugging Face", True)) and (mine := ours.level(20)):
             yield Goal(f"20 users, tok/s / {theirs[1]}, {way}", mine / theirs[0], bound, True)
     yield from over("1 user, tok/s", users(1), "llama.cpp", 1.1, True)
     yield from over("1 user, tok/s", users(1), "vLLM", 3, True)
+    yield from _same_precision(engines)
     for count in (5, 10):
         yield from over(f"{count} users, tok/s", users(count), None, 1, True)
     yield from over("warm prefix of 800, TTFT", lambda e: e.figure("warm_ttft_ms"), "vLLM", 0.5, False)
@@ -126,6 +129,18 @@ def goals(engines: list[Engine]) -> Iterator[Goal]:  # noqa: C901 (a line or two
     p99, p50 = ours.level(64, "itl_p99"), ours.level(64, "itl_p50")
     if p99 and p50:
         yield Goal("64 users, ITL p99 / p50", p99 / p50, 3, False)
+
+
+def _same_precision(engines: list[Engine]) -> Iterator[Goal]:
+    """Ours beside vLLM, where both serve the checkpoint in the dtype that their labels name."""
+    by_label = {engine.label: engine for engine in engines}
+    for label, theirs in by_label.items():
+        ours = by_label.get(label.replace("vLLM", OURS))
+        if theirs.name == "vLLM" and ours is not None:
+            for count in ours.users:
+                if rate := theirs.level(count):
+                    what = f"same precision, {count} user{'s' * (count > 1)}, tok/s / {label}"
+                    yield Goal(what, (ours.level(count) or 0.0) / rate, 1.2, True)
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -159,23 +174,19 @@ def _drift(engines: list[Engine]) -> str:
     return f"Octavo at the end against Octavo at the beginning: {statistics.mean(changes):+.1%} tok/s"
 
 
-def _machine(results: dict[str, Any]) -> str:
-    about = results["machine"]
-    return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']:.0f} GiB ({', '.join(about['flags'])})"
-
-
-def text(results: dict[str, Any]) -> str:
+def text(kind: str, results: dict[str, Any]) -> str:
+    """For the terminal: one kind of processor."""
     engines = engines_of(results)
     head, rows = _rows(engines)
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [_machine(results), ""]
+    lines = [kind, ""]
     for row in [head, *rows]:
         lines.append(
             "  ".join(
                 cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
             )
         )
-    lines += ["", *(str(goal) for goal in goals(engines))]
+    lines += ["", *(str(goal) for goal in goals(results))]
     busiest = max((lv.get("bystanders", 0) for run in results["runs"] for lv in run["levels"]), default=0)
     lines += ["", f"Other processes took at most {busiest:.0%} of the CPUs during a level.", _drift(engines)]
     lines += [f"{entry['label']} skipped: {entry['why']}" for entry in results["skipped"]]
@@ -183,26 +194,34 @@ def text(results: dict[str, Any]) -> str:
     return "\n".join(line for line in lines if line is not None).rstrip()
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The section of docs/performance.md: table, ratios, flags."""
-    engines = engines_of(results)
-    head, rows = _rows(engines)
-    workload = results["workload"]
+def markdown(kinds: dict[str, Any]) -> str:
+    """The section of docs/performance.md: table, ratios and flags of each kind of processor."""
+    workload = latest(kinds)[1]["workload"]
     lines = [
         f"{workload['model']}, {workload['input']} tokens in and {workload['output']} out, a closed loop of users, "
-        f"output tokens a second; TTFT is the median. {PRECISION} One run of `make bench` on {_machine(results)}, "
-        + results["date"][:10]
-        + (" (`--quick`)." if workload["quick"] else "."),
+        f"output tokens a second; TTFT is the median. {PRECISION} One run of `make bench` on each kind of processor; "
+        "ratios are taken within a run.",
+        "",
+        "![throughput and time to first token over users](comparison.png)",
+    ]
+    for kind, results in kinds["cpus"].items():
+        lines += ["", f"### {kind}", "", *_section(results)]
+    return "\n".join(lines)
+
+
+def _section(results: dict[str, Any]) -> list[str]:
+    head, rows = _rows(engines_of(results))
+    lines = [
+        results["date"][:10] + (" (`--quick`)." if results["workload"]["quick"] else "."),
         "",
         "| " + " | ".join(head) + " |",
         "|---" + "|---:" * (len(head) - 1) + "|",
-    ]  # fmt: skip
+    ]
     for row in rows:
         cells = [f"**{cell}**" if row[0] == OURS else cell for cell in row]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "![throughput and time to first token over users](comparison.png)", ""]
-    lines += ["| ratio in that run | | goal |", "|---|---:|---:|"]
-    for goal in goals(engines):
+    lines += ["", "| ratio in that run | | goal |", "|---|---:|---:|"]
+    for goal in goals(results):
         unit, sign = goal.unit or "x", "≥" if goal.at_least else "≤"
         lines.append(
             f"| {goal.what} | {goal.value:.2f}{unit} | {sign} {goal.bound:g}{unit}{'' if goal.met else ', missed'} |"
@@ -210,48 +229,62 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", "How each was started:", "", "```"]
     shown = {run["label"]: f"{run['flags']}" for run in results["runs"]}
     lines += [f"{flags}   # {label} {_version(results, label)}".rstrip() for label, flags in shown.items()]
-    return "\n".join([*lines, "```"])
+    return [*lines, "```"]
+
+
+def latest(kinds: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The kind of processor that was measured last, and its figures."""
+    return max(kinds["cpus"].items(), key=lambda entry: str(entry[1]["date"]))
 
 
 def _version(results: dict[str, Any], label: str) -> str:
     return next((run["version"] for run in results["runs"] if run["label"] == label and run.get("version")), "")
 
 
-def summary(results: dict[str, Any]) -> str:
-    """The README's section: each engine at its best, few columns."""
-    engines = engines_of(results)
-    best = {}
-    for engine in sorted(engines, key=lambda engine: engine.level(20) or 0):
-        best[engine.name] = engine
-    head, rows = _rows([engine for engine in engines if best[engine.name] is engine])
-    shown = [head.index(name) for name in (head[0], "1", "20", "64", "TTFT 20 users", "800 warm", "ready", "memory")]
-    lines = [
-        "| " + " | ".join(head[column] for column in shown) + " |",
-        "|---" + "|---:" * (len(shown) - 1) + "|",
-        *("| " + " | ".join(row[column] for column in shown) + " |" for row in rows),
-    ]
-    return "\n".join([*lines, "", f"{_machine(results)}, {results['date'][:10]}."])
+def summary(kinds: dict[str, Any]) -> str:
+    """The README's section: each engine at its best and ours in both precisions, few columns."""
+    lines = []
+    for kind, results in kinds["cpus"].items():
+        engines = engines_of(results)
+        best = {}
+        for engine in sorted(engines, key=lambda engine: engine.level(20) or 0):
+            best[engine.label if engine.name == OURS else engine.name] = engine
+        head, rows = _rows([engine for engine in engines if engine in best.values()])
+        shown = [
+            head.index(name) for name in (head[0], "1", "20", "64", "TTFT 20 users", "800 warm", "ready", "memory")
+        ]
+        lines += [
+            f"{kind}, {results['date'][:10]}:",
+            "",
+            "| " + " | ".join(head[column] for column in shown) + " |",
+            "|---" + "|---:" * (len(shown) - 1) + "|",
+            *("| " + " | ".join(row[column] for column in shown) + " |" for row in rows),
+            "",
+        ]
+    return "\n".join(lines).rstrip()
 
 
-def write_pages(results: dict[str, Any]) -> None:
+def write_pages(kinds: dict[str, Any]) -> None:
     """The tables of README.md and docs/performance.md, and the plot beside the latter."""
-    replace_section(README, "comparison", summary(results))
-    replace_section(DOCS / "performance.md", "comparison", markdown(results))
-    plot(results, DOCS / "comparison.png")
+    replace_section(README, "comparison", summary(kinds))
+    replace_section(DOCS / "performance.md", "comparison", markdown(kinds))
+    plot(kinds, DOCS / "comparison.png")
 
 
 COLOURS = {"Octavo": "#d1495b", "vLLM": "#2e6f95", "llama.cpp": "#3a7d44", "Hugging Face": "#7a7a7a"}
 STYLES = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D")]
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
-    """Throughput and the median time to the first token (p99 as a thin line) over users, one colour an engine."""
+def plot(kinds: dict[str, Any], path: Path) -> None:
+    """Throughput and the median time to the first token (p99 as a thin line) over users, one colour an engine, of the
+    kind of processor that was measured last."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, NullLocator
 
+    kind, results = latest(kinds)
     engines = engines_of(results)
     counts = sorted({users for engine in engines for users in engine.users})
     if not counts:
@@ -306,7 +339,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         f"{workload['model']} on a CPU: {workload['input']} tokens in, {workload['output']} out", fontsize=14,
         fontweight="bold", x=0.01, ha="left",
     )  # fmt: skip
-    figure.text(0.012, 0.925, _machine(results), fontsize=9, color="#555555")
+    figure.text(0.012, 0.925, kind, fontsize=9, color="#555555")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="lower center", ncol=min(4, len(labels)), frameon=False, fontsize=10
@@ -322,11 +355,11 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "comparison.json")
     parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
     args = parser.parse_args()
-    results = json.loads(args.file.read_text())
-    print(text(results))
-    plot(results, args.file.with_suffix(".png"))
+    kinds = load_results(args.file)
+    print("\n\n".join(text(kind, results) for kind, results in kinds["cpus"].items()))
+    plot(kinds, args.file.with_suffix(".png"))
     if args.readme:
-        write_pages(results)
+        write_pages(kinds)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,6 @@ class Progress:
             part = f" of {format_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
             self._print_line(f"{self.what}: {format_bytes(self.done)}{part}")
 
-    def set_total(self, total: int) -> None:
-        """Set the number of bytes once it is known."""
-        self.total = total
-        if self._bar is not None:
-            self._bar.update(self._task, total=total)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

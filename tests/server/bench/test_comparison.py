@@ -17,6 +17,7 @@ sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
 
 import load  # noqa: E402
 import report  # noqa: E402
+from cpus import load_results  # noqa: E402
 from sections import replace_section  # noqa: E402
 
 
@@ -83,10 +84,11 @@ def test_goals_are_judged_against_each_rival_at_its_best() -> None:
         run("Octavo", "Octavo", {1: 120, 20: 600}, warm_ttft_ms=50),
         run("vLLM", "vLLM float32", {1: 20, 20: 100}, warm_ttft_ms=160),
         run("vLLM", "vLLM bfloat16", {1: 10, 20: 250}, warm_ttft_ms=100),
+        run("Octavo", "Octavo bfloat16", {1: 11, 20: 325}),
         run("llama.cpp", "llama.cpp Q4_0", {1: 110, 20: 200}),
         run("Hugging Face", "generate", {1: 10, 20: 90}),
     ]
-    judged = {goal.what: goal for goal in report.goals(report.engines_of({"runs": runs}))}
+    judged = {goal.what: goal for goal in report.goals({"flags": [], "runs": runs})}
     assert judged["20 users, tok/s / vLLM bfloat16"].value == 2.0
     assert not judged["20 users, tok/s / vLLM bfloat16"].met
     assert judged["1 user, tok/s / vLLM float32"].value == 5.5
@@ -94,6 +96,10 @@ def test_goals_are_judged_against_each_rival_at_its_best() -> None:
     assert judged["20 users, tok/s / generate, one at a time"].value == 50
     assert judged["20 users, tok/s / generate, static batches of 20"].value == pytest.approx(500 / 90)
     assert judged["warm prefix of 800, TTFT / vLLM bfloat16"].value == pytest.approx(0.4)
+    same = {count: judged[f"same precision, {count}, tok/s / vLLM bfloat16"] for count in ("1 user", "20 users")}
+    assert {count: (goal.value, goal.met) for count, goal in same.items()} == {
+        "1 user": (pytest.approx(1.1), False), "20 users": (pytest.approx(1.3), True),
+    }  # fmt: skip
     assert judged["ready, warm cache"].value == 2 and judged["ready, warm cache"].met
     assert not any("64 users" in what for what in judged)  # nothing was measured there
 
@@ -111,10 +117,28 @@ def test_only_the_section_between_its_marks_is_replaced(tmp_path: Path) -> None:
 def test_the_pages_say_what_the_figures_say() -> None:
     """Beside the ratio to Hugging Face one at a time stands that to its batches, and how precisely each computes."""
     root = BENCHMARKS.parent
-    results = json.loads((root / "benchmarks/results/comparison.json").read_text())
-    section = report.markdown(results)
+    kinds = load_results(root / "benchmarks/results/comparison.json")
+    section = report.markdown(kinds)
     assert section in (root / "docs/performance.md").read_text()
-    assert report.summary(results) in (root / "README.md").read_text()
+    assert report.summary(kinds) in (root / "README.md").read_text()
     rows = [line for line in section.splitlines() if line.startswith("| 20 users, tok/s / Hugging Face")]
-    assert len(rows) == 2 and "bfloat16, one at a time" in rows[0] and "bfloat16, static batches of 20" in rows[1]
+    assert len(rows) == 2 * len(kinds["cpus"])
+    assert "bfloat16, one at a time" in rows[0] and "bfloat16, static batches of 20" in rows[1]
     assert "Q4_1: 4 bits" in section
+
+
+def test_each_kind_of_processor_keeps_its_table() -> None:
+    """The goal against vLLM depends on the kind: int8 products of a Zen 5 are twice as fast."""
+    rates = {"Octavo": {1: 50, 20: 300, 64: 310}, "vLLM bfloat16": {1: 10, 20: 100, 64: 110}}
+    runs = [run(label.split()[0], label, levels, flags="serve") for label, levels in rates.items()]
+    kinds = {"cpus": {
+        kind: {
+            "date": date, "flags": flags, "runs": runs, "skipped": [],
+            "workload": {"model": "m", "input": 1, "output": 1, "quick": False},
+        } for kind, date, flags in (("Zen 5", "2026-01-02", ["avx_vnni"]), ("Zen 4", "2026-01-01", []))
+    }}  # fmt: skip
+    page = report.markdown(kinds)
+    assert page.index("### Zen 5") < page.index("| 3.00x | ≥ 3.2x, missed |") < page.index("### Zen 4")
+    assert page.index("### Zen 4") < page.index("| 3.00x | ≥ 2.5x |")
+    assert report.latest(kinds)[0] == "Zen 5"
+    assert "Zen 4, 2026-01-01:" in report.summary(kinds)
