@@ -75,9 +75,11 @@ __all__ = [
     "quantized_embedding",
     "quantized_linear",
     "rms_norm",
+    "rms_norm_",
     "rms_norm_quantize",
     "rope_and_cache",
     "sample",
+    "scale",
     "scaled_linear",
     "scaled_row_counts",
     "select_backend",
@@ -141,6 +143,16 @@ def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
 def add(x: Tensor, y: Tensor) -> Tensor:
     """``x + y``, of one shape and dtype."""
     return backend_for(x).add(x, y)
+
+
+def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """``x * factor``, with ``cap`` then ``cap * tanh(x * factor / cap)``: computed in float32, rounded once."""
+    return backend_for(x).scale(x, factor, cap)
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """`rms_norm` in place, of ``x [T, H]`` that may be some columns of a wider tensor."""
+    backend_for(x).rms_norm_(x, weight, eps)
 
 
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:

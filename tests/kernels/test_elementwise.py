@@ -145,3 +145,26 @@ def test_columns_are_taken_in_their_order(isa, dtype):
     for rows, width, count in ((1, 7, 7), (5, 96, 96), (40, 576, 100)):
         x, columns = torch.randn(rows, width).to(dtype), torch.randperm(width)[:count].int()
         assert torch.equal(cpu.take_columns(x, columns), reference.take_columns(x, columns))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_with_a_number(isa, dtype):
+    x = torch.randn(7, 50).to(dtype)
+    for factor, cap in ((0.22, None), (12.0, None), (1.5, 3.0)):
+        wide = x.double() * factor
+        exact = wide if cap is None else cap * torch.tanh(wide / cap)
+        torch.testing.assert_close(
+            cpu.scale(x, factor, cap), exact.to(dtype), rtol=1e-2 if x.itemsize == 2 else 1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_columns_are_normed_in_place(isa, width, dtype):
+    """With the bits of a norm of them alone; the columns around them stay as they are."""
+    torch.manual_seed(width)
+    whole, weight = torch.randn(5, width + 9).to(dtype), torch.randn(width).to(dtype)
+    before = whole.clone()
+    cpu.rms_norm_(whole[:, 4 : 4 + width], weight, 1e-6)
+    assert torch.equal(whole[:, 4 : 4 + width], cpu.rms_norm(before[:, 4 : 4 + width], weight, 1e-6))
+    assert torch.equal(whole[:, :4], before[:, :4]) and torch.equal(whole[:, 4 + width :], before[:, 4 + width :])

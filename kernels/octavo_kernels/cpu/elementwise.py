@@ -100,6 +100,31 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """See `octavo_kernels.scale`."""
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None:
+        return reference.scale(x, factor, cap)
+    x = as_contiguous(x)
+    out, width = torch.empty_like(x), x.shape[-1]
+    op = library.pack("scale", x.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width, dtype, factor,
+                      cap or 0.0)  # fmt: skip
+    library.run(op, threads_for(x.numel()))
+    return out
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """See `octavo_kernels.rms_norm_`."""
+    library, dtype = get_library(), DTYPES.get(x.dtype)
+    if library is None or dtype is None or weight.dtype != x.dtype or x.stride(1) != 1:
+        return reference.rms_norm_(x, weight, eps)
+    rows, width = x.shape
+    op = library.pack(
+        "rms_norm_columns", x.data_ptr(), as_contiguous(weight).data_ptr(), rows, width, x.stride(0), dtype, eps
+    )
+    library.run(op, threads_for(x.numel()))
+
+
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:
     """See `octavo_kernels.take_columns`."""
     library = get_library()

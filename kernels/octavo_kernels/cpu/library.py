@@ -51,6 +51,8 @@ _OPS = {
     "activation": (21, "PPR" + "q" * 4),
     "add": (22, "PPPRqq"),
     "take_columns": (23, "PPPRqqq"),
+    "scale": (24, "PPRqqdd"),
+    "rms_norm_columns": (25, "PPRqqqd"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

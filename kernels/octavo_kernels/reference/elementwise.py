@@ -50,6 +50,17 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """See `octavo_kernels.scale`."""
+    wide = (x if x.dtype == torch.float64 else x.float()) * factor
+    return (wide if cap is None else cap * torch.tanh(wide / cap)).to(x.dtype)
+
+
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """See `octavo_kernels.rms_norm_`."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:
     """See `octavo_kernels.take_columns`."""
     return x[..., columns.long()]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.interface.architectures import LAYER_TYPES, WHOLE_ROTARY, WITHOUT_ROTARY
 
 # Well above what any model has, and low enough for what is computed from them.
 MAX_VOCAB = 1 << 24
@@ -22,11 +23,10 @@ MAX_POSITIONS = 1 << 27
 MAX_WINDOW = (1 << 31) - 1  # kernels count positions in 32 bits
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6  # of a rope scaling
 
-_LLAMA = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 # Fields that mean nothing in these families, whatever they say: transformers does not read them either.
 _IGNORED = {
     "OPTForCausalLM": ("head_dim", "num_key_value_heads", "rope_parameters", "rope_scaling", "rope_theta"),
-    **dict.fromkeys(_LLAMA, ("partial_rotary_factor",)),
+    **dict.fromkeys(WHOLE_ROTARY, ("partial_rotary_factor",)),
 }
 
 Name = Callable[[str], str]
@@ -56,7 +56,7 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     _check_heads(fields, hidden, heads)
     if architecture == "OPTForCausalLM":
         _check_opt(fields)
-    elif architecture in _LLAMA:
+    else:
         _check_llama(fields, layers)
     return config
 
@@ -78,7 +78,7 @@ def _check_heads(fields: Fields, hidden: int, heads: int) -> None:
             raise fields.error(f"{what} is a head size of {size}, more than {MAX_HEAD_SIZE}")
     else:
         what = fields.name("head_dim")
-    if size % 2 and fields.config["architectures"][0] in _LLAMA:
+    if size % 2 and fields.config["architectures"][0] not in WITHOUT_ROTARY:
         raise fields.error(f"{what} must be even, as rotary embeddings turn pairs, got {size}")
 
 
@@ -93,14 +93,10 @@ def _check_llama(fields: Fields, layers: int) -> None:
     fields.integer("max_window_layers", 0, MAX_LAYERS, optional=True)
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         fields.flag(key)
-    types = fields.config.get("layer_types")
-    if types is not None:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or any(kind not in known for kind in types):
-            fields.refuse("layer_types", f"must be a list of {' and '.join(known)}")
-        if len(types) != layers:
-            length = f"{len(types)} entries for {fields.name('num_hidden_layers')} ({layers})"
-            raise fields.error(f"{fields.name('layer_types')} has {length}")
+    for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"):
+        fields.number(key, 0.0, MAX_FACTOR, above=True)
+    fields.number("partial_rotary_factor", 0.0, 1.0, above=True)
+    _check_layer_lists(fields, layers)
     fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
     for key in ("rope_scaling", "rope_parameters"):
         table = fields.table(key)
@@ -109,6 +105,25 @@ def _check_llama(fields: Fields, layers: int) -> None:
         typed = "rope_type" in table or "type" in table
         if typed or not any(isinstance(value, dict) for value in table.values()):  # else one a kind of layer
             _check_rope(fields.inner(key, table))
+        for kind, inner in table.items():
+            if isinstance(inner, dict):
+                _check_rope(fields.inner(f"{key}.{kind}", inner))
+
+
+def _check_layer_lists(fields: Fields, layers: int) -> None:
+    """Lists with an entry for each layer."""
+    types = fields.config.get("layer_types")
+    if types is not None:
+        known = LAYER_TYPES.get(fields.config["architectures"][0], ("full_attention", "sliding_attention"))
+        if not isinstance(types, list) or any(kind not in known for kind in types):
+            fields.refuse("layer_types", f"must be a list of {' and '.join(known)}")
+        if len(types) != layers:
+            length = f"{len(types)} entries for {fields.name('num_hidden_layers')} ({layers})"
+            raise fields.error(f"{fields.name('layer_types')} has {length}")
+    turns = fields.config.get("no_rope_layers")
+    if turns is not None and (not isinstance(turns, list) or len(turns) < layers):
+        fields.refuse("no_rope_layers", f"must be a list with an entry for each of {layers} layers")
+    fields.integer("no_rope_layer_interval", 1, MAX_LAYERS, optional=True)
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:

@@ -13,7 +13,7 @@ import octavo_kernels
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.layers.linear import QKVParallelLinear, RowParallelLinear
+from octavo.layers.linear import QKVParallelLinear, QKVRows, RowParallelLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
@@ -34,7 +34,7 @@ class Attention(nn.Module):
     """Rotary embedding, cache write and attention of one layer, with this rank's heads.
 
     ``window`` is how many positions a token sees, itself included (None: all). ``q_norm`` and ``k_norm`` are applied to
-    each head.
+    each head. ``scale``: of the scores, the usual one if None.
     """
 
     def __init__(
@@ -47,10 +47,11 @@ class Attention(nn.Module):
         window: int | None = None,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
-        self.scale = head_size**-0.5
+        self.scale = head_size**-0.5 if scale is None else scale
         self.window = window
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache
         # Modules of `SelfAttention`: a tuple keeps them from being registered here a second time.
@@ -97,7 +98,8 @@ class Attention(nn.Module):
 class SelfAttention(nn.Module):
     """Query, key and value projections, `Attention` and the output projection of one layer.
 
-    ``rotary`` None: positions come with the embeddings. ``qk_norm``: an RMSNorm of each query and key head.
+    ``rotary`` None: positions come with the embeddings. ``qk_norm``: an RMSNorm of each query and key head. ``rows``:
+    how the checkpoint stores the projections.
     """
 
     def __init__(
@@ -111,17 +113,19 @@ class SelfAttention(nn.Module):
         out_bias: bool = False,
         qk_norm: bool = False,
         window: int | None = None,
+        scale: float | None = None,
+        rows: QKVRows = QKVRows(),
     ) -> None:
         super().__init__()
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_size
         eps = config.hf_config.get("rms_norm_eps", 1e-6)
         self.rotary = rotary  # one module that all layers share
-        self.qkv_proj = QKVParallelLinear(hidden, size, heads, config.num_kv_heads, qkv_bias, tp)
+        self.qkv_proj = QKVParallelLinear(hidden, size, heads, config.num_kv_heads, qkv_bias, tp, rows)
         self.o_proj = RowParallelLinear(heads * size, hidden, out_bias, tp)
         self.q_norm = RMSNorm(size, eps) if qk_norm else None
         self.k_norm = RMSNorm(size, eps) if qk_norm else None
         heads, kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
-        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm)
+        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm, scale)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """What each head makes of ``x [T, H]``, ``[T, Hq D]``: ``o_proj`` is for the caller, who may want few rows."""

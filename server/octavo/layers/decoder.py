@@ -47,7 +47,11 @@ class DecoderLayer(nn.Module):
 
 
 class PreNormDecoderLayer(DecoderLayer):
-    """Norms before attention and before the MLP, as in GPT-2 and Llama."""
+    """Norms before attention and before the MLP, as in GPT-2 and Llama.
+
+    ``attention_output_norm`` and ``mlp_output_norm`` are further ones of what attention and MLP add to the residual,
+    which is multiplied by ``residual_scale``.
+    """
 
     def __init__(
         self,
@@ -55,12 +59,18 @@ class PreNormDecoderLayer(DecoderLayer):
         self_attn: SelfAttention,
         post_attention_layernorm: RMSNorm | LayerNorm,
         mlp: nn.Module,
+        *,
+        attention_output_norm: RMSNorm | None = None,
+        mlp_output_norm: RMSNorm | None = None,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.input_layernorm = input_layernorm
         self.self_attn = self_attn
         self.post_attention_layernorm = post_attention_layernorm
         self.mlp = mlp
+        self.attention_output_norm, self.mlp_output_norm = attention_output_norm, mlp_output_norm
+        self.residual_scale = residual_scale
 
     def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """See `DecoderLayer`."""
@@ -70,21 +80,56 @@ class PreNormDecoderLayer(DecoderLayer):
     def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `DecoderLayer`."""
         attended, residual = deferred
-        x, residual = self.post_attention_layernorm(self.self_attn.o_proj(attended), residual)
-        return self.mlp(x), residual
+        x = self._output(self.self_attn.o_proj(attended), self.attention_output_norm)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self._output(self.mlp(x), self.mlp_output_norm), residual
+
+    def _output(self, x: Tensor, norm: RMSNorm | None) -> Tensor:
+        if norm is not None:
+            x, _ = norm(x)
+        return x if self.residual_scale == 1.0 else octavo_kernels.scale(x, self.residual_scale)
+
+
+class ParallelDecoderLayer(DecoderLayer):
+    """Attention and MLP side by side, as in GPT-J: both read the layer's input, by one norm or by one each."""
+
+    def __init__(
+        self,
+        input_layernorm: RMSNorm | LayerNorm,
+        self_attn: SelfAttention,
+        mlp: nn.Module,
+        mlp_layernorm: RMSNorm | LayerNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.self_attn, self.mlp = input_layernorm, self_attn, mlp
+        self.post_attention_layernorm = mlp_layernorm
+
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """See `DecoderLayer`."""
+        normed, total = self.input_layernorm(x, residual)
+        attended = self.self_attn(normed, positions, ctx)
+        return (attended, total) if self.post_attention_layernorm is not None else (attended, total, normed)
+
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `DecoderLayer`."""
+        attended, residual, *normed = deferred
+        x = normed[0] if self.post_attention_layernorm is None else self.post_attention_layernorm(residual)[0]
+        return octavo_kernels.add(self.self_attn.o_proj(attended), self.mlp(x)), residual
 
 
 class Decoder(nn.Module):
-    """Embedding, decoder layers and the final norm (None: there is none)."""
+    """Embedding, decoder layers and the final norm (None: there is none). Embeddings are multiplied by
+    ``embedding_scale``."""
 
     def __init__(
         self,
         embed_tokens: VocabParallelEmbedding,
         layers: Iterable[DecoderLayer],
         norm: RMSNorm | LayerNorm | None,
+        embedding_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.embed_tokens = embed_tokens
+        self.embed_tokens, self.embedding_scale = embed_tokens, embedding_scale
         self.layers = nn.ModuleList(layers)
         self.norm = norm
 
@@ -95,7 +140,7 @@ class Decoder(nn.Module):
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """What enters the first layer: ``[T, H]``."""
         x: Tensor = self.embed_tokens(input_ids)
-        return x
+        return x if self.embedding_scale == 1.0 else octavo_kernels.scale(x, self.embedding_scale)
 
     def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """Everything up to the last layer's attention. The KV cache is complete for these tokens afterwards."""

@@ -91,15 +91,22 @@ class PackedTable(LinearBase):
 
 
 class ParallelLMHead(LinearBase):
-    """Logits float32 ``[R, vocab_size]`` of hidden states ``[R, hidden_size]``.
+    """Logits float32 ``[R, vocab_size]`` of hidden states ``[R, hidden_size]``, times ``scale``.
 
     A head that is ``tied_to`` an embedding uses its table.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, tp: TensorParallel, tied_to: VocabParallelEmbedding | None = None
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        tp: TensorParallel,
+        tied_to: VocabParallelEmbedding | None = None,
+        scale: float = 1.0,
+        bias: bool = False,
     ) -> None:
-        super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], False, tp)
+        super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], bias, tp)
+        self.scale = scale
         self.vocab_size = vocab_size
         self.output_size = -(-vocab_size // tp.size)
         self._tied_to = [tied_to] if tied_to is not None else []  # in a list, so that it is not registered twice
@@ -131,7 +138,12 @@ class ParallelLMHead(LinearBase):
 
     def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
-        if self.tp.size == 1 and isinstance(self.method, QuantizedRowsMethod):
+        if (
+            self.scale == 1.0
+            and self.bias is None
+            and self.tp.size == 1
+            and isinstance(self.method, QuantizedRowsMethod)
+        ):
             found = self.method.find_best(hidden, wants_logits)
             if found is not None:
                 return found
@@ -140,7 +152,9 @@ class ParallelLMHead(LinearBase):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """See the class; in the model's dtype on other devices than a CPU."""
-        logits = self.tp.all_gather(self.method.apply(self, hidden, None))
+        if self.scale != 1.0:
+            hidden = octavo_kernels.scale(hidden, self.scale)
+        logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))
         logits = logits[:, : self.vocab_size]
         # The sampling kernels of other devices read any dtype: no copy of twice the size.
         return logits.float() if logits.device.type == "cpu" else logits

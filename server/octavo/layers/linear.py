@@ -6,6 +6,9 @@ row-parallel ones hold columns (inputs) and sum their results over the ranks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 from octavo.errors import ModelError
@@ -14,14 +17,20 @@ from octavo.layers.quantization.base import LinearBase, Shard
 
 
 class MergedColumnParallelLinear(LinearBase):
-    """Several column-parallel weights in one product; the result has this rank's part of each, one after the other."""
+    """Several column-parallel weights in one product; the result has this rank's part of each, one after the other.
 
-    def __init__(self, input_size: int, output_sizes: list[int], bias: bool, tp: TensorParallel) -> None:
-        shards, offset = [], 0
+    ``fused``: the checkpoint holds them as one tensor, in that order.
+    """
+
+    def __init__(
+        self, input_size: int, output_sizes: list[int], bias: bool, tp: TensorParallel, fused: bool = False
+    ) -> None:
+        shards, offset, before = [], 0, 0
         for total in output_sizes:
             size = tp.divide(total, "the layer's output size")
-            shards.append(_rows(total, input_size, tp.rank * size, size, offset))
-            offset += size
+            stored, first = (sum(output_sizes), before) if fused else (total, 0)
+            shards.append(_rows(stored, input_size, first + tp.rank * size, size, offset))
+            offset, before = offset + size, before + total
         super().__init__(shards, bias, tp)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,14 +45,54 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
         super().__init__(input_size, [output_size], bias, tp)
 
 
+@dataclass(frozen=True)
+class QKVRows:
+    """How a checkpoint stores queries, keys and values.
+
+    ``fused``: as one tensor (the checkpoint's module then stands for all three in ``packed_modules_mapping``): queries,
+    keys, values or, ``by_group``, for each key/value head the queries that share it, its key and its value.
+    ``interleaved``: so many leading elements of each query and key are turned by rotary embeddings in pairs of
+    neighbours; they are brought into the kernels' order, halves paired, which changes no score.
+    """
+
+    fused: bool = False
+    by_group: bool = False
+    interleaved: int = 0
+
+    def orders(self, head_size: int, num_heads: int, num_kv_heads: int) -> list[Tensor | None]:
+        """Of queries, keys and values (of the fused tensor, three times): see `Shard`."""
+        counts = (num_heads, num_kv_heads, num_kv_heads)
+        heads = torch.arange(sum(counts), device="cpu")
+        if self.by_group:
+            groups = heads.view(num_kv_heads, -1)
+            heads = torch.cat([groups[:, :-2].flatten(), groups[:, -2], groups[:, -1]])
+        plain = torch.arange(head_size, device="cpu")
+        turned = torch.cat([plain[: self.interleaved].view(-1, 2).T.flatten(), plain[self.interleaved :]])
+        parts = [
+            (part[:, None] * head_size + within).flatten()
+            for part, within in zip(heads.split(counts), (turned, turned, plain), strict=True)
+        ]
+        if self.fused:
+            return [torch.cat(parts) if self.by_group or self.interleaved else None] * 3
+        queries, keys, _ = parts
+        return [queries, keys - len(queries), None] if self.interleaved else [None] * 3
+
+
 class QKVParallelLinear(LinearBase):
     """Query, key and value projections in one product: ``[T, (Hq + 2 Hkv) D]`` with this rank's heads.
 
-    With fewer key/value heads than ranks, each of those heads is held by several ranks.
+    With fewer key/value heads than ranks, each of those heads is held by several ranks. ``rows``: see `QKVRows`.
     """
 
     def __init__(
-        self, hidden_size: int, head_size: int, num_heads: int, num_kv_heads: int, bias: bool, tp: TensorParallel
+        self,
+        hidden_size: int,
+        head_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        bias: bool,
+        tp: TensorParallel,
+        rows: QKVRows = QKVRows(),
     ) -> None:
         if num_heads % num_kv_heads:
             raise ModelError(
@@ -56,10 +105,14 @@ class QKVParallelLinear(LinearBase):
             tp.divide(num_kv_heads, "num_key_value_heads")
         kv_start = tp.rank // copies * kv_size
         q_total, kv_total = num_heads * head_size, num_kv_heads * head_size
+        sizes, firsts = [q_total, kv_total, kv_total], [0, 0, 0]
+        if rows.fused:
+            sizes, firsts = [q_total + 2 * kv_total] * 3, [0, q_total, q_total + kv_total]
+        q_order, k_order, v_order = rows.orders(head_size, num_heads, num_kv_heads)
         shards = [
-            _rows(q_total, hidden_size, tp.rank * q_size, q_size, 0),
-            _rows(kv_total, hidden_size, kv_start, kv_size, q_size),
-            _rows(kv_total, hidden_size, kv_start, kv_size, q_size + kv_size),
+            _rows(sizes[0], hidden_size, firsts[0] + tp.rank * q_size, q_size, 0, q_order),
+            _rows(sizes[1], hidden_size, firsts[1] + kv_start, kv_size, q_size, k_order),
+            _rows(sizes[2], hidden_size, firsts[2] + kv_start, kv_size, q_size + kv_size, v_order),
         ]
         super().__init__(shards, bias, tp)
         self.num_heads, self.num_kv_heads = q_size // head_size, kv_size // head_size
@@ -94,5 +147,5 @@ class ReplicatedLinear(LinearBase):
         return self.method.apply(self, x, self.bias)
 
 
-def _rows(total: int, columns: int, start: int, size: int, offset: int) -> Shard:
-    return Shard((total, columns), slice(start, start + size), slice(0, columns), offset)
+def _rows(total: int, columns: int, start: int, size: int, offset: int, order: Tensor | None = None) -> Shard:
+    return Shard((total, columns), slice(start, start + size), slice(0, columns), offset, order)

@@ -15,14 +15,17 @@ from octavo_kernels.quant import QuantizedRows
 class GatedMLP(nn.Module):
     """``down(act(gate(x)) * up(x))`` (Shazeer, 2020), with gate and up as one product. ``act`` is config.json's name.
 
-    ``fused`` computes the rows that ``down_proj`` takes in one operation, where there is one (`layers.fusion`).
+    ``fused_weights``: the checkpoint holds gate and up as one tensor. ``fused`` computes the rows that ``down_proj``
+    takes in one operation, where there is one (`layers.fusion`).
     """
 
     fused: Callable[[Tensor], QuantizedRows] | None = None
 
-    def __init__(self, hidden_size: int, inner_size: int, bias: bool, act: str, tp: TensorParallel) -> None:
+    def __init__(
+        self, hidden_size: int, inner_size: int, bias: bool, act: str, tp: TensorParallel, fused_weights: bool = False
+    ) -> None:
         super().__init__()
-        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias, tp)
+        self.gate_up_proj = MergedColumnParallelLinear(hidden_size, [inner_size, inner_size], bias, tp, fused_weights)
         self.down_proj = RowParallelLinear(inner_size, hidden_size, bias, tp)
         self.act = gated_activation(act)
 

@@ -35,13 +35,13 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm (Ba et al., 2016) with weight and bias, or plain when ``affine`` is False."""
+    """Layer norm (Ba et al., 2016) with weight and bias, without the ``bias``, or plain when ``affine`` is False."""
 
-    def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
+    def __init__(self, size: int, eps: float = 1e-5, affine: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
-        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine and bias else None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """As `RMSNorm.forward`."""

@@ -18,22 +18,27 @@ from octavo.interface.engine_config import ModelConfig
 
 
 class RotaryEmbedding(nn.Module):
-    """``cos_sin_cache`` float32 [max_model_len, head_size]: row p holds the cosines, then the sines of position p."""
+    """``cos_sin_cache`` float32 [max_model_len, size]: row p holds the cosines, then the sines of position p.
+
+    ``size`` leading elements of a head are turned (None: all of them). ``parameters``: config.json's, unless given.
+    """
 
     cos_sin_cache: Tensor
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int | None = None, parameters: dict[str, Any] | None = None) -> None:
         super().__init__()
-        parameters = rope_parameters(config.hf_config)
+        size = config.head_size if size is None else size
+        parameters = rope_parameters(config.hf_config) if parameters is None else parameters
         rope_type = parameters["rope_type"]
         if rope_type not in _SCALINGS:
             raise ModelError(f"config.json asks for rope_type {rope_type!r}; known are {', '.join(_SCALINGS)}")
+        parameters["max_model_len"] = config.max_model_len
         try:
-            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, config.head_size), parameters)
+            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, size), parameters)
         except KeyError as error:
             raise ModelError(f"config.json's rope parameters of type {rope_type!r} lack {error}") from None
         if torch.get_default_device().type == "meta":  # a table of its size, for who wants to know no more
-            table = torch.empty(config.max_model_len, config.head_size, dtype=torch.float32)
+            table = torch.empty(config.max_model_len, size, dtype=torch.float32)
             self.register_buffer("cos_sin_cache", table, persistent=False)
             return
         # Computed on the CPU whatever the device is, so that every platform turns by the same angles.
@@ -42,15 +47,37 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos_sin_cache", table.to(torch.get_default_device()), persistent=False)
 
 
-def rope_parameters(hf_config: dict[str, Any]) -> dict[str, Any]:
-    """One dictionary of rope_type, rope_theta and whatever the type needs, from either way of saying it."""
+def rotary_size(config: ModelConfig, default: float = 1.0) -> int:
+    """How many leading elements of a head are turned, of a family that reads ``partial_rotary_factor``. Raises
+    ModelError where these are no pairs."""
+    factor = rope_parameters(config.hf_config).get("partial_rotary_factor", default)
+    size = int(config.head_size * factor) if _is_positive(factor) else 0
+    if size < 2 or size % 2 or size > config.head_size:
+        raise ModelError(
+            f"config.json: partial_rotary_factor ({factor!r}) of heads of {config.head_size} is {size} elements, which "
+            "are not pairs within a head; correct the file or fetch the model again"
+        )
+    return size
+
+
+def rope_parameters(hf_config: dict[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """One dictionary of rope_type, rope_theta and whatever the type needs, from either way of saying it.
+
+    ``layer_type`` chooses among those of kinds of layers, where they differ; ModelError where none is asked for.
+    """
     stated = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if layer_type is not None and isinstance(stated.get(layer_type), dict):
+        stated = stated[layer_type]
     parameters = {key: value for key, value in stated.items() if value is not None}
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError("config.json has rope parameters that differ between layers, which is not supported here")
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     theta = hf_config.get("rope_theta")
     parameters.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    if "partial_rotary_factor" in hf_config:
+        parameters.setdefault("partial_rotary_factor", hf_config["partial_rotary_factor"])
+    if "max_position_embeddings" in hf_config:
+        parameters["max_position_embeddings"] = hf_config["max_position_embeddings"]
     # Beside the dictionary it wins (as Phi-3 writes it); without any, the model was not trained for less.
     original = hf_config.get("original_max_position_embeddings")
     if original is not None:
@@ -112,9 +139,41 @@ def _yarn(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
     return scaled, attention(1.0)
 
 
+def _dynamic(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """NTK scaling: a base that grows with the length beyond the original one; here that of the longest sequence."""
+    factor, original = parameters["factor"], parameters["max_position_embeddings"]
+    length, dim = max(parameters["max_model_len"], original), 2 * len(inv_freq)
+    growth = (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
+    return _inverse_frequencies({"rope_theta": parameters["rope_theta"] * growth}, dim), 1.0
+
+
+def _longrope(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al., 2024): divisors of each frequency, one list for up to the original context and one for
+    more. Which one is decided by the longest sequence, so that keys in the cache fit all later queries."""
+    original = parameters["original_max_position_embeddings"]
+    name = "long_factor" if parameters["max_model_len"] > original else "short_factor"
+    divisors = parameters[name]
+    if not isinstance(divisors, list) or len(divisors) != len(inv_freq) or not all(_is_positive(d) for d in divisors):
+        raise ModelError(
+            f"config.json: {name} must be a list of {len(inv_freq)} positive numbers, one for each pair of elements; "
+            "correct the file or fetch the model again"
+        )
+    factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scale = parameters.get("attention_factor", usual)
+    return inv_freq / torch.tensor(divisors, dtype=torch.float32, device="cpu"), scale
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 _SCALINGS: dict[str, Callable[[Tensor, dict[str, Any]], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "dynamic": _dynamic,
+    "longrope": _longrope,
+    "su": _longrope,  # its first name
 }

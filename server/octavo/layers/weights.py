@@ -6,12 +6,14 @@ by name (`loader.load_model`), and reports tensors without a slot and slots with
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,6 +84,10 @@ class WeightSlot:
     group: TensorGroup | None = None
     shapes: tuple[tuple[int, ...], ...] = ()
 
+    def reordered(self, order: Tensor) -> WeightSlot:
+        """The same for a tensor with its rows in another order (see `ReorderedRows`); a group sees to that itself."""
+        return replace(self, load=lambda source: self.load(ReorderedRows(source, order)))
+
     def check(self, source: WeightSource) -> None:
         """Raise ModelError when the tensor, which is not read yet, has another shape or type."""
         if self.qtypes and source.qtype not in self.qtypes:
@@ -96,6 +102,54 @@ class WeightSlot:
                 f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {asked}; "
                 "the weights and config.json are not of one model"
             )
+
+
+class _Rearranged(ABC):
+    """A `WeightSource` of another one's elements in another order; the other is read at once."""
+
+    def __init__(self, source: WeightSource, shape: tuple[int, ...]) -> None:
+        self.name, self.qtype, self.shape = source.name, source.qtype, shape
+        self._source = source
+
+    @abstractmethod
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+
+    def load_into(self, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
+        target.copy_(self.load(target.dtype))
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`."""
+        yield self.load(dtype)[rows]
+
+
+class ReorderedRows(_Rearranged):
+    """Row i is row ``order[i]`` of ``source``."""
+
+    def __init__(self, source: WeightSource, order: Tensor) -> None:
+        super().__init__(source, source.shape)
+        self._order = order
+
+    def raw(self) -> np.ndarray[Any, Any]:
+        """Of a source that has it, see `octavo.gguf.weights.GGUFWeight`."""
+        stored: np.ndarray[Any, Any] = cast(Any, self._source).raw()[self._order.numpy()]
+        return stored
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+        return self._source.load(dtype)[self._order]
+
+
+class Transposed(_Rearranged):
+    """A weight that is stored as ``[inputs, outputs]``, as GPT-2 has it."""
+
+    def __init__(self, source: WeightSource) -> None:
+        super().__init__(source, source.shape[::-1])
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+        return self._source.load(dtype).T.contiguous()
 
 
 def copy_slot(leaf: str, param: Tensor) -> WeightSlot:

@@ -1,6 +1,8 @@
-"""Llama 2 and 3, Mistral, SmolLM2 and whatever else says LlamaForCausalLM; Qwen2 and Qwen3 are variations of it."""
+"""Llama 2 and 3, Mistral, SmolLM2 and whatever else says LlamaForCausalLM; most other families are variations of it."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 from torch import nn
 
@@ -9,7 +11,7 @@ from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, PreNormDecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.mlp import GatedMLP
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
@@ -18,25 +20,39 @@ from octavo.models.base import CausalLM
 class LlamaForCausalLM(CausalLM):
     """RMSNorm before attention and before a gated MLP, rotary positions. Variations override the parts they change."""
 
+    # What config.json means by not saying tie_word_embeddings; whether the head has a bias.
+    ties_embeddings: ClassVar[bool] = False
+    head_bias: ClassVar[bool] = False
+
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
-        rotary = RotaryEmbedding(config)
+        hidden = config.hidden_size
+        embed_tokens = VocabParallelEmbedding(config.vocab_size, hidden, tp)
+        rotary = self.create_rotary()
         layers = [self.create_layer(layer, rotary) for layer in range(config.num_layers)]
-        self.model = Decoder(embed_tokens, layers, self.create_norm())
-        tied = config.hf_config.get("tie_word_embeddings", False)
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp, embed_tokens if tied else None)
+        embedding_scale, logit_scale = self.scales()
+        self.model = Decoder(embed_tokens, layers, self.create_norm(), embedding_scale)
+        tied = embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
+        self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias)
 
-    def create_layer(self, layer: int, rotary: RotaryEmbedding) -> DecoderLayer:
+    def scales(self) -> tuple[float, float]:
+        """What embeddings and logits are multiplied by."""
+        return 1.0, 1.0
+
+    def create_rotary(self) -> RotaryEmbedding | None:
+        """The rotary embedding that layers share."""
+        return RotaryEmbedding(self.config)
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
         attention = self.create_attention(layer, rotary)
         return PreNormDecoderLayer(self.create_norm(), attention, self.create_norm(), self.create_mlp())
 
-    def create_norm(self) -> RMSNorm:
+    def create_norm(self) -> RMSNorm | LayerNorm:
         """A norm of hidden states."""
         return RMSNorm(self.config.hidden_size, self.config.hf_config.get("rms_norm_eps", 1e-6))
 
-    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         bias = self.config.hf_config.get("attention_bias", False)
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias)
@@ -51,7 +67,7 @@ class LlamaForCausalLM(CausalLM):
 class MistralForCausalLM(LlamaForCausalLM):
     """Llama with a sliding window and no biases."""
 
-    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """Every layer has the window; a config that does not speak of it means the first Mistral's, null means none."""
         window = self.config.hf_config.get("sliding_window", 4096)
         return SelfAttention(self.config, layer, self.tp, rotary, window=window)

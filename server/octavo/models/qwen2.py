@@ -12,7 +12,7 @@ from octavo.models.llama import LlamaForCausalLM
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Llama with biases of queries, keys and values, and sliding windows in some layers."""
 
-    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         window = layer_window(self.config.hf_config, layer)
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=True, window=window)

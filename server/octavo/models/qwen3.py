@@ -11,7 +11,7 @@ from octavo.models.qwen2 import layer_window
 class Qwen3ForCausalLM(LlamaForCausalLM):
     """Llama with norms of queries and keys, and sliding windows in some layers."""
 
-    def create_attention(self, layer: int, rotary: RotaryEmbedding) -> SelfAttention:
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         hf = self.config.hf_config
         bias, window = hf.get("attention_bias", False), layer_window(hf, layer)

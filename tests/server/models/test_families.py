@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from support.family_cases import FAMILY_CASES
 from support.paged import load, logits_of
 from support.tiny_models import VOCAB_SIZE, make_model
 
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "activation_function": "gelu",
         },
     ),
+    **FAMILY_CASES,
 }  # fmt: skip
 LENGTHS = (1, 7, 33, 100)
 

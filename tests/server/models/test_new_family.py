@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ModelError
+from octavo.interface import architectures
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, weight_size
-from octavo.models import registry
 
 SETTINGS = FAMILIES["llama"][1] | {"hidden_act": "gelu", "tie_word_embeddings": False}
 OTHER_NAMES = (
@@ -42,7 +42,7 @@ def reference(tmp_path: Path) -> PreTrainedModel:
 @pytest.fixture
 def sprout(reference: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same model as its makers would have saved it."""
-    monkeypatch.setitem(registry._MODELS, "SproutForCausalLM", "sprout")
+    monkeypatch.setitem(architectures.MODELS, "SproutForCausalLM", "sprout")
     monkeypatch.setitem(sys.modules, "octavo.models.sprout", new_family)
     folder = tmp_path / "sprout"
     folder.mkdir()
@@ -105,7 +105,7 @@ def test_what_its_checkpoint_lacks_or_has_too_much_is_named(sprout: Path) -> Non
 
 def test_blocks_may_be_wired_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention and MLP side by side, against transformers; the stack and its cut are those of all families."""
-    monkeypatch.setitem(registry._MODELS, "ParallelForCausalLM", "parallel")
+    monkeypatch.setitem(architectures.MODELS, "ParallelForCausalLM", "parallel")
     monkeypatch.setitem(sys.modules, "octavo.models.parallel", parallel_family)
     heads, size = 4, 16
     settings = {

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_models import VOCAB_SIZE
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
@@ -20,10 +21,10 @@ from octavo.layers.rotary import RotaryEmbedding
 LENGTH = 600
 
 
-def table(**hf_config: Any) -> torch.Tensor:
+def table(size: int | None = None, **hf_config: Any) -> torch.Tensor:
     hf_config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_attention_heads": 4} | hf_config
     config = ModelConfig("m", ModelFiles("m", "safetensors", "."), hf_config, "float32", max_model_len=LENGTH)
-    return RotaryEmbedding(config).cos_sin_cache
+    return RotaryEmbedding(config, size).cos_sin_cache
 
 
 def reference(module: Any, config: Any) -> torch.Tensor:
@@ -74,6 +75,42 @@ def test_angles_are_those_of_transformers(scaling: dict[str, Any], theta: float,
     assert torch.equal(ours, table(**common, rope_theta=theta, rope_scaling=dict(scaling)))
 
 
+@settings(max_examples=60)
+@given(
+    theta=st.sampled_from([1e4, 5e5]), head_dim=st.sampled_from([16, 64]), factor=st.sampled_from([1.0, 2.0, 8.0]),
+    longest=st.sampled_from([128, 600, 4096]),
+)  # fmt: skip
+def test_dynamic_angles_are_those_that_transformers_has_for_the_longest_sequence(
+    theta: float, head_dim: int, factor: float, longest: int
+) -> None:
+    parameters = {"rope_type": "dynamic", "factor": factor, "rope_theta": theta}
+    common = {"head_dim": head_dim, "max_position_embeddings": longest}
+    expected = reference(LlamaRotaryEmbedding, LlamaConfig(**common, rope_parameters=dict(parameters)))
+    torch.testing.assert_close(table(**common, rope_parameters=dict(parameters)), expected, rtol=0, atol=1e-4)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), part=st.sampled_from([0.5, 0.75, 1.0]), longest=st.sampled_from([600, 4096]))
+def test_longrope_turns_by_the_list_for_the_longest_sequence(data: st.DataObject, part: float, longest: int) -> None:
+    size = int(64 * part)
+    divisors = st.lists(st.floats(1.0, 64.0), min_size=size // 2, max_size=size // 2)
+    parameters = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": part,
+        "short_factor": data.draw(divisors), "long_factor": data.draw(divisors),
+    }  # fmt: skip
+    for original in (128, 1024):  # shorter and longer than the longest sequence here
+        given_factor = data.draw(st.sampled_from([{}, {"factor": 4.0}, {"attention_factor": 1.3}]))
+        common = {
+            "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": longest,
+            "original_max_position_embeddings": original, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+        }  # fmt: skip
+        stated = parameters | given_factor
+        config = Phi3Config(**common, rope_parameters=dict(stated))
+        expected = reference(Phi3RotaryEmbedding, config)
+        ours = table(size, **common, rope_scaling={**stated, "type": "su"} | {"rope_type": "longrope"})
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("factor", [0.25, 1.5])
 def test_partial_rotary_factor_means_nothing_to_llama(factor: float) -> None:
     """As in transformers, whose Llama turns whole heads whatever this says."""
@@ -90,11 +127,14 @@ def test_partial_rotary_factor_means_nothing_to_llama(factor: float) -> None:
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "dynamic"),
+        ({"rope_type": "spiral", "factor": 2.0}, "spiral"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "32 positive numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 31 + [0], "long_factor": [1.0] * 32}, "positive numbers"),
+        ({"rope_type": "longrope"}, "lack 'short_factor'"),
         ({"type": "linear"}, "factor"),
         ({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}, "differ"),
     ],
 )
 def test_what_is_not_supported_is_refused(scaling: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        table(rope_scaling=scaling)
+        table(rope_scaling=scaling, max_position_embeddings=4096)

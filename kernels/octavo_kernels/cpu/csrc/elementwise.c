@@ -32,6 +32,19 @@ void op_rms_norm(const struct rms_norm_args *a, struct team_member *m) {
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
+void op_rms_norm_columns(const struct rms_norm_columns_args *a, struct team_member *m) {
+    const int64_t bytes = a->stride * (a->dtype == BFLOAT16 ? 2 : 4);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            char *x = (char *)a->x + row * bytes;
+            const struct rms_norm_args one = {.x = x, .weight = a->weight, .out = x, .rows = 1, .width = a->width, .eps = a->eps};
+            if (a->dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16);
+            else rms_norm_row(&one, 0, FLOAT32);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
 // A row as float32 in `scratch`, then its mean, its variance around that, and the result: each in an order that depends on the
 // width alone.
 INLINE void layer_norm_row(const struct layer_norm_args *a, int64_t row, float *scratch, int dtype) {
@@ -112,6 +125,24 @@ void op_add(const struct add_args *a, struct team_member *m) {
             const int64_t n = MIN(VW, end * a->width - i);
             if (n == VW) store_as(a->out, i, load_as(a->x, i, dtype) + load_as(a->y, i, dtype), dtype);
             else store_part(a->out, i, n, load_part(a->x, i, n, dtype) + load_part(a->y, i, n, dtype), dtype);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
+INLINE vf scale_vector(vf x, vf factor, vf cap, int has_cap) {
+    x *= factor;
+    return has_cap ? cap * vtanh(x / cap) : x;
+}
+
+void op_scale(const struct scale_args *a, struct team_member *m) {
+    const int dtype = (int)a->dtype, has_cap = a->cap > 0;
+    const vf factor = splat((float)a->factor), cap = splat((float)a->cap);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (int64_t i = row * a->width; i < end * a->width; i += VW) {
+            const int64_t n = MIN(VW, end * a->width - i);
+            if (n == VW) store_as(a->out, i, scale_vector(load_as(a->x, i, dtype), factor, cap, has_cap), dtype);
+            else store_part(a->out, i, n, scale_vector(load_part(a->x, i, n, dtype), factor, cap, has_cap), dtype);
         }
     }
     team_finish_phase(m, team_row_items(m, a->rows));

@@ -44,6 +44,22 @@ struct add_args {
     int64_t rows, width, dtype;
 };
 
+// out = x * factor, then cap * tanh(out / cap) unless cap is 0
+struct scale_args {
+    const void *x;
+    void *out;
+    int64_t rows, width, dtype;
+    double factor, cap;
+};
+
+// An RMS norm in place, of `width` columns of a tensor whose rows are `stride` elements apart
+struct rms_norm_columns_args {
+    void *x;
+    const void *weight;
+    int64_t rows, width, stride, dtype;
+    double eps;
+};
+
 // out[:, i] = x[:, columns[i]], of elements of 2 or 4 bytes; x is [rows, width], out [rows, count].
 struct take_columns_args {
     const void *x;
@@ -259,6 +275,8 @@ void op_layer_norm(const struct layer_norm_args *a, struct team_member *m);
 void op_activation(const struct activation_args *a, struct team_member *m);
 void op_add(const struct add_args *a, struct team_member *m);
 void op_take_columns(const struct take_columns_args *a, struct team_member *m);
+void op_scale(const struct scale_args *a, struct team_member *m);
+void op_rms_norm_columns(const struct rms_norm_columns_args *a, struct team_member *m);
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m);
 void op_read_memory(const struct read_memory_args *a, struct team_member *m);
 void op_dot_products(const struct dot_products_args *a, struct team_member *m);

@@ -51,6 +51,8 @@ static const struct {
     {(op_fn)op_activation, sizeof(struct activation_args)},
     {(op_fn)op_add, sizeof(struct add_args)},
     {(op_fn)op_take_columns, sizeof(struct take_columns_args)},
+    {(op_fn)op_scale, sizeof(struct scale_args)},
+    {(op_fn)op_rms_norm_columns, sizeof(struct rms_norm_columns_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

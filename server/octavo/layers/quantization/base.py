@@ -22,12 +22,16 @@ def kind_of(tensor: Tensor) -> str:
 @dataclass(frozen=True)
 class Shard:
     """One checkpoint weight ``[rows, columns]`` within a layer: this rank takes ``rows x columns`` of it, as rows
-    ``offset ...`` of the layer's own weight."""
+    ``offset ...`` of the layer's own weight.
+
+    ``order`` int64 [rows]: row i is the stored tensor's row ``order[i]`` (None: its row i). Several shards may take
+    rows of one tensor."""
 
     shape: tuple[int, int]
     rows: slice
     columns: slice
     offset: int
+    order: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -60,7 +64,8 @@ class LinearBase(nn.Module):
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Of every part of the layer, see `LinearMethod.weight_slots`."""
         for part, shard in enumerate(self.shards):
-            yield from self.method.weight_slots(self, part, shard)
+            for slot in self.method.weight_slots(self, part, shard):
+                yield slot if shard.order is None else slot.reordered(shard.order)
 
     def extra_repr(self) -> str:
         """What `repr` says of the layer."""

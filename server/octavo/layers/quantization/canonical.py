@@ -35,8 +35,9 @@ class StoredWeight(ABC):
         """N and K."""
 
     @abstractmethod
-    def take(self, rows: slice, columns: slice) -> Self:
-        """The part of it at ``rows`` and ``columns``. Raises ModelError where a group of columns would be cut."""
+    def take(self, rows: slice | Tensor, columns: slice) -> Self:
+        """The part of it at ``rows`` (a range, or their numbers in int64) and ``columns``. Raises ModelError where a
+        group of columns would be cut."""
 
     @abstractmethod
     def values(self, rows: slice) -> Tensor:
@@ -72,7 +73,7 @@ class GroupScaled(StoredWeight):
     def numbers(self, rows: slice) -> Tensor:
         """What the codes of ``rows`` stand for: float32 [rows, K], the caller's own."""
 
-    def take(self, rows: slice, columns: slice) -> Self:
+    def take(self, rows: slice | Tensor, columns: slice) -> Self:
         """See `StoredWeight`."""
         part = replace(self, codes=self.codes[rows], scales=self.scales[rows])
         if columns == slice(0, self.shape[1]):
@@ -123,7 +124,7 @@ class GroupCodes(GroupScaled):
         """The zero point where there are no ``zeros``."""
         return 1 << (self.bits - 1)
 
-    def take(self, rows: slice, columns: slice) -> Self:
+    def take(self, rows: slice | Tensor, columns: slice) -> Self:
         """See `StoredWeight`."""
         whole = columns == slice(0, self.shape[1])
         if self.order is not None and not whole:

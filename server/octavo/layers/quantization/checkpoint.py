@@ -158,7 +158,8 @@ def _slots(
 
     def load(sources: Mapping[str, WeightSource]) -> None:
         try:
-            take(format_.read(sources, *shard.shape).take(shard.rows, shard.columns))
+            rows = shard.rows if shard.order is None else shard.order[shard.rows]
+            take(format_.read(sources, *shard.shape).take(rows, shard.columns))
         except ValueError as error:
             name = next(iter(sources.values())).name
             raise ModelError(f"tensor {name!r} and what belongs to it cannot be packed: {error}") from None

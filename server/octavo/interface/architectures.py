@@ -1,0 +1,67 @@
+"""The architectures that are built, by the name that config.json gives them, and how each writes its config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from octavo.errors import ModelError
+
+# Architecture -> module of octavo.models. A new family is a line here; what follows is for config.json that differs.
+MODELS = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "OPTForCausalLM": "opt",
+    "Phi3ForCausalLM": "phi3",
+    "GraniteForCausalLM": "granite",
+    "GraniteMoeHybridForCausalLM": "granite",
+    "SmolLM3ForCausalLM": "smollm3",
+}
+# Fields of config.json that mean what others call by another name.
+ALIASES: dict[str, Mapping[str, str]] = {}
+# What config.json means by leaving a field out, where transformers has a default of the family.
+DEFAULTS: dict[str, Mapping[str, Any]] = {
+    "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},
+}
+# Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
+WITHOUT_ROTARY = {"OPTForCausalLM"}
+WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# What layer_types may say beside full_attention and sliding_attention; the model refuses what it does not have.
+LAYER_TYPES = {"GraniteMoeHybridForCausalLM": ("full_attention", "attention", "mamba", "linear_attention")}
+
+_STATE_SPACE = re.compile(
+    r"Mamba|Jamba|Zamba|Bamba|Rwkv|RWKV|FalconH1|NemotronH|Qwen3_5|Qwen3_6|Qwen3Next|Lfm2|RecurrentGemma|Plamo2|"
+    r"KimiLinear|xLSTM|MiniMaxText|MiniMaxM1"
+)
+
+
+def check_architecture(name: str) -> None:
+    """Raise ModelError, which names the nearest that is there, for an architecture that is not built."""
+    if name in MODELS:
+        return
+    if not name:
+        raise ModelError(f"config.json names no architecture, that is not supported; known are {', '.join(MODELS)}")
+    near = get_close_matches(name, MODELS, 1, 0.0)[0]
+    why = " (it has state-space or linear-attention layers)" if _STATE_SPACE.search(name) else ""
+    raise ModelError(
+        f"architecture {name!r} is not supported{why}; the nearest that is: {near}; known are {', '.join(MODELS)}"
+    )
+
+
+def in_common_words(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the family's own fields under their common names, and its defaults."""
+    architecture = config["architectures"][0]
+    aliases = ALIASES.get(architecture, {})
+    found = {key: value for key, value in config.items() if key not in aliases}
+    for own, common in aliases.items():
+        if config.get(own) is not None:
+            found.setdefault(common, config[own])
+    for key, value in DEFAULTS.get(architecture, {}).items():
+        if found.get(key) is None:
+            found[key] = value
+    return found

@@ -1,0 +1,37 @@
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini (dense, text)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from octavo.layers.attention import SelfAttention
+from octavo.layers.linear import QKVRows
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.rotary import RotaryEmbedding, rotary_size
+from octavo.models.llama import LlamaForCausalLM
+
+
+class Phi3ForCausalLM(LlamaForCausalLM):
+    """Llama whose checkpoint holds q, k, v as one tensor, gate and up as another; part of each head may be turned."""
+
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["qkv_proj"] * 3,
+        "gate_up_proj": ["gate_up_proj"] * 2,
+    }
+
+    def create_rotary(self) -> RotaryEmbedding:
+        """The rotary embedding that layers share."""
+        return RotaryEmbedding(self.config, rotary_size(self.config))
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        window = self.config.hf_config.get("sliding_window")
+        return SelfAttention(self.config, layer, self.tp, rotary, window=window, rows=QKVRows(fused=True))
+
+    def create_mlp(self) -> nn.Module:
+        """The MLP of one layer."""
+        hf = self.config.hf_config
+        act = hf.get("hidden_act", "silu")
+        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp, fused_weights=True)
