@@ -24,8 +24,9 @@ BLOCKS, BLOCK_BYTES = 4000, 8192
 
 @pytest.fixture
 def caches(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Two layers of 2 x 4,000 blocks that nobody has touched, of which 100 are kept ready."""
-    monkeypatch.setattr(prefault, "AHEAD_BYTES", 100 * 2 * 2 * BLOCK_BYTES)
+    """Two layers of 2 x 4,000 blocks that nobody has touched, of which 100 to 400 are kept ready."""
+    monkeypatch.setattr(prefault, "LEAST_AHEAD_BYTES", 100 * 2 * 2 * BLOCK_BYTES)
+    monkeypatch.setattr(prefault, "MOST_AHEAD_BYTES", 400 * 2 * 2 * BLOCK_BYTES)
     return [torch.empty(2, BLOCKS, BLOCK_BYTES // 2, dtype=torch.bfloat16) for _ in range(2)]
 
 
@@ -52,9 +53,10 @@ def test_the_next_blocks_are_there_and_no_more_than_those(caches: list[Tensor]) 
     ahead = Prefault(caches)
     wait_for(lambda: all(resident(cache, 0, 100) == 1 for cache in caches))
     assert all(resident(cache, 110, BLOCKS) == 0 for cache in caches)
-    ahead.mark_used(1000)
-    wait_for(lambda: all(resident(cache, 0, 1101) == 1 for cache in caches))
-    assert all(resident(cache, 1110, BLOCKS) == 0 for cache in caches)
+    for used, ready in ((50, 151), (200, 402), (1000, 1401)):  # the least, as much again, the most
+        ahead.mark_used(used)
+        wait_for(lambda end=ready: all(resident(cache, 0, end) == 1 for cache in caches))
+        assert all(resident(cache, ready + 10, BLOCKS) == 0 for cache in caches)
     ahead.mark_used(BLOCKS - 1)
     wait_for(lambda: all(resident(cache, 0, BLOCKS) == 1 for cache in caches))
 

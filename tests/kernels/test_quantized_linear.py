@@ -440,7 +440,34 @@ def test_c_packs_the_very_bytes_that_plain_torch_does(kind, channels, blocks, se
     torch.manual_seed(seed)
     raw = torch.randint(0, 256, (channels, blocks * form.block_bytes), dtype=torch.uint8)
     width = blocks * form.block_width
-    data = cpu.pack_gguf(raw.numpy(), kind, channels, width, form.kind)
-    assert data is not None
+    data = torch.full((packing.packed_nbytes(channels, width, kind),), 0xA5, dtype=torch.uint8)
+    assert cpu.pack_gguf(raw.numpy(), kind, width, form.kind, data)
     assert torch.equal(data, packing.pack_blocks(raw, kind).parts[0].data)
     assert len(data) == packing.packed_nbytes(channels, width, kind)
+    whole = packing.pack_gguf(raw.numpy(), kind, (channels, width))
+    out = torch.full_like(data, 0xA5)
+    pieces = packing.pack_gguf((piece.numpy() for piece in raw.split(32)), kind, (channels, width), out=out)
+    assert torch.equal(data, whole.parts[0].data) and pieces.parts[0].data is out and torch.equal(data, out)
+
+
+def test_weights_side_by_side_are_joined_without_a_copy():
+    """A layer's parts are packed to their places in one tensor; what lies elsewhere, or in between, is copied."""
+    one, other = (make("Q4_K", channels, 512)[0] for channels in (64, 48))
+    apart = packing.concat([one, other])
+    room = apart.parts[0].data.clone()
+    sizes = [one.nbytes, other.nbytes]
+    first, second = (
+        replace(packed, parts=(replace(packed.parts[0], data=data),))
+        for packed, data in zip((one, other), room.split(sizes), strict=True)
+    )
+    joined = packing.concat([first, second]).parts[0]
+    assert joined.data.data_ptr() == room.data_ptr() and joined.channels == 112 and torch.equal(joined.data, room)
+    swapped = packing.concat([first, one]).parts[0]
+    assert torch.equal(swapped.data, torch.cat([room[: one.nbytes], one.parts[0].data]))
+
+
+def test_rows_that_do_not_add_up_are_refused():
+    raw = gguf_rows(torch.randn(64, 64), "Q4_0")
+    for pieces, count in (([raw[:31], raw[31:]], 64), ([raw[:32]], 64), ([raw, raw], 64), ([raw[:, :18]], 64)):
+        with pytest.raises(ValueError, match="rows"):
+            packing.pack_gguf(iter(pieces), "Q4_0", (count, 64))

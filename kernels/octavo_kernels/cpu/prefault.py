@@ -11,7 +11,9 @@ from torch import Tensor
 
 from octavo_kernels.cpu.library import Library, get_library
 
-AHEAD_BYTES = 128 << 20  # with more, the thread would still be busy when the first requests come
+# As much again as is in use is kept ready, within these bounds: a server that little is asked of stays small, and the
+# thread that touches more would still be busy when requests come.
+LEAST_AHEAD_BYTES, MOST_AHEAD_BYTES = 32 << 20, 128 << 20
 
 
 class Prefault:
@@ -29,14 +31,15 @@ class Prefault:
             return
         self._library, self._c, self._used = library, _declare(library), 0
         self._num_blocks, block_bytes = kv_caches[0].shape[1], kv_caches[0][0, 0].nbytes
-        self._ahead = max(1, AHEAD_BYTES // (2 * len(kv_caches) * block_bytes))
+        row = 2 * len(kv_caches) * block_bytes  # of a block, in all layers
+        self._bounds = LEAST_AHEAD_BYTES // row or 1, MOST_AHEAD_BYTES // row or 1
         self._bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
         self._caches = (self._bases.ctypes.data, len(kv_caches), self._num_blocks, block_bytes)
         self._thread = self._c.oct_prefault_start(*self._caches)
         if self._thread is not None:
             # The caches are among the arguments because they must outlive the thread.
             weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
-            self._c.oct_prefault_until(self._thread, self._ahead)
+            self._c.oct_prefault_until(self._thread, self._bounds[0])
 
     def mark_used(self, highest: int) -> None:
         """Blocks up to ``highest`` are in use from now on. Touches those that are not ready before it returns."""
@@ -47,7 +50,8 @@ class Prefault:
         if first < end:
             self._library.run(self._library.pack("touch_blocks", *self._caches, first, end))
         self._used = end
-        self._c.oct_prefault_until(self._thread, min(self._num_blocks, end + self._ahead))
+        least, most = self._bounds
+        self._c.oct_prefault_until(self._thread, min(self._num_blocks, end + min(max(least, end), most)))
 
 
 def _declare(library: Library) -> ctypes.CDLL:

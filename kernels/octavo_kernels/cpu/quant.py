@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, threads_for
-from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups, part_nbytes
+from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
 # GGUF type: pack_gguf_args.type in csrc/ops.h.
@@ -20,18 +20,18 @@ _PACKED = {
 }
 
 
-def pack_gguf(raw: np.ndarray, qtype: str, channels: int, width: int, kind: Kind) -> Tensor | None:
-    """The bytes of a `PackedPart`, uint8, on this thread alone; None without a library."""
+def pack_gguf(raw: np.ndarray, qtype: str, width: int, kind: Kind, out: Tensor) -> bool:
+    """Fill ``out``, the bytes of a `PackedPart` of as many channels as ``raw`` has rows, on this thread alone; False
+    without a library."""
     library = get_library()
     if library is None:
-        return None
+        return False
     raw = np.ascontiguousarray(raw)
-    data = torch.empty(part_nbytes(channels, width, kind), dtype=torch.uint8)
     op = library.pack(
-        "pack_gguf", raw.ctypes.data, data.data_ptr(), channels, width // GROUP, _PACKED[qtype], kind.bits, kind.flags
+        "pack_gguf", raw.ctypes.data, out.data_ptr(), len(raw), width // GROUP, _PACKED[qtype], kind.bits, kind.flags
     )
     library.run(op, threads=1)
-    return data
+    return True
 
 
 def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:

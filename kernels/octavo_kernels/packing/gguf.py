@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,18 +11,31 @@ from torch import Tensor
 
 from octavo_kernels import cpu
 from octavo_kernels.packing.groups import pack_codes
-from octavo_kernels.quant import GROUP, Kind, PackedLinear, PackedPart, part_nbytes
+from octavo_kernels.quant import BLOCK, GROUP, Kind, PackedLinear, PackedPart, part_nbytes
+
+
+def packed_kind(qtype: str | None = None) -> Kind:
+    """What a weight is packed to: by `pack_gguf` if it takes ``qtype``, else by `pack_w8`."""
+    form = FORMATS.get(qtype or "")
+    return form.kind if form else Kind(8)
 
 
 def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
-    """Bytes of a packed weight ``[channels, width]``: of `pack_gguf` if it takes ``qtype``, else of `pack_w8`."""
-    form = FORMATS.get(qtype or "")
-    return part_nbytes(channels, width, form.kind if form else Kind(8))
+    """Bytes of a packed weight ``[channels, width]``, see `packed_kind`."""
+    return part_nbytes(channels, width, packed_kind(qtype))
 
 
-def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], activation_terms: int = 1) -> PackedLinear:
+def pack_gguf(
+    raw: np.ndarray | Iterable[np.ndarray],
+    qtype: str,
+    shape: Sequence[int],
+    activation_terms: int = 1,
+    out: Tensor | None = None,
+) -> PackedLinear:
     """Pack rows of a GGUF tensor, in the bytes of the file: ``raw`` uint8 [N, row bytes], ``shape`` (N, K).
 
+    The rows may come some at a time, a multiple of `BLOCK` but for the last; a piece is read at once. ``out`` uint8
+    [`packed_nbytes`] takes the packed bytes.
     The codes are the file's own, and so are scales of 8-bit types. Scales and minima of other types become 16-bit
     integers relative to their channel's largest (cpu/csrc/quant.h). Raises ValueError for a type that is not in
     `GGUF_TYPES` (dequantise it and use `pack_w8`) and for bytes that do not fit.
@@ -31,11 +44,20 @@ def pack_gguf(raw: np.ndarray, qtype: str, shape: Sequence[int], activation_term
     if qtype not in FORMATS:
         raise ValueError(f"qtype: {qtype!r} cannot be packed; known: {', '.join(GGUF_TYPES)}")
     form = FORMATS[qtype]
-    if width % form.block_width or raw.shape != (channels, width // form.block_width * form.block_bytes):
-        raise ValueError(f"raw: {tuple(raw.shape)} bytes are not a {qtype} tensor of shape ({channels}, {width})")
-    data = cpu.pack_gguf(raw, qtype, channels, width, form.kind)
-    if data is None:
-        return pack_blocks(torch.from_numpy(np.array(raw)), qtype, activation_terms)
+    data = torch.empty(packed_nbytes(channels, width, qtype), dtype=torch.uint8) if out is None else out
+    rows, at, row_bytes = 0, 0, width // form.block_width * form.block_bytes
+    for piece in [raw] if isinstance(raw, np.ndarray) else raw:
+        if width % form.block_width or piece.shape[1:] != (row_bytes,) or rows % BLOCK or rows + len(piece) > channels:
+            raise ValueError(
+                f"raw: {tuple(piece.shape)} bytes after {rows} rows are not of a {qtype} tensor of shape "
+                f"({channels}, {width})"
+            )
+        end = at + packed_nbytes(len(piece), width, qtype)
+        if not cpu.pack_gguf(piece, qtype, width, form.kind, data[at:end]):
+            data[at:end] = pack_blocks(torch.from_numpy(np.array(piece)), qtype).parts[0].data
+        rows, at = rows + len(piece), end
+    if rows != channels:
+        raise ValueError(f"raw: {rows} rows are not a {qtype} tensor of shape ({channels}, {width})")
     return PackedLinear((PackedPart(data, channels, form.kind),), channels, width, activation_terms)
 
 

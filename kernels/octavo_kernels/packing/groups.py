@@ -164,7 +164,8 @@ def pack_w8_pieces(pieces: Iterable[Tensor], shape: tuple[int, int], activation_
 def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
     """Stack weights of one width along the channels; neighbours of one kind become one part.
 
-    Raises ValueError for different widths or activation terms.
+    Those that lie side by side in one tensor's memory already are not copied. Raises ValueError for different widths or
+    activation terms.
     """
     first = packed[0]
     if any(p.width != first.width or p.activation_terms != first.activation_terms for p in packed):
@@ -173,8 +174,15 @@ def concat(packed: Sequence[PackedLinear]) -> PackedLinear:
     for part in (part for p in packed for part in p.parts):
         last = parts[-1] if parts else None
         if last and last.kind == part.kind and last.channels % BLOCK == 0:
-            data = torch.cat([last.data, part.data])
-            parts[-1] = PackedPart(data, last.channels + part.channels, part.kind)
+            parts[-1] = PackedPart(_joined(last.data, part.data), last.channels + part.channels, part.kind)
         else:
             parts.append(part)
     return PackedLinear(tuple(parts), sum(p.channels for p in packed), first.width, first.activation_terms)
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    """``one`` and then ``other``, flat and contiguous."""
+    beside = one.storage_offset() + one.numel() == other.storage_offset()
+    if beside and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr():
+        return one.as_strided((one.numel() + other.numel(),), (1,))
+    return torch.cat([one, other])

@@ -91,8 +91,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     quiet_access_log()
     allow_many_connections()
     sockets = bind(args)
-    # What has been made so far lives as long as we do: the collector need not look at it again.
-    gc.collect()
+    # What has been made so far lives as long as we do: the collector need not look at it, not even now.
     gc.freeze()
     gc.enable()
     # Passes over few objects hold up nobody for long, and cycles (a request leaves some) do not pile up.

@@ -127,10 +127,15 @@ class GGUFFile:
 
     def raw(self, info: TensorInfo) -> np.ndarray:
         """The tensor's bytes, uint8 [rows, row_bytes], freshly read."""
-        flat = np.empty(info.nbytes, np.uint8)
+        rows = np.empty((info.nbytes // info.row_bytes, info.row_bytes), np.uint8)
+        self.read_rows(info, 0, rows)
+        return rows
+
+    def read_rows(self, info: TensorInfo, first: int, rows: np.ndarray) -> None:
+        """Fill ``rows`` uint8 [n, row_bytes], contiguous, with the bytes of the tensor's rows ``first`` ..."""
         what = f"tensor {info.name!r}"
-        read_into(flat.data, self.path, info.offset, what, finite_check(info.qtype, what))
-        return flat.reshape(-1, info.row_bytes)
+        offset = info.offset + first * info.row_bytes
+        read_into(rows.reshape(-1).data, self.path, offset, what, finite_check(info.qtype, what))
 
     def _read_header(self) -> None:
         size = len(self._data)

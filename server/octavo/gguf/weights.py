@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ _LAYER = {
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-_PIECE = 8 << 20  # bytes that are dequantised at a time
+_PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 _DERIVED = ("rope_freqs.weight",)  # part of the configuration, not of the weights
 
 
@@ -43,11 +44,29 @@ class GGUFWeight:
     def raw(self) -> np.ndarray:
         """Stored bytes, uint8 [rows, row_bytes], rows in the order of the Hugging Face checkpoint."""
         raw = self._file.raw(self._info)
+        return self._in_order(raw, raw.shape[-1] if len(self.shape) > 1 else raw.shape[-1] // self.shape[0])
+
+    def raw_pieces(self, rows: slice, multiple: int = 1) -> Iterator[np.ndarray]:
+        """`raw` of ``rows`` (start and stop given) of a matrix, some at a time and in order: a multiple of ``multiple``
+        at a time, but for the last. A piece is valid until the next one."""
+        head = self.shape[0] // self._heads if self._heads else 1
+        if rows.start % head or rows.stop % head:  # parts of heads
+            yield self.raw()[rows]
+            return
+        unit = lcm(multiple, head)
+        count = min(max(1, _PIECE // (unit * self._info.row_bytes)) * unit, rows.stop - rows.start)
+        room = np.empty((count, self._info.row_bytes), np.uint8)
+        for first in range(rows.start, rows.stop, max(1, count)):
+            piece = room[: rows.stop - first]
+            self._file.read_rows(self._info, first, piece)
+            yield self._in_order(piece, self._info.row_bytes)
+
+    def _in_order(self, raw: np.ndarray, width: int) -> np.ndarray:
+        """llama.cpp stores the two halves of each rotary head interleaved: put them back one after the other. A row has
+        ``width`` bytes."""
         if not self._heads:
             return raw
-        # llama.cpp stores the two halves of each rotary head interleaved; put them back one after the other.
-        width = raw.shape[-1] if len(self.shape) > 1 else raw.shape[-1] // self.shape[0]
-        rows = raw.reshape(self._heads, self.shape[0] // self._heads // 2, 2, width).swapaxes(1, 2)
+        rows = raw.reshape(-1, self.shape[0] // self._heads // 2, 2, width).swapaxes(1, 2)
         return np.ascontiguousarray(rows).reshape(raw.shape)
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -63,11 +82,9 @@ class GGUFWeight:
         dequantize_into(target.view(len(raw), -1), raw, self.qtype)
 
     def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
-        """See `WeightSource`; the stored bytes are read at once."""
-        raw = self.raw()
-        count = max(1, _PIECE // max(1, self.shape[-1] * dtype.itemsize))
-        for first in range(rows.start, rows.stop, count):
-            yield dequantize(raw[first : min(first + count, rows.stop)], self.qtype, dtype)
+        """See `WeightSource`."""
+        for raw in self.raw_pieces(rows):
+            yield dequantize(raw, self.qtype, dtype)
 
 
 def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from octavo.errors import ModelError
-from octavo.loader.staging import PIECE, staging
+from octavo.loader.staging import staging
 from octavo.system.file_reading import read_into
 from octavo.system.finite_numbers import finite_check
 
@@ -25,6 +25,7 @@ _DTYPES = {
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
     "F8_E8M0": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 _MAX_HEADER = 100 << 20  # the package's own limit
 
 
@@ -51,9 +52,9 @@ class SafetensorsWeight:
             target.copy_(self.load(target.dtype))
 
     def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
-        """See `WeightSource`: of at most `PIECE` bytes, or a row."""
+        """See `WeightSource`: of at most `_PIECE` bytes, or a row."""
         stored, width = _DTYPES[self.qtype], prod(self.shape[1:])
-        count = max(1, PIECE // max(1, width * stored.itemsize))
+        count = max(1, _PIECE // max(1, width * stored.itemsize))
         room = torch.empty(min(count, rows.stop - rows.start), *self.shape[1:], dtype=stored)
         for first in range(rows.start, rows.stop, count):
             piece = room[: min(count, rows.stop - first)]

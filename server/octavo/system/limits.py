@@ -72,18 +72,19 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
 
 @contextmanager
 def large_memory_returned() -> Iterator[None]:
-    """Inside, what is freed of 4 MiB or more goes back to the system at once. Otherwise glibc raises its limit for that
-    as it sees such sizes, puts what stays and what is freed soon side by side, and keeps the holes."""
+    """Inside, what is freed of 4 MiB or more goes back to the system at once, and nothing smaller. Otherwise glibc
+    raises its limit for that as it sees such sizes, puts what stays and what is freed soon side by side, and keeps the
+    holes; and a buffer that is freed and wanted again would be faulted in anew, page by page."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         yield
         return
     mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+    mallopt(_M_TRIM_THRESHOLD, 64 << 20)
     try:
         yield
-    finally:  # the most that it accepts, and what it would raise the other limit to: steps use the same sizes again
+    finally:  # the most that it accepts: steps use the same sizes again
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
 
 
 def trim_memory() -> None:

@@ -23,6 +23,7 @@ from octavo.errors import ModelError
 from octavo.fetch.gguf_folder import derived_directory
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.sources import resolve_model
+from octavo.gguf import weights
 from octavo.gguf.header import GGUFFile
 from octavo.loader.checkpoint import iterate_weights
 from octavo.text.tokenizer import Tokenizer
@@ -64,6 +65,25 @@ def test_weights_come_back_under_their_names(family: str, qtype: str, tmp_path: 
             target = torch.empty(source.shape, dtype=dtype)
             source.load_into(target)
             assert torch.equal(target, source.load(dtype))
+
+
+@pytest.mark.parametrize("room", [1, 3000, 1 << 20], ids=["least", "some rows", "all"])
+def test_pieces_are_the_whole_in_order(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the file that are read to be packed: whole heads of q and k, whose rows change places."""
+    write_gguf(tmp_path / "m.gguf", make_model(*FAMILIES["llama-biases"]), arch="llama", qtype="Q8_0")
+    monkeypatch.setattr(weights, "_PIECE", room)
+    sources = [source for _, source in iterate_weights(resolve_model(str(tmp_path / "m.gguf"))) if source.shape[1:]]
+    for source in sources:
+        count = source.shape[0]
+        for rows in (slice(0, count), slice(16, count), slice(3, count - 5)):
+            for multiple in (1, 32):
+                pieces = [piece.copy() for piece in source.raw_pieces(rows, multiple)]
+                np.testing.assert_array_equal(np.concatenate(pieces), source.raw()[rows], err_msg=source.name)
+                assert all(len(piece) % multiple == 0 for piece in pieces[:-1])
+                if room == 1 and not source._heads:
+                    assert len(pieces) == -(-(rows.stop - rows.start) // multiple)
+            values = torch.cat([piece.clone() for piece in source.pieces(torch.bfloat16, rows)])
+            assert torch.equal(values, source.load(torch.bfloat16)[rows])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

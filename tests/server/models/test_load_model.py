@@ -145,7 +145,7 @@ def test_dummy_weights_are_sane_and_repeatable(family: str, tiny_checkpoints: di
 
 
 PEAK = """
-import sys
+import resource, sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -165,10 +165,11 @@ for argument in sys.argv[1:]:
     load_model(configs[0])  # whatever is imported or made once
     trim_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
-    before = memory("VmRSS")
+    before, faults = memory("VmRSS"), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model = load_model(configs[1])
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     largest = max(4 * prod(shard.shape) for layer in model.linear_layers() for shard in layer.shards)
-    print(memory("VmHWM") - before, model.num_weight_bytes(), largest)
+    print(memory("VmHWM") - before, model.num_weight_bytes(), largest, faults * resource.getpagesize())
     del model
 """
 
@@ -199,9 +200,13 @@ def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OCTAVO_CACHE": str(tmp_path / "cache")},
     )
     for form, line in zip(forms, run.stdout.splitlines(), strict=True):
-        used, held, largest = map(int, line.split())
-        # Each thread has a piece of 8 MiB in hand besides.
-        assert 0.5 * held < used < held + largest + (24 << 20), form
+        used, held, largest, touched = map(int, line.split())
+        if form == "safetensors rounded":  # codes and scales are laid out when all are there
+            assert 0.5 * held < used < held + largest + (24 << 20)
+            continue
+        # A MiB of the file at a time goes to its place, through memory that is used again: fresh pages, which a virtual
+        # machine takes microseconds for, are those of the weights alone.
+        assert 0.5 * held < used and max(used, touched) < 1.1 * held + (4 << 20), form
 
 
 def test_what_does_not_fit_is_told_before_anything_is_read(llama: Path) -> None:

@@ -84,7 +84,7 @@ class LinearMethod(ABC):
         """The checkpoint tensors that part ``part`` of the layer is filled from.
 
         A slot is handed the tensor's `WeightSource`, not its values: a method may take the stored bytes
-        (``source.raw()`` of a GGUF tensor, ``source.qtype`` says which type) where it can compute on them.
+        (``source.raw_pieces()`` of a GGUF tensor, ``source.qtype`` says which type) where it can compute on them.
         """
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:

@@ -19,8 +19,8 @@ from octavo.layers.quantization.base import LinearBase, LinearMethod, Quantizati
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
-from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8_pieces, packed_nbytes
-from octavo_kernels.quant import PackedLinear, QuantizedRows
+from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8_pieces, packed_kind, packed_nbytes
+from octavo_kernels.quant import BLOCK, PackedLinear, QuantizedRows
 
 # Logits this far below the best one are those of tokens e times less likely: 8 bits move them by some hundredths.
 HEAD_MARGIN = 1.0
@@ -37,12 +37,21 @@ class Int8LinearMethod(QuantizedRowsMethod):
         self.activation_terms, self.margin, self.terms_if_rounded = activation_terms, margin, terms_if_rounded
         self.packed: PackedLinear | None = None
         self._parts: dict[int, PackedLinear] = {}
+        self._room: list[Tensor] = []  # for each part's bytes, side by side, where all are of one kind
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
         """See `LinearMethod`; the weight itself is made when its size is known, by the stored tensors."""
         if layer.has_bias:
             # What the kernels add: a bias converted while a step is recorded would be gone when it is replayed.
             layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
+        kept = [
+            qtype
+            for qtype, shard in zip(layer.stored_types, layer.shards, strict=True)
+            if qtype is not None and _is_kept(qtype, shard)
+        ]
+        if len(kept) == len(layer.shards) > 1 and len({packed_kind(qtype) for qtype in kept}) == 1:
+            sizes = [packed_nbytes(shard.num_rows, shard.shape[1], kept[0]) for shard in layer.shards]
+            self._room = list(torch.empty(sum(sizes), dtype=torch.uint8).split(sizes))
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""
@@ -58,21 +67,21 @@ class Int8LinearMethod(QuantizedRowsMethod):
 
     def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
         if _is_kept(source.qtype, shard):
-            shape = (shard.num_rows, shard.shape[1])
-            self._parts[part] = pack_gguf(
-                cast(Any, source).raw()[shard.rows], source.qtype, shape, self.activation_terms
-            )
+            shape, rows = (shard.num_rows, shard.shape[1]), cast(Any, source).raw_pieces(shard.rows, BLOCK)
+            room = self._room[part] if self._room else None
+            self._parts[part] = pack_gguf(rows, source.qtype, shape, self.activation_terms, room)
         else:
             self.activation_terms = max(self.activation_terms, self.terms_if_rounded)
-            rows = (piece[:, shard.columns] for piece in source.pieces(torch.float32, shard.rows))
+            values = (piece[:, shard.columns] for piece in source.pieces(torch.float32, shard.rows))
             width = shard.columns.stop - shard.columns.start
-            self._parts[part] = pack_w8_pieces(rows, (shard.num_rows, width), self.activation_terms)
+            self._parts[part] = pack_w8_pieces(values, (shard.num_rows, width), self.activation_terms)
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """See `LinearMethod`."""
         parts = [replace(self._parts[part], activation_terms=self.activation_terms) for part in sorted(self._parts)]
         self.packed = replace(concat(parts), margin=self.margin)
         self._parts.clear()
+        self._room.clear()
         for number, part in enumerate(self.packed.parts):
             layer.register_buffer(f"packed_{number}", part.data, persistent=False)
 
