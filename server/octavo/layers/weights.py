@@ -131,10 +131,9 @@ class ReorderedRows(_Rearranged):
         super().__init__(source, source.shape)
         self._order = order
 
-    def raw(self) -> np.ndarray[Any, Any]:
-        """Of a source that has it, see `octavo.gguf.weights.GGUFWeight`."""
-        stored: np.ndarray[Any, Any] = cast(Any, self._source).raw()[self._order.numpy()]
-        return stored
+    def raw_pieces(self, rows: slice, multiple: int = 1) -> Iterator[np.ndarray[Any, Any]]:
+        """Of a source that has it, see `octavo.gguf.weights.GGUFWeight`; one piece."""
+        yield cast(Any, self._source).raw()[self._order[rows].numpy()]
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `WeightSource`."""

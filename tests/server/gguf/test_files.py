@@ -25,6 +25,7 @@ from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.sources import resolve_model
 from octavo.gguf import weights
 from octavo.gguf.header import GGUFFile
+from octavo.layers.weights import ReorderedRows
 from octavo.loader.checkpoint import iterate_weights
 from octavo.text.tokenizer import Tokenizer
 
@@ -84,6 +85,8 @@ def test_pieces_are_the_whole_in_order(room: int, tmp_path: Path, monkeypatch: p
                     assert len(pieces) == -(-(rows.stop - rows.start) // multiple)
             values = torch.cat([piece.clone() for piece in source.pieces(torch.bfloat16, rows)])
             assert torch.equal(values, source.load(torch.bfloat16)[rows])
+        turned = ReorderedRows(source, torch.arange(count).flip(0))
+        np.testing.assert_array_equal(np.concatenate([*turned.raw_pieces(slice(3, count), 32)]), source.raw()[::-1][3:])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
