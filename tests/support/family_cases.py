@@ -37,6 +37,13 @@ GRANITE4 = GRANITE | {
     "layer_types": ["attention"] * 2, "num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 80,
     "position_embedding_type": "rope", "mamba_n_heads": 2,
 }  # fmt: skip
+WINDOW = {"sliding_window": 19, "num_hidden_layers": 4}
+GLM = {"head_dim": 16, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)}
+GPT2 = {
+    "vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+FALCON = {"alibi": False, "bias": True}
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-nemo": ("MistralConfig", SMALL | {"sliding_window": None, "head_dim": 20}),
     "phi3": ("Phi3Config", SMALL | PHI3 | {"sliding_window": 19}),
@@ -52,5 +59,37 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 19, "attention_bias": True,
             "tie_word_embeddings": False,
         },
+    ),
+    "olmo2": ("Olmo2Config", SMALL),
+    "olmo2-bias": ("Olmo2Config", SMALL | {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmo3": ("Olmo3Config", SMALL | WINDOW),
+    "glm": ("GlmConfig", SMALL | GLM),
+    "glm4": ("Glm4Config", SMALL | GLM),
+    "glm4-quarter": (
+        "Glm4Config", SMALL | GLM | rope("default", partial_rotary_factor=0.25) | {"attention_bias": False},
+    ),
+    "cohere": ("CohereConfig", SMALL),
+    "cohere-bias": ("CohereConfig", SMALL | {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.3}),
+    "cohere2": ("Cohere2Config", SMALL | WINDOW),
+    "ministral": (
+        "MinistralConfig",
+        SMALL | {"head_dim": 16, "sliding_window": 19, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+    "starcoder2": ("Starcoder2Config", SMALL | {"sliding_window": 19}),
+    "starcoder2-plain": ("Starcoder2Config", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
+    "gpt-neox": ("GPTNeoXConfig", SMALL | rope("default", partial_rotary_factor=0.5)),
+    "gpt-neox-serial": (
+        "GPTNeoXConfig", SMALL | rope("default", partial_rotary_factor=1.0) | {"use_parallel_residual": False},
+    ),
+    "falcon-7b": ("FalconConfig", SMALL | FALCON | {"multi_query": True, "bias": False}),
+    "falcon-40b": ("FalconConfig", SMALL | FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": (
+        "FalconConfig",
+        SMALL | FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-serial": ("FalconConfig", SMALL | FALCON | {"multi_query": False, "parallel_attn": False}),
+    "gpt2": ("GPT2Config", GPT2),
+    "gpt2-scaled": (
+        "GPT2Config", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 80, "tie_word_embeddings": False},
     ),
 }  # fmt: skip

@@ -20,17 +20,52 @@ MODELS = {
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite",
     "SmolLM3ForCausalLM": "smollm3",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "GlmForCausalLM": "glm4",
+    "Glm4ForCausalLM": "glm4",
+    "CohereForCausalLM": "cohere",
+    "Cohere2ForCausalLM": "cohere",
+    "InternLM2ForCausalLM": "internlm2",
+    "InternLM3ForCausalLM": "internlm2",
+    "MinistralForCausalLM": "llama",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "GPTNeoXForCausalLM": "gpt_neox",
+    "FalconForCausalLM": "falcon",
+    "GPT2LMHeadModel": "gpt2",
 }
 # Fields of config.json that mean what others call by another name.
-ALIASES: dict[str, Mapping[str, str]] = {}
+ALIASES: dict[str, Mapping[str, str]] = {
+    "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
+    "GPTNeoXForCausalLM": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
+    "FalconForCausalLM": {
+        "num_kv_heads": "num_key_value_heads", "n_head_kv": "num_key_value_heads", "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers", "ffn_hidden_size": "intermediate_size", "activation": "hidden_act",
+        "layer_norm_epsilon": "layer_norm_eps",
+    },
+    "GPT2LMHeadModel": {
+        "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
+        "layer_norm_epsilon": "layer_norm_eps",
+    },
+}  # fmt: skip
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
     "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},
+    "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
+    "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
+    "GlmForCausalLM": {"rms_norm_eps": 1.5625e-7, "num_key_value_heads": 2, "head_dim": 128},
+    "Glm4ForCausalLM": {"rms_norm_eps": 1.5625e-7, "num_key_value_heads": 2, "head_dim": 128},
+    "CohereForCausalLM": {"rope_theta": 5e5},
+    "Starcoder2ForCausalLM": {"num_key_value_heads": 2},
+    "FalconForCausalLM": {"max_position_embeddings": 2048},
 }
 # Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
-WITHOUT_ROTARY = {"OPTForCausalLM"}
+WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"}
 WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+# Families whose MLP is four times as wide as hidden states, where config.json does not say.
+FOURFOLD = {"FalconForCausalLM", "GPT2LMHeadModel"}
 # What layer_types may say beside full_attention and sliding_attention; the model refuses what it does not have.
 LAYER_TYPES = {"GraniteMoeHybridForCausalLM": ("full_attention", "attention", "mamba", "linear_attention")}
 
@@ -60,7 +95,9 @@ def in_common_words(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in config.items() if key not in aliases}
     for own, common in aliases.items():
         if config.get(own) is not None:
-            found.setdefault(common, config[own])
+            found[common] = config[own]
+    if architecture in FOURFOLD and found.get("intermediate_size") is None and type(found.get("hidden_size")) is int:
+        found["intermediate_size"] = 4 * found["hidden_size"]
     for key, value in DEFAULTS.get(architecture, {}).items():
         if found.get(key) is None:
             found[key] = value

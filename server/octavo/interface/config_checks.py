@@ -26,8 +26,17 @@ MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6  # of a rope scaling
 # Fields that mean nothing in these families, whatever they say: transformers does not read them either.
 _IGNORED = {
     "OPTForCausalLM": ("head_dim", "num_key_value_heads", "rope_parameters", "rope_scaling", "rope_theta"),
+    "GPT2LMHeadModel": ("head_dim", "num_key_value_heads"),
+    "GPTNeoXForCausalLM": ("head_dim", "num_key_value_heads"),
+    "FalconForCausalLM": ("head_dim",),
     **dict.fromkeys(WHOLE_ROTARY, ("partial_rotary_factor",)),
 }
+
+_FLAGS = (
+    "attention_bias", "mlp_bias", "use_sliding_window", "bias", "qkv_bias", "use_bias", "use_qk_norm", "alibi",
+    "use_parallel_residual", "new_decoder_architecture", "multi_query", "parallel_attn", "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+)  # fmt: skip
 
 Name = Callable[[str], str]
 
@@ -48,7 +57,7 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     fields.integer("vocab_size", 1, MAX_VOCAB)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
-    fields.integer("max_position_embeddings", 1, MAX_POSITIONS, optional=architecture != "OPTForCausalLM")
+    fields.integer("max_position_embeddings", 1, MAX_POSITIONS, optional=architecture not in WITHOUT_ROTARY)
     fields.token_ids("eos_token_id")
     fields.flag("tie_word_embeddings")
     if quantization := fields.table("quantization_config"):
@@ -87,11 +96,13 @@ def _check_llama(fields: Fields, layers: int) -> None:
         raise fields.error(f"it lacks 'intermediate_size', which {fields.config['architectures'][0]} needs")
     fields.integer("intermediate_size", 1, MAX_WIDTH * 4)
     fields.number("rms_norm_eps", 0.0, 1.0)
+    fields.number("layer_norm_eps", 0.0, 1.0)
+    fields.number("logit_scale", 0.0, MAX_FACTOR, above=True)
     fields.number("rope_theta", 1.0, 1e15, above=True)
     fields.text("hidden_act")
     fields.integer("sliding_window", 1, MAX_WINDOW, optional=True)
     fields.integer("max_window_layers", 0, MAX_LAYERS, optional=True)
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    for key in _FLAGS:
         fields.flag(key)
     for key in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"):
         fields.number(key, 0.0, MAX_FACTOR, above=True)
@@ -123,7 +134,8 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
     turns = fields.config.get("no_rope_layers")
     if turns is not None and (not isinstance(turns, list) or len(turns) < layers):
         fields.refuse("no_rope_layers", f"must be a list with an entry for each of {layers} layers")
-    fields.integer("no_rope_layer_interval", 1, MAX_LAYERS, optional=True)
+    for key in ("no_rope_layer_interval", "sliding_window_pattern"):
+        fields.integer(key, 1, MAX_LAYERS, optional=True)
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:

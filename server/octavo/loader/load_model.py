@@ -53,7 +53,8 @@ def load_model(
     if load_format == "dummy":
         weights = ((name, name, source) for name, source in dummy_weights(slots, config.seed, device))
     else:
-        weights = ((name, model.weight_name(name), source) for name, source in stored)
+        named = ((name, model.weight_name(name), source) for name, source in stored)
+        weights = ((stored_name, name, model.as_weight(name, source)) for stored_name, name, source in named)
     with large_memory_returned():
         fill(slots, weights, config)
         for module in model.modules():

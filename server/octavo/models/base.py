@@ -18,6 +18,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo.layers.weights import Transposed, WeightSource
 
 # On a CPU torch's float32 GEMM, which runs where there are no C kernels, gives a row the same bits for every number of
 # rows that is a multiple of 8, not below 8. cuBLAS promises nothing of the kind.
@@ -49,6 +50,8 @@ class CausalLM(nn.Module):
         # Saved from the model without its head.
         (r"^(?!model\.|lm_head\.)", "model."),
     ]
+    # Regular expression for the weights, by their names here, that safetensors hold as [inputs, outputs]; None: none.
+    transposed_weights: ClassVar[str | None] = None
     model: Decoder
     lm_head: ParallelLMHead
 
@@ -66,6 +69,11 @@ class CausalLM(nn.Module):
             elif re.search(pattern, name):
                 return None
         return name
+
+    def as_weight(self, name: str | None, source: WeightSource) -> WeightSource:
+        """The checkpoint's tensor ``source`` as the weight that is called ``name`` here."""
+        turned = self.transposed_weights is not None and self.config.files.format != "gguf"
+        return Transposed(source) if turned and name and re.search(self.transposed_weights or "", name) else source
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""

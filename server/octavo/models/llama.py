@@ -64,6 +64,18 @@ class LlamaForCausalLM(CausalLM):
         return GatedMLP(self.config.hidden_size, hf["intermediate_size"], bias, act, self.tp)
 
 
+class MinistralForCausalLM(LlamaForCausalLM):
+    """Llama with a sliding window in the layers that ``layer_types`` names."""
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        hf = self.config.hf_config
+        types = hf.get("layer_types")
+        slides = types[layer] == "sliding_attention" if types else True
+        window = hf.get("sliding_window", 4096) if slides else None
+        return SelfAttention(self.config, layer, self.tp, rotary, window=window)
+
+
 class MistralForCausalLM(LlamaForCausalLM):
     """Llama with a sliding window and no biases."""
 

@@ -1,0 +1,107 @@
+"""OLMo 2 and OLMo 3 (dense)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import octavo_kernels
+from octavo.errors import ConfigError
+from octavo.interface.engine_config import ModelConfig
+from octavo.layers.attention import ForwardContext, SelfAttention
+from octavo.layers.decoder import DecoderLayer, DeferredHidden
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.models.llama import LlamaForCausalLM
+
+
+class OlmoSelfAttention(SelfAttention):
+    """Norms of all queries of a token as one row, and of all its keys, before they are cut into heads."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, tp: TensorParallel, rotary: RotaryEmbedding | None, window: int | None
+    ) -> None:
+        bias, eps = config.hf_config.get("attention_bias", False), config.hf_config.get("rms_norm_eps", 1e-5)
+        super().__init__(config, layer, tp, rotary, qkv_bias=bias, out_bias=bias, window=window)
+        if tp.size > 1:
+            raise ConfigError("OLMo's norms of queries and keys are of all heads at once; use one device")
+        self.q_norm = RMSNorm(config.num_heads * config.head_size, eps)
+        self.k_norm = RMSNorm(config.num_kv_heads * config.head_size, eps)
+
+    def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `SelfAttention`."""
+        qkv, start = self.qkv_proj(x), 0
+        for norm in (self.q_norm, self.k_norm):
+            assert norm is not None
+            end = start + norm.weight.numel()
+            octavo_kernels.rms_norm_(qkv[:, start:end], norm.weight, norm.eps)
+            start = end
+        attended: Tensor = self.attn(qkv, positions, ctx)
+        return attended
+
+
+class OlmoDecoderLayer(DecoderLayer):
+    """Norms of what attention and MLP add to the residual, none of what they read."""
+
+    def __init__(self, self_attn: SelfAttention, attention_norm: RMSNorm, mlp: GatedMLP, mlp_norm: RMSNorm) -> None:
+        super().__init__()
+        self.self_attn, self.post_attention_layernorm = self_attn, attention_norm
+        self.mlp, self.post_feedforward_layernorm = mlp, mlp_norm
+
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """See `DecoderLayer`."""
+        x = x if residual is None else octavo_kernels.add(residual, x)
+        return self.self_attn(x, positions, ctx), x
+
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor]:
+        """See `DecoderLayer`."""
+        attended, x = deferred
+        x = octavo_kernels.add(x, self.post_attention_layernorm(self.self_attn.o_proj(attended))[0])
+        return self.post_feedforward_layernorm(self.mlp(x))[0], x
+
+
+class Olmo2ForCausalLM(LlamaForCausalLM):
+    """Llama with norms behind blocks, and of all queries and keys."""
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
+        """Layer number ``layer``."""
+        hf, hidden = self.config.hf_config, self.config.hidden_size
+        attention = OlmoSelfAttention(self.config, layer, self.tp, rotary, self.window(layer))
+        norm, last_norm = (RMSNorm(hidden, hf.get("rms_norm_eps", 1e-5)) for _ in range(2))
+        mlp = GatedMLP(hidden, hf["intermediate_size"], False, hf.get("hidden_act", "silu"), self.tp)
+        return OlmoDecoderLayer(attention, norm, mlp, last_norm)
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of layer number ``layer``, in tokens."""
+        return None
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    """OLMo 2 with a window in three of four layers, whose positions are not stretched to longer contexts."""
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
+        """Layer number ``layer``."""
+        return super().create_layer(layer, rotary if self.window(layer) is None else self._short_rotary)
+
+    def create_rotary(self) -> RotaryEmbedding:
+        """Of the layers without a window; the others' is kept apart."""
+        hf = self.config.hf_config
+        kinds = (hf.get("rope_scaling") or hf.get("rope_parameters") or {}).values()
+        if any(isinstance(kind, dict) for kind in kinds):
+            short = rope_parameters(hf, "sliding_attention")
+        else:
+            short = rope_parameters({**hf, "rope_scaling": {"rope_type": "default", **self._theta()}})
+        rotary = RotaryEmbedding(self.config, parameters=rope_parameters(hf, "full_attention"))
+        self._short_rotary = RotaryEmbedding(self.config, parameters=short)
+        return rotary
+
+    def _theta(self) -> dict[str, float]:
+        return {"rope_theta": rope_parameters(self.config.hf_config)["rope_theta"]}
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of layer number ``layer``, in tokens."""
+        hf = self.config.hf_config
+        types = hf.get("layer_types")
+        slides = types[layer] == "sliding_attention" if types else (layer + 1) % 4 != 0
+        return hf.get("sliding_window", 4096) if slides else None
