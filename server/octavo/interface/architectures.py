@@ -88,6 +88,12 @@ def check_architecture(name: str) -> None:
     )
 
 
+def own_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Common name -> the family's own, of the fields that config.json states by another name."""
+    aliases = ALIASES.get(config["architectures"][0], {})
+    return {common: own for own, common in aliases.items() if config.get(own) is not None}
+
+
 def in_common_words(config: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the family's own fields under their common names, and its defaults."""
     architecture = config["architectures"][0]

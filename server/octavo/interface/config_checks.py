@@ -95,6 +95,7 @@ def _check_llama(fields: Fields, layers: int) -> None:
     if "intermediate_size" not in fields.config:
         raise fields.error(f"it lacks 'intermediate_size', which {fields.config['architectures'][0]} needs")
     fields.integer("intermediate_size", 1, MAX_WIDTH * 4)
+    fields.integer("shared_intermediate_size", 1, MAX_WIDTH * 4, optional=True)
     fields.number("rms_norm_eps", 0.0, 1.0)
     fields.number("layer_norm_eps", 0.0, 1.0)
     fields.number("logit_scale", 0.0, MAX_FACTOR, above=True)
@@ -132,8 +133,10 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
             length = f"{len(types)} entries for {fields.name('num_hidden_layers')} ({layers})"
             raise fields.error(f"{fields.name('layer_types')} has {length}")
     turns = fields.config.get("no_rope_layers")
-    if turns is not None and (not isinstance(turns, list) or len(turns) < layers):
-        fields.refuse("no_rope_layers", f"must be a list with an entry for each of {layers} layers")
+    if turns is not None and (
+        not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)
+    ):
+        fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
     for key in ("no_rope_layer_interval", "sliding_window_pattern"):
         fields.integer(key, 1, MAX_LAYERS, optional=True)
 

@@ -143,6 +143,8 @@ def _dynamic(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, floa
     """NTK scaling: a base that grows with the length beyond the original one; here that of the longest sequence."""
     factor, original = parameters["factor"], parameters["max_position_embeddings"]
     length, dim = max(parameters["max_model_len"], original), 2 * len(inv_freq)
+    if dim == 2:  # a single pair has no slower one
+        return inv_freq, 1.0
     growth = (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
     return _inverse_frequencies({"rope_theta": parameters["rope_theta"] * growth}, dim), 1.0
 
@@ -159,7 +161,7 @@ def _longrope(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, flo
             "correct the file or fetch the model again"
         )
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
-    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
     scale = parameters.get("attention_factor", usual)
     return inv_freq / torch.tensor(divisors, dtype=torch.float32, device="cpu"), scale
 

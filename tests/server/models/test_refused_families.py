@@ -1,0 +1,82 @@
+"""Models that are not built are refused by name, and fields of config.json that cannot be meant by field: in one line,
+before any weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.family_cases import FAMILY_CASES
+from support.tiny_models import make_model
+
+from octavo.engine.args import EngineArgs
+from octavo.errors import OctavoError
+from octavo.loader.weight_bytes import model_without_memory
+
+BAD: list[tuple[str, str, Any]] = [
+    ("granite", "residual_multiplier", 0), ("granite", "logits_scaling", float("nan")),
+    ("granite", "embedding_multiplier", "12"), ("granite", "attention_multiplier", -1.0),
+    ("granite4-dense", "shared_intermediate_size", 1 << 40), ("granite4-dense", "layer_types", ["attention", "rwkv"]),
+    ("smollm3", "no_rope_layers", [1, 0]), ("smollm3", "no_rope_layers", ["1"] * 4),
+    ("glm4", "partial_rotary_factor", 1.5), ("glm4", "partial_rotary_factor", 0.2),
+    ("glm4", "partial_rotary_factor", "half"), ("cohere", "logit_scale", "x"), ("cohere", "layer_norm_eps", -1),
+    ("cohere2", "sliding_window_pattern", 0), ("starcoder2", "use_bias", "yes"), ("falcon-40b", "n_head_kv", 3),
+    ("gpt2", "n_embd", 1 << 30), ("gpt2", "n_inner", -1), ("gpt-neox", "use_parallel_residual", 1),
+    ("olmo3", "layer_types", ["full_attention"]), ("phi3", "sliding_window", -3),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    for case in {case for case, _, _ in BAD}:
+        make_model(*FAMILY_CASES[case]).save_pretrained(root / case)
+    return {path.name: path for path in root.iterdir()}
+
+
+def refusal(folder: Path, changes: dict[str, Any]) -> str:
+    path = folder / "config.json"
+    before = path.read_text()
+    config = json.loads(before)
+    rope = config.get("rope_parameters")
+    if "partial_rotary_factor" in changes and rope:
+        rope["partial_rotary_factor"] = changes["partial_rotary_factor"]
+    try:
+        path.write_text(json.dumps({**config, **changes}))
+        with pytest.raises(OctavoError) as raised:
+            model_without_memory(EngineArgs(model=str(folder)).create_engine_config(progress=False).model, "cpu")
+    finally:
+        path.write_text(before)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(("case", "field", "value"), BAD)
+def test_a_field_that_cannot_be_meant_is_named(case: str, field: str, value: Any, folders: dict[str, Path]) -> None:
+    assert field in refusal(folders[case], {field: value})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [
+        ("MambaForCausalLM", "state-space"), ("JambaForCausalLM", "state-space"),
+        ("Qwen3_5ForConditionalGeneration", "state-space or linear-attention layers"),
+        ("Qwen3NextForCausalLM", "nearest that is: Qwen3ForCausalLM"), ("Olmo9ForCausalLM", "nearest that is: Olmo"),
+        ("Phi9ForCausalLM", "nearest that is: Phi3ForCausalLM"),
+    ],
+)  # fmt: skip
+def test_an_architecture_that_is_not_built_is_named(architecture: str, named: str, folders: dict[str, Path]) -> None:
+    message = refusal(folders["phi3"], {"architectures": [architecture], "num_attention_heads": None})
+    assert repr(architecture) in message and named in message
+
+
+def test_granite_4_with_other_layers_is_named(folders: dict[str, Path]) -> None:
+    assert "mamba" in refusal(folders["granite4-dense"], {"layer_types": ["mamba", "attention"]})
+    assert "experts" in refusal(folders["granite4-dense"], {"num_local_experts": 8})
+
+
+def test_falcon_with_alibi_and_cohere_with_more_norms_are_named(folders: dict[str, Path]) -> None:
+    assert "ALiBi" in refusal(folders["falcon-40b"], {"alibi": True})
+    assert "norms of queries" in refusal(folders["cohere"], {"use_qk_norm": True})
