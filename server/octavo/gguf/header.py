@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.gguf.finite_blocks import block_check
 from octavo.system.file_reading import read_into
-from octavo.system.finite_numbers import finite_check
 
 _SCALARS = {  # GGUF value type -> struct code
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
@@ -52,6 +52,7 @@ class TensorInfo:
     qtype: str
     offset: int
     nbytes: int
+    block_bytes: int
 
     @property
     def row_bytes(self) -> int:
@@ -135,7 +136,8 @@ class GGUFFile:
         """Fill ``rows`` uint8 [n, row_bytes], contiguous, with the bytes of the tensor's rows ``first`` ..."""
         what = f"tensor {info.name!r}"
         offset = info.offset + first * info.row_bytes
-        read_into(rows.reshape(-1).data, self.path, offset, what, finite_check(info.qtype, what))
+        check = block_check(info.qtype, info.block_bytes, what)
+        read_into(rows.reshape(-1).data, self.path, offset, what, check, info.block_bytes)
 
     def _read_header(self) -> None:
         size = len(self._data)
@@ -186,7 +188,7 @@ class GGUFFile:
                     f"{self.path} is cut short: tensor {name!r} ends at byte {start + offset + nbytes} "
                     f"but the file has {size}; fetch it again"
                 )
-            self.tensors[name] = TensorInfo(name, shape, qtype, start + offset, nbytes)
+            self.tensors[name] = TensorInfo(name, shape, qtype, start + offset, nbytes, block_bytes)
 
     def _number(self, code: str) -> int:
         value: int = struct.unpack_from("<" + code, self._data, self._at)[0]

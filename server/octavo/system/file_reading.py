@@ -17,15 +17,21 @@ _CHECKED = 1 << 18  # bytes that are checked at a time, while they are in the pr
 
 
 def read_into(
-    buffer: memoryview, path: Path, offset: int, what: str, check: Callable[[memoryview], None] | None = None
+    buffer: memoryview,
+    path: Path,
+    offset: int,
+    what: str,
+    check: Callable[[memoryview], None] | None = None,
+    unit: int = 8,
 ) -> None:
-    """Fill ``buffer`` (bytes) from ``offset``, and give each piece that was read to ``check``, in whole numbers of any
-    type. Raises ModelError when the file ends before, naming ``what``."""
+    """Fill ``buffer`` (bytes) from ``offset``, and give each piece that was read to ``check``, in whole ``unit`` bytes.
+    Raises ModelError when the file ends before, naming ``what``."""
+    size = _CHECKED // unit * unit if check else max(1, len(buffer))
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
-            for first in range(0, len(buffer), _CHECKED if check else max(1, len(buffer))):
-                piece = buffer[first : first + _CHECKED] if check else buffer
+            for first in range(0, len(buffer), size):
+                piece = buffer[first : first + size]
                 done = 0
                 while done < len(piece):
                     count = file.readinto(piece[done:])  # the system reads at most 2 GB at once

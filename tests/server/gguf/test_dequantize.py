@@ -1,5 +1,7 @@
 """Every type that the reference package decodes comes out the same here, whatever the bytes."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import _OWN, dequantize
+from octavo.gguf.finite_blocks import _SCALES, block_check
 from octavo.gguf.header import TENSOR_TYPES
 
 DECODABLE = sorted(kind.name for kind in quants._type_traits)
@@ -38,6 +41,19 @@ def test_bit_equal_to_the_reference(qtype: str, seed: int, rows: int, blocks: in
     assert got.shape == expected.shape
     same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
     assert same.all()
+
+
+@pytest.mark.parametrize("qtype", sorted({"F16", "BF16", "F32", *_SCALES} & set(DECODABLE)))
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 20))
+def test_what_the_check_of_blocks_lets_through_is_finite_and_nothing_else(qtype: str, seed: int, blocks: int) -> None:
+    size = GGML_QUANT_SIZES[GGMLQuantizationType[qtype]][1]
+    raw = np.random.default_rng(seed).integers(0, 256, (1, blocks * size), dtype=np.uint8)
+    finite = bool(dequantize(raw, qtype, torch.float32).isfinite().all())
+    check = block_check(qtype, size, "tensor 'x'")
+    assert check is not None
+    with nullcontext() if finite else pytest.raises(ModelError, match="tensor 'x' holds NaN"):
+        check(memoryview(raw.ravel()))
 
 
 @pytest.mark.parametrize("qtype", ["Q4_1", "Q6_K", "IQ2_XS"])

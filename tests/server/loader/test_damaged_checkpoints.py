@@ -11,20 +11,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_gguf
 from support.paged import model_config
-from support.quantized_files import awq, compressed, fp8, gptq, mxfp4, nvfp4, quantize_checkpoint
+from support.quantized_files import (
+    awq,
+    bitsandbytes_4bit,
+    bitsandbytes_8bit,
+    compressed,
+    fp8,
+    gptq,
+    mxfp4,
+    nvfp4,
+    quantize_checkpoint,
+)
 from support.tiny_models import FAMILIES, make_model
 
+from octavo.engine.args import EngineArgs
 from octavo.errors import ModelError
 from octavo.loader.load_model import load_model
 
 Q = "model.layers.1.self_attn.q_proj."
 DOWN = "model.layers.2.mlp.down_proj."
 Tensors = dict[str, torch.Tensor]
+TWO_BITS = {"targets": ["Linear"], "weights": {"num_bits": 2, "strategy": "channel"}}
 GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "awq": (awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
@@ -34,6 +47,8 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "blocks": (fp8("block", (64, 64), "weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [64, 64]}),
     "mxfp4": (mxfp4(), {"quant_method": "mxfp4"}),
     "nvfp4": (nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nf4": (bitsandbytes_4bit(nested=True), {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}),
+    "int8": (bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 
 
@@ -113,6 +128,21 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], Any], dict[str, Any], str]] = 
     "groups that do not divide": ("awq", nothing, {"group_size": 48}, "layers.0.*groups of 48 columns"),
     "bits that are not read": ("gptq", nothing, {"bits": 3}, "quantization_config.bits must be 4 or 8"),
     "another version": ("awq", nothing, {"version": "gemv"}, "quantization_config.version must be gemm"),
+    "a tool that is not known": ("awq", nothing, {"quant_method": "hqq"}, "quantised with 'hqq'.*known: awq"),
+    "an algorithm that is not read": ("nvfp4", nothing, {"quant_algo": "W4A8_AWQ"}, "quant_algo must be one of FP8"),
+    "sparse": ("packed", nothing, {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config must be absent"),
+    "rotated": ("packed", nothing, {"transform_config": {"config_groups": {}}}, "transform_config must be absent"),
+    "codes of another width": ("packed", nothing, {"config_groups": {"group_0": TWO_BITS}}, "2 bits .*not supported"),
+    "blocks that are none": ("blocks", nothing, {"weight_block_size": [64]}, "weight_block_size must be two"),
+    "scales of 8 bits without their table": (
+        "nf4",
+        without(Q + "weight.nested_quant_map"),
+        {},
+        "q_proj.weight.absmax' is quantised.*lacks nested_quant_map",
+    ),
+    "scales of another number": ("nf4", turn(Q + "weight.absmax", lambda t: t[:-1]), {}, "absmax' has 127 scales"),
+    "no JSON": ("nf4", put(Q + "weight.quant_state.bitsandbytes__nf4", 0), {}, "is not bitsandbytes' JSON"),
+    "scale of 8 bits NaN": ("int8", put(Q + "SCB", NAN, 3), {}, "q_proj.SCB' holds NaN"),
     "no groups": ("packed", nothing, {"config_groups": {}}, "config_groups must hold"),
     "listed as plain": ("packed", nothing, {"ignore": ["re:.*q_proj"]}, "q_proj.* is quantised, but"),
     "listed as plain in part": ("awq", nothing, {"modules_to_not_convert": ["mlp"]}, "mlp.* is quantised, but"),
@@ -160,7 +190,16 @@ def test_a_bias_of_zeros_is_what_tools_write_for_none(whole: dict[str, Path], tm
     assert load_model(model_config(changed))
 
 
-@pytest.mark.parametrize(("field", "value"), [("embedding_length", 128), ("feed_forward_length", 96)])
+FIELDS = {
+    "embedding_length": 128,
+    "feed_forward_length": 96,
+    "block_count": 2,
+    "attention.head_count": 8,
+    "attention.head_count_kv": 4,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS.items())
 def test_a_gguf_file_whose_metadata_and_tensors_disagree(
     field: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,8 +209,29 @@ def test_a_gguf_file_whose_metadata_and_tensors_disagree(
         tmp_path / "m.gguf", model, arch="llama", qtype="Q8_0",
         more=lambda writer: writer.add_uint32(f"llama.{field}", value),
     )  # fmt: skip
-    with pytest.raises(ModelError, match=r"tensor '.*' has shape .* asks for .*not of one model"):
+    with pytest.raises(
+        ModelError, match=r"tensor '.*' has shape .* asks for .*not of one model|no place for"
+    ) as caught:
         load_model(model_config(tmp_path / "m.gguf"))
+    assert "not of one model" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("qtype", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("quantization", [None, "none"])
+def test_a_gguf_file_with_a_scale_that_is_no_number(
+    qtype: str, quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    model = make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 128})
+    write_gguf(tmp_path / "m.gguf", model, arch="llama", qtype=qtype, vocabulary=False)
+    infos = {info.name: info for info in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    with open(tmp_path / "m.gguf", "r+b") as file:  # NaN in each of these types
+        file.seek(int(infos["blk.1.ffn_down.weight"].data_offset))
+        file.write(b"\xff\xff\xff\x7f")
+    args = EngineArgs(model=str(tmp_path / "m.gguf"), skip_tokenizer_init=True, quantization=quantization)
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.weight' holds NaN or inf.*fetch") as caught:
+        load_model(args.create_engine_config(progress=False).model)
+    assert "\n" not in str(caught.value)
 
 
 REFUSED = """

@@ -1,0 +1,34 @@
+"""Finding NaN and infinite scales among the blocks of a GGUF tensor, while they are in the processor's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from octavo.errors import ModelError
+from octavo.system.finite_numbers import finite_check
+
+# Where a block has numbers in float16, in bytes: its scale, and its minimum or what minima are multiplied with.
+_SCALES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+_INFINITY = 0x7C00
+
+
+def block_check(qtype: str, block_bytes: int, what: str) -> Callable[[memoryview], None] | None:
+    """Like `finite_check`, of whole blocks of a tensor of type ``qtype``; None for types that have no such numbers."""
+    places = _SCALES.get(qtype)
+    if places is None:
+        return finite_check(qtype, what)
+
+    def check(piece: memoryview) -> None:
+        halves = np.frombuffer(piece, np.uint16).reshape(-1, block_bytes // 2)
+        for at in places:
+            if (halves[:, at // 2] & 0x7FFF).max() >= _INFINITY:
+                raise ModelError(f"{what} holds NaN or infinite numbers; the file is damaged: fetch it again")
+
+    return check
