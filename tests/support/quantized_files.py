@@ -160,13 +160,17 @@ NF4 = [
 ]  # fmt: skip
 
 
-def bitsandbytes_4bit(nested: bool, block: int = 32) -> Writer:
-    """NF4 in flat blocks; with ``nested`` the scales are in 8 bits themselves."""
+_BNB_FP4 = [0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25]
+
+
+def bitsandbytes_4bit(nested: bool, block: int = 32, kind: str = "nf4") -> Writer:
+    """NF4 or FP4 in flat blocks; with ``nested`` the scales are in 8 bits themselves."""
+    numbers = NF4 if kind == "nf4" else _BNB_FP4 + [-number for number in _BNB_FP4]
 
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
-        table, blocks = torch.tensor(NF4), weight.reshape(-1, block)
+        table, blocks = torch.tensor(numbers), weight.reshape(-1, block)
         scales = blocks.abs().amax(1)
-        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "shape": list(weight.shape)}
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "shape": list(weight.shape)}
         tensors: Tensors = {"weight.quant_map": table}
         if nested:
             offset, of_scales = scales.mean().item(), torch.linspace(-1, 1, 256)
@@ -178,10 +182,11 @@ def bitsandbytes_4bit(nested: bool, block: int = 32) -> Writer:
             tensors |= {"weight.nested_absmax": largest, "weight.nested_quant_map": of_scales}
         codes = (blocks / scales[:, None])[..., None].sub(table).abs().argmin(-1)
         flat = codes.flatten()
+        said = json.dumps(state).encode()
         tensors |= {
             "weight": (flat[::2] << 4 | flat[1::2]).to(torch.uint8)[:, None],
             "weight.absmax": places.to(torch.uint8) if nested else scales,
-            "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+            f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(said), dtype=torch.uint8),
         }
         return tensors, (table[codes] * scales[:, None]).reshape(weight.shape)
 

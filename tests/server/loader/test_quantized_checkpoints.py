@@ -108,6 +108,10 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
         nvfp4("weight_packed", "weight_global_scale", reciprocal=True),
         compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)[1],
     ),
+    "FP8 in blocks": (
+        fp8("block", (64, 64)),
+        compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[64, 64])[1],
+    ),
     "autofp8": (fp8(), FP8 | {"activation_scheme": "static"}),
     "fp8 in blocks": (fp8("block", (64, 64), "weight_scale_inv"), BY_BLOCK),
     "fbgemm": (fp8("row"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
@@ -116,6 +120,7 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "mxfp4": (mxfp4(), {"quant_method": "mxfp4"}),
     "nf4": (bitsandbytes_4bit(nested=False), NF4),
     "nf4 with scales of scales": (bitsandbytes_4bit(nested=True), NF4),
+    "bitsandbytes fp4": (bitsandbytes_4bit(nested=True, kind="fp4"), NF4 | {"bnb_4bit_quant_type": "fp4"}),
     "bitsandbytes int8": (bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 
@@ -178,6 +183,13 @@ def test_fp8_is_refused_where_a_gpu_does_not_multiply_it(monkeypatch: pytest.Mon
     OnlineConfig("int8", torch.device("cuda"))
 
 
+def test_fp8_of_plain_weights_is_refused_on_a_cpu_which_has_int8(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fp8 .*GPUs alone.* use int8") as caught:
+        load_model(config_of(llama, "fp8"))
+    assert "\n" not in str(caught.value)
+    assert load_model(config_of(llama, "int8")).is_quantized
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path) -> None:
     write, description = FORMATS[name]
@@ -204,7 +216,7 @@ def test_the_formats_own_name_changes_nothing(asked: str | None, llama: Path, tm
     assert load_model(config_of(folder, asked)).is_quantized == (asked != "none")
 
 
-@pytest.mark.parametrize(("asked", "stored"), [("gptq", "awq"), ("int8", "awq"), ("fp8", None), ("gguf", None)])
+@pytest.mark.parametrize(("asked", "stored"), [("gptq", "awq"), ("int8", "awq"), ("fp8", "awq"), ("gguf", None)])
 def test_a_name_that_contradicts_the_file_is_refused_with_both(
     asked: str, stored: str | None, llama: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +237,50 @@ def test_parts_of_a_merged_layer_may_be_stored_apart(llama: Path, tmp_path: Path
     exact, usual = load_model(config_of(folder, "none")), load_model(config_of(folder))
     assert kl(logits_of(exact, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
     assert kl(logits_of(usual, SEQUENCES), logits_of(expected, SEQUENCES)) <= 5e-3
+
+
+def test_gptqs_exceptions_are_those_of_each_part(llama: Path, tmp_path: Path) -> None:
+    """GPTQModel's dynamic: other bits and groups where a pattern says so, plain where it says no; q, k and v differ."""
+    dynamic = {r"+:.*\.k_proj": {"bits": 8}, r".*\.down_proj": {"group_size": -1}, r"-:.*layers\.1\.self_attn\.": {}}
+    writers: dict[str, Writer | None] = {"layers.1.self_attn": None, "k_proj": gptq(8), "down_proj": gptq(group=-1)}
+    folder = quantize_checkpoint(llama, tmp_path, writers | {"_proj": gptq()}, GPTQ | {"dynamic": dynamic})
+    expected = load(folder / "values")
+    for quantization, most in (("none", 0.0), (None, 5e-3)):
+        ours = load_model(config_of(folder, quantization))
+        assert kl(logits_of(ours, SEQUENCES), logits_of(expected, SEQUENCES)) <= most
+    for wrong, said in (
+        ({".*k_proj": {"bits": 3}}, r"dynamic.*bits must be 4 or 8"),
+        ({"(": {}}, r"no regular expression"),
+        ({}, r"has shape .*asks for"),
+    ):
+        with pytest.raises(ModelError, match=said):
+            load_model(config_of(folder, quantization_config=GPTQ | {"dynamic": wrong}))
+
+
+SKIPS: dict[str, tuple[str, str, list[str]]] = {
+    "awq": ("awq in groups of 32", "modules_to_not_convert", ["self_attn"]),
+    "gptq": ("gptq", "modules_to_not_convert", ["model.layers.0.self_attn", "layers.1.self_attn", "2.self_attn"]),
+    "fp8": ("autofp8", "ignored_layers", [f"model.layers.{i}.self_attn.{p}_proj" for i in range(3) for p in "qkvo"]),
+    "compressed": ("W4A16", "ignore", ["lm_head", r"re:model\.layers\.\d\.self_attn.*"]),
+    "modelopt": ("modelopt fp8", "exclude_modules", ["lm_head", "*.self_attn*"]),
+    "mxfp4": ("mxfp4", "modules_to_not_convert", ["model.layers.*.self_attn"]),
+}
+
+
+@pytest.mark.parametrize("tool", SKIPS)
+def test_modules_may_be_listed_as_plain_in_each_tools_way(tool: str, llama: Path, tmp_path: Path) -> None:
+    """And a list that says so of a module that is not plain contradicts the file."""
+    name, key, listed = SKIPS[tool]
+    write, description = FORMATS[name]
+    description = description | {key: listed}
+    folder = quantize_checkpoint(llama, tmp_path / "a", {"self_attn": None, "_proj": write}, description)
+    expected = load(folder / "values")
+    assert (
+        kl(logits_of(load_model(config_of(folder, "none")), SEQUENCES[:1]), logits_of(expected, SEQUENCES[:1])) == 0.0
+    )
+    whole = quantize_checkpoint(llama, tmp_path / "b", write, description)
+    with pytest.raises(ModelError, match=r"self_attn.*is quantised, but"):
+        load_model(config_of(whole))
 
 
 def test_old_tools_describe_weights_in_files_of_their_own(llama: Path, tmp_path: Path) -> None:
@@ -254,6 +310,22 @@ def test_steps_with_act_order_are_recorded_and_change_no_bit(llama: Path, tmp_pa
     ours, theirs = (llm.generate(prompts, params, use_tqdm=False) for llm in (recorded, called))
     assert [o.outputs[0].logprobs for o in ours] == [o.outputs[0].logprobs for o in theirs]
     assert steps._step is not None
+
+
+def test_scales_of_values_are_for_fp8_caches_alone_too(llama: Path, tmp_path: Path) -> None:
+    """A damaged one is refused, as it would be used."""
+    stored = load_file(llama / "model.safetensors")
+    for number, bad in enumerate((0.0, -1.0, float("nan"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_file(stored | {"model.layers.1.self_attn.v_scale": torch.tensor([bad])}, folder / "model.safetensors")
+        shutil.copy(llama / "config.json", folder)
+        with pytest.raises(ModelError, match="v_scale"):
+            load(folder)
+    save_file(
+        stored | {"model.layers.1.self_attn.v_proj.output_scale": torch.tensor(0.5)}, folder / "model.safetensors"
+    )
+    assert [layer.self_attn.attn.v_scale for layer in load(folder).model.layers] == [1.0, 0.5, 1.0]
 
 
 NAMES = ["self_attn.k_scale", "self_attn.attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale"]

@@ -61,6 +61,11 @@ def quantization_config(
     stored = stored_format(config)
     if stored is None and not on_cpu and asked in GPU_ONLINE and config.files.format != "gguf":
         return OnlineConfig(asked, torch.device(device))
+    if asked == "fp8" and stored is None and config.files.format != "gguf":
+        raise ConfigError(
+            f"quantization fp8 rounds plain weights to FP8 on GPUs alone, and {config.model} is not quantised; use "
+            "int8, which takes as much memory on this device, or leave --quantization out"
+        )
     if asked in STORED or (asked == "int8" and stored is not None):
         found = stored.name if stored is not None else None
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
