@@ -2,6 +2,7 @@
 
     python benchmarks/peers/compare.py [--quick] [--engines octavo,vllm,llama.cpp,hf] [--readme]
     python benchmarks/peers/compare.py --files ...     (see files.py)
+    python benchmarks/peers/compare.py --agreement ... (see agreement.py)
 
 SmolLM2-135M, 128 tokens in and 128 out, greedy, `ignore_eos`, a closed loop of 1 to 64 users; prompts of 800 tokens,
 cold and with their first 768 in the prefix cache; how long a start takes; memory. Ours runs first and again last, to
@@ -28,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import agreement
 import files
 import psutil
 import report
@@ -201,8 +203,11 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     parser.add_argument("--output", type=Path, default=RESULTS / "comparison.json", help="(default: %(default)s)")
     parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
     parser.add_argument("--files", action="store_true", help="instead: every file of weights, see files.py --help")
+    parser.add_argument("--agreement", action="store_true", help="instead: same answers? see agreement.py --help")
     if "--files" in sys.argv[1:]:
         return files.main([word for word in sys.argv[1:] if word != "--files"])
+    if "--agreement" in sys.argv[1:]:
+        return agreement.main([word for word in sys.argv[1:] if word != "--agreement"])
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are in sessions of their own: end them first
     root, plan = peers_folder(), QUICK if args.quick else FULL

@@ -151,10 +151,16 @@ def _quantised_checkpoints(smollm2: Path) -> list[tuple[str, str, Make]]:
         "checkpoint_format": "gptq",
     }  # fmt: skip
     w8a8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+
+    def int8(q: Any) -> tuple[Any, dict[str, Any]]:
+        writer, description = q.compressed("int-quantized", **w8a8)
+        description["config_groups"]["group_0"]["input_activations"] = q.DYNAMIC_INT8
+        return writer, description
+
     return [
         ("awq", "SmolLM2 AWQ, 4 bits, groups of 64", partial(write, lambda q: (q.awq(64), awq))),
         ("gptq", "SmolLM2 GPTQ, 4 bits, groups of 64", partial(write, lambda q: (q.gptq(4, 64), gptq))),
-        ("w8a8", "SmolLM2 W8A8, compressed-tensors", partial(write, lambda q: q.compressed("int-quantized", **w8a8))),
+        ("w8a8", "SmolLM2 W8A8, compressed-tensors", partial(write, int8)),
     ]
 
 
