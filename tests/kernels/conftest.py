@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import pytest
 import torch
+from support import emulated_kernels
 
 from octavo_kernels import AttentionMetadata
 from octavo_kernels.cpu import compiler, library
@@ -24,11 +25,12 @@ def all_libraries() -> None:
             compiler.build_several(compiler.supported_isas())
 
 
-@pytest.fixture(params=[*compiler.supported_isas(), "torch"])
+@pytest.fixture(params=[*emulated_kernels.all_parameters(), "torch"])
 def isa(request, all_libraries):
-    """Every instruction set this machine runs, and plain torch as if there were no library."""
+    """Every instruction set this machine runs or emulates, and plain torch as if there were no library."""
+    loads = library.load if request.param in compiler.all_isas() else emulated_kernels.load
     try:
-        chosen = None if request.param == "torch" else library.load(request.param)
+        chosen = None if request.param == "torch" else loads(request.param)
     except compiler.BuildError as error:
         pytest.skip(str(error))
     before = library.get_library()

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulated_kernels import all_parameters
 
 from octavo_kernels import cpu, packing, reference
-from octavo_kernels.cpu import compiler
 from octavo_kernels.dense import DENSE_DTYPES, empty_dense, unpack_dense
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
-C_ISAS = compiler.supported_isas()
+C_ISAS = all_parameters()
 ACTIVATIONS = [torch.float32, torch.bfloat16]
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulated_kernels import all_parameters
 from torch import Tensor
 
 from octavo_kernels import cpu, reference
-from octavo_kernels.cpu import compiler
 from octavo_kernels.cpu.attention import kv_scale_bytes
 
-pytestmark = pytest.mark.parametrize("isa", compiler.supported_isas(), indirect=True)
+pytestmark = pytest.mark.parametrize("isa", all_parameters(), indirect=True)
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 CHUNK, GROUP = 16, 32
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulated_kernels import all_parameters
 from torch.nn import functional
 
 import octavo_kernels
 from octavo_kernels import cpu, reference
-from octavo_kernels.cpu import compiler
 from octavo_kernels.cpu.attention import from_pair_layout, has_pair_layout, to_pair_layout
 
-C_ISAS = compiler.supported_isas()
+C_ISAS = all_parameters()
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 

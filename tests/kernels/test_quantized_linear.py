@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.emulated_kernels import all_parameters
 
 import octavo_kernels
 from octavo_kernels import cpu, packing, quant, reference
@@ -16,7 +17,7 @@ from octavo_kernels.cpu import compiler, library
 from octavo_kernels.packing.gguf import FORMATS
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
-C_ISAS = compiler.supported_isas()
+C_ISAS = all_parameters()
 KINDS = [*packing.GGUF_TYPES, "w8"]
 
 

@@ -60,9 +60,14 @@ def machine() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
-def all_isas() -> list[str]:
-    """The instruction sets that can be compiled for this architecture, best first; may be empty."""
-    return list(_TARGETS.get(machine(), {}))
+def all_isas(architecture: str | None = None) -> list[str]:
+    """The instruction sets that can be compiled for an architecture (None: this one), best first; may be empty."""
+    return list(_TARGETS.get(architecture or machine(), {}))
+
+
+def flags(isa: str, architecture: str | None = None) -> list[str]:
+    """The compiler's, for an instruction set of an architecture (None: this one)."""
+    return [*_FLAGS.split(), *_TARGETS[architecture or machine()][isa][0].split()]
 
 
 def supported_isas() -> list[str]:
@@ -82,9 +87,9 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset({"asimddp"}) if machine() == "aarch64" and sys.platform == "darwin" else frozenset()
 
 
-def source_hash() -> str:
-    """Twelve digits that change with any source file or compiler flag."""
-    march = [(isa, flags) for isa, (flags, _) in sorted(_TARGETS.get(machine(), {}).items())]
+def source_hash(architecture: str | None = None) -> str:
+    """Twelve digits that change with any source file or compiler flag of an architecture (None: this one)."""
+    march = [(isa, flags) for isa, (flags, _) in sorted(_TARGETS.get(architecture or machine(), {}).items())]
     digest = hashlib.sha256(repr((_FLAGS, march)).encode())
     for path in sorted(SOURCES.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -126,7 +131,7 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
     except OSError as error:
         raise BuildError(f"cannot write {directory}: {error.strerror}") from error
     try:
-        command = [*shlex.split(compiler), *_FLAGS.split(), *_TARGETS[machine()][isa][0].split()]
+        command = [*shlex.split(compiler), *flags(isa)]
         command += [str(path) for path in sorted(SOURCES.glob("*.c"))] + ["-lm", "-o", temporary]
         try:
             result = subprocess.run(command, capture_output=True, text=True, timeout=600)

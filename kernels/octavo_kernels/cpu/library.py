@@ -65,6 +65,14 @@ def _arguments(letter: str) -> dict[int, list[int]]:
 ADDRESSES, ROWS, SEQUENCES = _arguments("P"), _arguments("R"), _arguments("S")
 
 
+def packers() -> dict[str, tuple[struct.Struct, int, int]]:
+    """How each operation is packed: its words, opcode and number of arguments."""
+    return {
+        name: (struct.Struct("=qq" + re.sub("[PRS]", "q", layout)), code, len(layout))
+        for name, (code, layout) in _OPS.items()
+    }
+
+
 class Library:
     """One loaded library. ``pack`` makes an operation, ``run`` executes one or several packed operations."""
 
@@ -78,10 +86,7 @@ class Library:
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
         self._run.restype = ctypes.c_int64
         _share_openmp(library)
-        self._packers = {
-            name: (struct.Struct("=qq" + re.sub("[PRS]", "q", layout)), code, len(layout))
-            for name, (code, layout) in _OPS.items()
-        }
+        self._packers = packers()
 
     def pack(self, name: str, *args: int | float) -> bytes:
         """The bytes of operation ``name`` with these arguments, which `run` takes."""
