@@ -47,10 +47,10 @@ def pack_codes(
     if kind not in KINDS:
         raise ValueError(f"codes: no kernel takes {kind}")
     fill = (0, groups % 2, 0, -channels % BLOCK)
-    stream = [_code_stream(torch.nn.functional.pad(codes, (0, 0, *fill)), kind)]
+    stream = [_code_stream(_pad(codes, (0, 0, *fill)), kind)]
     count, pairs = stream[0].shape[:2]
     if bits == 8:
-        halves = torch.nn.functional.pad(scales.to(torch.float16), fill)
+        halves = _pad(scales.to(torch.float16), fill)
         by_vector = halves.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
         return _packed([], [*stream, _bytes(by_vector, 2)], channels, groups, kind, activation_terms)
     head = []
@@ -59,12 +59,12 @@ def pack_codes(
         integers, factor = _widest(table)
         wide = wide / factor
         head = [torch.tensor(integers * 4, dtype=torch.uint8).expand(count, -1)]
-    wide = torch.nn.functional.pad(wide, (0, 0, *fill)) * 2.0**kind.shift
+    wide = _pad(wide, (0, 0, *fill)) * 2.0**kind.shift
     offsets = None
     top = wide.abs().amax(dim=2)
     if minima is not None:
         zero = kind.zero * 2.0**-kind.shift
-        offsets = torch.nn.functional.pad(minima.float(), fill) + zero * wide[:, :, 0]
+        offsets = _pad(minima.float(), fill) + zero * wide[:, :, 0]
         top = torch.maximum(top, offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
     exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
     unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
@@ -86,20 +86,27 @@ KINDS = (
 
 
 def _code_stream(codes: Tensor, kind: Kind) -> Tensor:
-    """uint8 [N, G, 32] -> [strips, pairs, bytes]; N and G are padded."""
-    # [strip, four of channels, n, channel, pair, group, step, column]; n: in which of two vectors the channel is
-    vectors = codes.view(-1, 4, 2, 2, codes.shape[1] // 2, 2, 8, 4).permute(0, 4, 6, 2, 1, 3, 5, 7)
+    """uint8 [N, G, 32] -> [strips, pairs, bytes]; N and G are padded. Four columns, a step, are one number here."""
+    steps = codes.contiguous().view(torch.int32)
     if kind.bits == 8:
-        return vectors.flatten(2)
-    stream = [vectors[:, :, :4] & 15 | (vectors[:, :, 4:] << 4)]
+        return _by_strip(steps)
+    low = steps & 0x0F0F0F0F if kind.bits > 4 else steps
+    stream = [_by_strip(low[:, :, :4] | low[:, :, 4:] << 4)]
     if kind.bits > 4:  # planes of the bits above: those of one step in each byte, of 8 or 4 steps
         extra = kind.bits - 4
-        steps = (vectors >> 4).unflatten(2, (-1, 8 // extra))
-        plane = steps[:, :, :, 0].clone()
+        high = (steps >> 4 & 0x0F0F0F0F).unflatten(2, (-1, 8 // extra))
+        plane = high[:, :, :, 0].clone()
         for i in range(1, 8 // extra):
-            plane |= steps[:, :, :, i] << extra * i
-        stream.append(plane)
-    return torch.cat([part.flatten(2) for part in stream], dim=2)
+            plane |= high[:, :, :, i] << extra * i
+        stream.append(_by_strip(plane))
+    return torch.cat(stream, dim=2)
+
+
+def _by_strip(steps: Tensor) -> Tensor:
+    """int32 [N, G, steps] -> uint8 [strips, pairs, bytes]"""
+    # [strip, four of channels, n, channel, pair, group, step]; n: in which of two vectors the channel is
+    vectors = steps.view(-1, 4, 2, 2, steps.shape[1] // 2, 2, steps.shape[2]).permute(0, 4, 6, 2, 1, 3, 5)
+    return vectors.flatten(2).view(torch.uint8)
 
 
 def _widest(table: Sequence[int]) -> tuple[list[int], int]:
@@ -113,6 +120,11 @@ def _widest(table: Sequence[int]) -> tuple[list[int], int]:
         raise ValueError(f"table: must be 16 integers from -127 to 127, not all 0, got {list(table)}")
     factor = 1 << 7 - largest.bit_length()
     return [value * factor + TABLE_ZERO for value in table], factor
+
+
+def _pad(values: Tensor, fill: Sequence[int]) -> Tensor:
+    """`torch.nn.functional.pad`, which copies even where there is nothing to add."""
+    return torch.nn.functional.pad(values, tuple(fill)) if any(fill) else values
 
 
 def _bytes(values: Tensor, dims: int) -> Tensor:
@@ -144,7 +156,7 @@ def pack_w8_pieces(pieces: Iterable[Tensor], shape: tuple[int, int], activation_
     end, step = 0, max(1, _PIECE // width)
     for piece in (part for rows in pieces for part in rows.split(step)):
         begin, end = end, end + len(piece)
-        wide = torch.nn.functional.pad(piece.float(), (0, groups * GROUP - width)).view(-1, groups, GROUP)
+        wide = _pad(piece.float(), (0, groups * GROUP - width)).view(-1, groups, GROUP)
         highest = wide.abs().amax(dim=2)
         if not bool((highest < 65504 * 127).all()):
             raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
