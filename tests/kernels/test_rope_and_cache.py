@@ -59,6 +59,20 @@ def test_agrees_with_plain_torch(isa, head_size, rot_dim, dtype, kv_dtype, norm,
     assert int(kv_cache[0, :, 0, :, 0].isfinite().sum()) == rows - 1
 
 
+def test_norms_in_float32_are_applied_before_the_rounding(isa):
+    """Gemma's norms of queries and keys in a bfloat16 model."""
+    torch.manual_seed(0)
+    qkv, weights = torch.randn(9, 4 * 64).bfloat16(), [torch.rand(64) + 0.5 for _ in range(2)]
+
+    def rows(backend, norms):
+        q, kv_cache = run(backend, qkv, torch.arange(9), None, torch.arange(9), 2, 1, 64, norms, block_size=16)
+        return torch.cat([q.flatten(), kv_cache[0, 0, 0, :9].flatten()])
+
+    expected = rows(reference, weights)
+    assert (rows(cpu, weights) == expected).float().mean() > 0.98
+    assert (rows(cpu, [weight.bfloat16() for weight in weights]) == expected).float().mean() < 0.9
+
+
 def test_is_the_rotation_of_transformers(isa):
     torch.manual_seed(0)
     heads, kv_heads, size, rows = 9, 3, 64, 7

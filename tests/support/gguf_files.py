@@ -15,16 +15,20 @@ NAMES = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
+SANDWICH = ("gemma2", "gemma3")  # norms before and behind each block
 BYTES = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 BYTE_LEVEL_ALPHABET = BYTES + [chr(256 + i) for i in range(256 - len(BYTES))]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str = "llama") -> str:
     base, _, kind = name.rpartition(".")
     if base.startswith("model.layers."):
         _, _, layer, part = base.split(".", 3)
+        if arch in SANDWICH and part == "post_attention_layernorm":
+            return f"blk.{layer}.post_attention_norm.{kind}"
         return f"blk.{layer}.{NAMES[part]}.{kind}"
     return f"{NAMES[base]}.{kind}"
 
@@ -49,7 +53,12 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"])
+    if arch in SANDWICH:
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -62,13 +71,15 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
+        if arch.startswith("gemma") and "norm" in name:
+            tensor = tensor + 1.0  # llama.cpp's norms multiply by what is stored
         values = tensor.float().numpy()
         kind = GGMLQuantizationType[qtype if values.ndim == 2 else "F32"]
         stored = values
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
             stored = interleave(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
         data = quants.quantize(stored, kind)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
+        writer.add_tensor(gguf_name(name, arch), data, raw_dtype=kind)
         # Rounding works on rows, so the order of rows does not change what a row becomes.
         expected[name] = quants.dequantize(quants.quantize(values, kind), kind)
     _finish(writer)

@@ -28,6 +28,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", _GQA | {"sliding_window": 24, "head_dim": 24, "tie_word_embeddings": False}),
     "qwen2": ("Qwen2Config", _GQA | {"tie_word_embeddings": False}),
     "qwen3": ("Qwen3Config", _GQA | {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma": ("GemmaConfig", _GQA | {"head_dim": 32}),
+    "gemma2": (
+        "Gemma2Config",
+        _GQA | {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        _GQA | {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "sliding_window_pattern": 2},
+    ),
     "opt": ("OPTConfig", _COMMON | {"ffn_dim": 112, "word_embed_proj_dim": 64, "do_layer_norm_before": True}),
 }
 
@@ -37,10 +46,11 @@ def make_model(config_class: str, settings: dict[str, Any], seed: int = 0) -> Pr
     torch.manual_seed(seed)
     config = getattr(transformers, config_class)(**settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    low = -0.5 if config_class.startswith("Gemma") else 0.5  # its norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(low, low + 1.0)
             elif parameter.ndim == 1:
                 parameter.normal_(0, 0.1)
             else:

@@ -97,7 +97,8 @@ def rope_and_cache(
 ) -> Tensor:
     """See `octavo_kernels.rope_and_cache`. Raises ValueError for an int8 cache that needs plain torch."""
     library, dtype, kv_dtype = get_library(), DTYPES.get(qkv.dtype), _kv_dtype_code(kv_cache, qkv.dtype, head_size)
-    supported = all(w is None or w.dtype == qkv.dtype for w in (q_norm_weight, k_norm_weight))
+    norms = {weight.dtype for weight in (q_norm_weight, k_norm_weight) if weight is not None}
+    supported = len(norms) < 2 and norms <= {qkv.dtype, torch.float32}
     supported = (
         supported and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
     )
@@ -141,6 +142,7 @@ def rope_and_cache(
         kv_cache.shape[1],
         dtype,
         kv_dtype,
+        DTYPES[norms.pop()] if norms else dtype,
         eps,
     )
     library.run(op, threads_for(qkv.numel()))

@@ -6,20 +6,21 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, norm_dtype, threads_for
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `octavo_kernels.rms_norm`."""
-    library, dtype = get_library(), DTYPES.get(x.dtype)
-    if library is None or dtype is None or weight.dtype != x.dtype:
+    library, dtype, weight_dtype = get_library(), DTYPES.get(x.dtype), norm_dtype(weight, x.dtype)
+    if library is None or dtype is None or weight_dtype is None:
         return reference.rms_norm(x, weight, eps)
     x, weight = as_contiguous(x), as_contiguous(weight)
     out = torch.empty_like(x)
     width, elements = x.shape[-1], x.numel()
     op = library.pack(
         "rms_norm",
-        x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, elements // width, width, dtype, eps,
+        x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, elements // width, width, dtype,
+        weight_dtype, eps,
     )  # fmt: skip
     library.run(op, threads_for(elements))
     return out
@@ -27,8 +28,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.fused_add_rms_norm`."""
-    library, dtype = get_library(), DTYPES.get(x.dtype)
-    if library is None or dtype is None or weight.dtype != x.dtype or residual.dtype != x.dtype:
+    library, dtype, weight_dtype = get_library(), DTYPES.get(x.dtype), norm_dtype(weight, x.dtype)
+    if library is None or dtype is None or weight_dtype is None or residual.dtype != x.dtype:
         return reference.fused_add_rms_norm(x, residual, weight, eps)
     x, residual, weight = as_contiguous(x), as_contiguous(residual), as_contiguous(weight)
     out, total = torch.empty_like(x), torch.empty_like(x)
@@ -36,7 +37,7 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     op = library.pack(
         "rms_norm",
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
-        elements // width, width, dtype, eps,
+        elements // width, width, dtype, weight_dtype, eps,
     )  # fmt: skip
     library.run(op, threads_for(elements))
     return out, total
@@ -115,12 +116,12 @@ def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """See `octavo_kernels.rms_norm_`."""
-    library, dtype = get_library(), DTYPES.get(x.dtype)
-    if library is None or dtype is None or weight.dtype != x.dtype or x.stride(1) != 1:
+    library, dtype, weight_dtype = get_library(), DTYPES.get(x.dtype), norm_dtype(weight, x.dtype)
+    if library is None or dtype is None or weight_dtype is None or x.stride(1) != 1:
         return reference.rms_norm_(x, weight, eps)
-    rows, width = x.shape
+    (rows, width), weight = x.shape, as_contiguous(weight)
     op = library.pack(
-        "rms_norm_columns", x.data_ptr(), as_contiguous(weight).data_ptr(), rows, width, x.stride(0), dtype, eps
+        "rms_norm_columns", x.data_ptr(), weight.data_ptr(), rows, width, x.stride(0), dtype, weight_dtype, eps
     )
     library.run(op, threads_for(x.numel()))
 

@@ -27,12 +27,12 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
 # Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "R" number of rows of
 # the step, "S" number of sequences of the step, "q" another integer, "d" float.
 _OPS = {
-    "rms_norm": (0, "PPPPPRqqd"),
+    "rms_norm": (0, "PPPPPRqqqd"),
     "silu_and_mul": (1, "PPRqq"),
-    "rope_and_cache": (2, "PPPPPPPPR" + "q" * 9 + "d"),
+    "rope_and_cache": (2, "PPPPPPPPR" + "q" * 10 + "d"),
     "paged_attention": (3, "PPPPPPRRS" + "q" * 9 + "dd"),
     "copy_blocks": (4, "PPqqqq"),
-    "quantize": (5, "PPPPPPqR" + "q" * 4 + "d"),
+    "quantize": (5, "PPPPPPqR" + "q" * 5 + "d"),
     "quantized_linear": (6, "PPPPPR" + "q" * 8),
     "quantized_embedding": (7, "PPPR" + "q" * 6),
     "embedding": (8, "PPPRqq"),
@@ -52,7 +52,7 @@ _OPS = {
     "add": (22, "PPPRqq"),
     "take_columns": (23, "PPPRqqq"),
     "scale": (24, "PPRqqdd"),
-    "rms_norm_columns": (25, "PPRqqqd"),
+    "rms_norm_columns": (25, "PPRqqqqd"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 
@@ -184,6 +184,11 @@ def use_library(chosen: Library | None) -> None:
 def unavailable_reason() -> str | None:
     """Why the C kernels cannot run here, or None."""
     return None if get_library() is not None else load_best()[1] or "switched off"
+
+
+def norm_dtype(weight: Tensor, dtype: torch.dtype) -> int | None:
+    """The code of a norm's weight for activations in ``dtype``: the same or float32; None for any other."""
+    return DTYPES.get(weight.dtype) if weight.dtype in (dtype, torch.float32) else None
 
 
 def threads_for(elements: int) -> int | None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, norm_dtype, threads_for
 from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
@@ -49,7 +49,7 @@ def rms_norm_quantize(
 ) -> tuple[QuantizedRows, Tensor]:
     """See `octavo_kernels.rms_norm_quantize`."""
     library = get_library()
-    if library is None or x.dtype not in DTYPES or weight.dtype != x.dtype:
+    if library is None or x.dtype not in DTYPES or norm_dtype(weight, x.dtype) is None:
         return reference.rms_norm_quantize(x, weight, eps, residual, terms)
     x = as_contiguous(x)
     total = x if residual is None else torch.empty_like(x)
@@ -218,6 +218,7 @@ def _quantize(
         groups,
         terms,
         DTYPES[x.dtype],
+        DTYPES[x.dtype if weight is None else weight.dtype],
         eps,
     )
     return rows, op, (x, residual, weight, total)

@@ -1,7 +1,8 @@
 """RMS norm (with or without residual), SiLU times up and embedding: each reads and writes everything once.
 
 The order of roundings is that of Hugging Face transformers: the residual's sum is rounded to the model's dtype, the
-norm is computed in float32 of the rounded sum, rounded, and multiplied by the weight; the gate is rounded before the
+norm is computed in float32 of the rounded sum, rounded, and multiplied by the weight (a float32 weight, as Gemma's,
+comes before the rounding); the gate is rounded before the
 product.
 """
 
@@ -45,7 +46,10 @@ def rms_norm_kernel(
         tl.store(total_ptr + row * WIDTH + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    normed = (wide * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)
+    normed = wide * scale
+    if weight.dtype != tl.float32:  # else nothing is rounded before the product
+        normed = normed.to(dtype).to(tl.float32)
+    normed = normed * weight.to(tl.float32)
     tl.store(out_ptr + row * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -63,7 +67,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
     width = x.shape[-1]
     rows = _rows_of(x)
     added = rows if residual is None else _rows_of(residual)
-    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype), device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         rms_norm_kernel[(len(rows),)](

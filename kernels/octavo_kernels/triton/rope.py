@@ -19,9 +19,12 @@ FLOAT8_MAX = 448.0  # of e4m3; beyond it a conversion would give NaN
 
 @triton.jit
 def _normed(x, weight, dtype: tl.constexpr, scale):
-    """RMS norm as in transformers: rounded to the model's dtype before and after the weight is applied."""
-    rounded = (x.to(tl.float32) * scale).to(dtype)
-    return (rounded.to(tl.float32) * weight.to(tl.float32)[None, :]).to(dtype)
+    """RMS norm as in transformers: rounded to the model's dtype before (a float32 weight: not) and after the weight is
+    applied."""
+    normed = x.to(tl.float32) * scale
+    if weight.dtype != tl.float32:
+        normed = normed.to(dtype).to(tl.float32)
+    return (normed * weight.to(tl.float32)[None, :]).to(dtype)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.interface.architectures import check_architecture, in_common_words, own_names
+from octavo.interface.architectures import check_architecture, own_names
 from octavo.interface.config_checks import Fields, check_config
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
@@ -28,7 +28,7 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
     check_architecture(architectures[0])
     names = own_names(config)
-    return check_config(in_common_words(config), str(path), lambda field: names.get(field, field))
+    return check_config(config, str(path), lambda field: names.get(field, field))
 
 
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:

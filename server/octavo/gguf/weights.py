@@ -21,15 +21,22 @@ _LAYER = {
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+# Families with norms behind the blocks: the names of those before the MLP and behind it.
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+_LAYER_OF = {"gemma2": _LAYER | _SANDWICH, "gemma3": _LAYER | _SANDWICH}
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 _DERIVED = ("rope_freqs.weight",)  # part of the configuration, not of the weights
 
 
-def hf_name(name: str) -> str | None:
-    """The checkpoint name of a GGUF tensor; None where there is none."""
+def hf_name(name: str, arch: str) -> str | None:
+    """The checkpoint name of a GGUF tensor of architecture ``arch``; None where there is none."""
+    parts = _LAYER_OF.get(arch, _LAYER)
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{_LAYER[part]}.{kind}" if part in _LAYER else None
+        return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
     base, _, kind = name.rpartition(".")
     return f"{_TOP[base]}.{kind}" if base in _TOP else None
 
@@ -96,7 +103,7 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
     for info in file.tensors.values():
         if info.name in _DERIVED:
             continue
-        name = hf_name(info.name)
+        name = hf_name(info.name, arch)
         if name is None:
             raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")
         interleaved = None

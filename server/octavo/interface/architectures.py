@@ -16,6 +16,9 @@ MODELS = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "OPTForCausalLM": "opt",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma",
+    "Gemma3ForCausalLM": "gemma",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite",
@@ -34,6 +37,10 @@ MODELS = {
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
 }
+_GEMMA_1: dict[str, Any] = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 256, "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
@@ -60,7 +67,12 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     "CohereForCausalLM": {"rope_theta": 5e5},
     "Starcoder2ForCausalLM": {"num_key_value_heads": 2},
     "FalconForCausalLM": {"max_position_embeddings": 2048},
+    "GemmaForCausalLM": _GEMMA_1,
+    "Gemma2ForCausalLM": _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "Gemma3ForCausalLM": _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
 }
+# Fields whose null says that there is none, where leaving them out means a default of the family.
+NONE_BY_NULL = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
 # Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
 WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"}
 WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -105,6 +117,6 @@ def in_common_words(config: Mapping[str, Any]) -> dict[str, Any]:
     if architecture in FOURFOLD and found.get("intermediate_size") is None and type(found.get("hidden_size")) is int:
         found["intermediate_size"] = 4 * found["hidden_size"]
     for key, value in DEFAULTS.get(architecture, {}).items():
-        if found.get(key) is None:
+        if found.get(key) is None and not (key in found and key in NONE_BY_NULL):
             found[key] = value
     return found

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.interface.architectures import LAYER_TYPES, WHOLE_ROTARY, WITHOUT_ROTARY
+from octavo.interface.architectures import LAYER_TYPES, NONE_BY_NULL, WHOLE_ROTARY, WITHOUT_ROTARY, in_common_words
 
 # Well above what any model has, and low enough for what is computed from them.
 MAX_VOCAB = 1 << 24
@@ -49,9 +49,9 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     """
     architecture = config["architectures"][0]
     ignored = _IGNORED.get(architecture, ())
-    # A null is as good as nothing, but for Mistral's window, which has a default.
-    given = ((key, value) for key, value in config.items() if value is not None or key == "sliding_window")
-    config = {key: value for key, value in given if key not in ignored}
+    # A null is as good as nothing, but for fields that have a default: there it means none.
+    given = ((key, value) for key, value in config.items() if value is not None or key in NONE_BY_NULL)
+    config = in_common_words({key: value for key, value in given if key not in ignored})
     fields = Fields(config, source, name)
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
@@ -67,6 +67,7 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
         _check_opt(fields)
     else:
         _check_llama(fields, layers)
+        _check_windows(fields, layers)
     return config
 
 
@@ -139,6 +140,22 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
         fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
     for key in ("no_rope_layer_interval", "sliding_window_pattern"):
         fields.integer(key, 1, MAX_LAYERS, optional=True)
+
+
+def _check_windows(fields: Fields, layers: int) -> None:
+    """Capped scores and logits, and what Gemma says of windows; fills in which layers have one."""
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        fields.number(key, 0.0, MAX_FACTOR, above=True)
+    fields.number("query_pre_attn_scalar", 0.0, MAX_WIDTH, above=True)
+    fields.number("rope_local_base_freq", 1.0, 1e15, above=True)
+    if fields.config.get("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention is for encoders, which are not supported here")
+    pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, optional=True)
+    if pattern is not None:
+        kinds = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)]
+        fields.config.setdefault("layer_types", kinds)
+        if "sliding_attention" in fields.config["layer_types"]:
+            fields.integer("sliding_window", 1, MAX_WINDOW)
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:

@@ -34,7 +34,7 @@ class Attention(nn.Module):
     """Rotary embedding, cache write and attention of one layer, with this rank's heads.
 
     ``window`` is how many positions a token sees, itself included (None: all). ``q_norm`` and ``k_norm`` are applied to
-    each head. ``scale``: of the scores, the usual one if None.
+    each head. ``scale``: of the scores, the usual one if None. ``softcap`` c: scores become c * tanh(score / c).
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class Attention(nn.Module):
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5 if scale is None else scale
-        self.window = window
+        self.window, self.softcap = window, softcap
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache
         # Modules of `SelfAttention`: a tuple keeps them from being registered here a second time.
         self._shared = (rotary, q_norm, k_norm)
@@ -76,7 +77,7 @@ class Attention(nn.Module):
             q_norm.eps if q_norm else 1e-6,
             *scales,
         )
-        out = octavo_kernels.paged_attention(q, kv_cache, ctx.metadata, self.scale, self.window, None, *scales)
+        out = octavo_kernels.paged_attention(q, kv_cache, ctx.metadata, self.scale, self.window, self.softcap, *scales)
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -99,7 +100,7 @@ class SelfAttention(nn.Module):
     """Query, key and value projections, `Attention` and the output projection of one layer.
 
     ``rotary`` None: positions come with the embeddings. ``qk_norm``: an RMSNorm of each query and key head. ``rows``:
-    how the checkpoint stores the projections.
+    how the checkpoint stores the projections. ``norm_offset``: of the norms, see `RMSNorm`.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class SelfAttention(nn.Module):
         qk_norm: bool = False,
         window: int | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
+        norm_offset: float | None = None,
         rows: QKVRows = QKVRows(),
     ) -> None:
         super().__init__()
@@ -122,10 +125,10 @@ class SelfAttention(nn.Module):
         self.rotary = rotary  # one module that all layers share
         self.qkv_proj = QKVParallelLinear(hidden, size, heads, config.num_kv_heads, qkv_bias, tp, rows)
         self.o_proj = RowParallelLinear(heads * size, hidden, out_bias, tp)
-        self.q_norm = RMSNorm(size, eps) if qk_norm else None
-        self.k_norm = RMSNorm(size, eps) if qk_norm else None
+        self.q_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
+        self.k_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
         heads, kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
-        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm, scale)
+        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm, scale, softcap)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """What each head makes of ``x [T, H]``, ``[T, Hq D]``: ``o_proj`` is for the caller, who may want few rows."""

@@ -93,7 +93,7 @@ class PackedTable(LinearBase):
 class ParallelLMHead(LinearBase):
     """Logits float32 ``[R, vocab_size]`` of hidden states ``[R, hidden_size]``, times ``scale``.
 
-    A head that is ``tied_to`` an embedding uses its table.
+    A head that is ``tied_to`` an embedding uses its table. ``softcap`` c replaces logits by ``c * tanh(logit / c)``.
     """
 
     def __init__(
@@ -104,11 +104,13 @@ class ParallelLMHead(LinearBase):
         tied_to: VocabParallelEmbedding | None = None,
         scale: float = 1.0,
         bias: bool = False,
+        softcap: float | None = None,
     ) -> None:
         super().__init__([_vocab_shard(vocab_size, hidden_size, tp)], bias, tp)
         self.scale = scale
         self.vocab_size = vocab_size
         self.output_size = -(-vocab_size // tp.size)
+        self.softcap = softcap
         self._tied_to = [tied_to] if tied_to is not None else []  # in a list, so that it is not registered twice
 
     @property
@@ -146,7 +148,8 @@ class ParallelLMHead(LinearBase):
         ):
             found = self.method.find_best(hidden, wants_logits)
             if found is not None:
-                return found
+                logits, index, best = found
+                return self._capped(logits), index, self._capped(best[:, None])[:, 0]
         logits = self(hidden)
         return logits, *argmax(logits)
 
@@ -155,6 +158,9 @@ class ParallelLMHead(LinearBase):
         if self.scale != 1.0:
             hidden = octavo_kernels.scale(hidden, self.scale)
         logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))
-        logits = logits[:, : self.vocab_size]
+        logits = self._capped(logits[:, : self.vocab_size])
         # The sampling kernels of other devices read any dtype: no copy of twice the size.
         return logits.float() if logits.device.type == "cpu" else logits
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return logits if self.softcap is None else octavo_kernels.scale(logits, 1.0, self.softcap)

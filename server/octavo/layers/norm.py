@@ -8,18 +8,23 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.weights import WeightSlot, copy_slot
+from octavo.layers.weights import WeightSlot, WeightSource, copy_slot, fill_tensor
 from octavo_kernels.quant import QuantizedRows
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich, 2019).
 
-    def __init__(self, size: int, eps: float) -> None:
+    ``offset`` None: the weight is in the model's dtype and applied to the rounded row. A number: checkpoints store the
+    weight less this; it is kept in float32 and applied before the row is rounded (Gemma, whose weights are around 0).
+    """
+
+    def __init__(self, size: int, eps: float, offset: float | None = None) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.offset = eps, offset
         self.activation_terms = 0  # above 0: return rows quantised to so many terms (`layers.fusion`)
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        dtype = torch.get_default_dtype() if offset is None else torch.float32
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows, Tensor]:
         """The norm of ``residual + x`` (of ``x`` without one), ``[T, size]``, and that sum, the new residual."""
@@ -30,8 +35,13 @@ class RMSNorm(nn.Module):
         return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """The weight, as it is stored."""
-        yield copy_slot("weight", self.weight)
+        """The weight."""
+        yield WeightSlot(0, "weight", tuple(self.weight.shape), self._load)
+
+    def _load(self, source: WeightSource) -> None:
+        fill_tensor(self.weight, source)
+        if self.offset:
+            self.weight.add_(self.offset)
 
 
 class LayerNorm(nn.Module):

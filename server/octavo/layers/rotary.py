@@ -68,6 +68,8 @@ def rope_parameters(hf_config: dict[str, Any], layer_type: str | None = None) ->
     stated = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
     if layer_type is not None and isinstance(stated.get(layer_type), dict):
         stated = stated[layer_type]
+    elif layer_type == "sliding_attention" and "rope_local_base_freq" in hf_config:
+        stated = {"rope_theta": hf_config["rope_local_base_freq"]}  # what stretches the context is for the others
     parameters = {key: value for key, value in stated.items() if value is not None}
     if any(isinstance(value, dict) for value in parameters.values()):
         raise ModelError("config.json has rope parameters that differ between layers, which is not supported here")

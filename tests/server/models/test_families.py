@@ -24,6 +24,9 @@ OPT: dict[str, Any] = {
 }  # fmt: skip
 
 
+GEMMA = SMALL | {"head_dim": 20, "sliding_window": 19, "query_pre_attn_scalar": 12}
+
+
 def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
 
@@ -54,6 +57,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-bias-window": (
         "Qwen3Config",
         SMALL | {"attention_bias": True, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 0},
+    ),
+    "gemma": ("GemmaConfig", SMALL | {"head_dim": 20}),
+    "gemma-mqa-untied": ("GemmaConfig", SMALL | {"num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2Config", GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma2-uncapped": (
+        "Gemma2Config",
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3-types": (
+        "Gemma3TextConfig",
+        GEMMA | {
+            "layer_types": ["full_attention", "sliding_attention"], "final_logit_softcapping": 3.0, "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
     ),
     "opt": ("OPTConfig", OPT),
     "opt-350m": ("OPTConfig", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 24}),
@@ -115,7 +135,7 @@ def test_rope_scaling_in_the_older_words(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama-gqa-tied", "qwen3", "opt"])
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "qwen3", "gemma2", "gemma3", "opt"])
 def test_half_precision_is_close(case: str, dtype: str, tmp_path: Path) -> None:
     reference = make_model(*CASES[case])
     reference.save_pretrained(tmp_path)

@@ -1,9 +1,9 @@
-// RMS norm (with or without residual), SiLU times up, embedding and argmax. A row stays in the first-level cache.
+// Norms, activation functions, sums, products with a number, embedding and argmax. A row stays in the first-level cache.
 #include "ops.h"
 #include "rows.h"
 #include "simd.h"
 
-INLINE void rms_norm_row(const struct rms_norm_args *a, int64_t row, int dtype) {
+INLINE void rms_norm_row(const struct rms_norm_args *a, int64_t row, int dtype, int weight_dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, skip = row * a->width * size, width = a->width;
     const char *x = (const char *)a->x + skip;
     const char *residual = a->residual ? (const char *)a->residual + skip : NULL;
@@ -13,11 +13,11 @@ INLINE void rms_norm_row(const struct rms_norm_args *a, int64_t row, int dtype) 
     for (int64_t i = 0; i < width; i += VW) {
         int64_t n = MIN(VW, width - i);
         if (n == VW) {
-            vf y = round_as(load_as(from, i, dtype) * inverse, dtype);
-            store_as(out, i, y * load_as(a->weight, i, dtype), dtype);
+            vf y = round_as(load_as(from, i, dtype) * inverse, weight_dtype);
+            store_as(out, i, y * load_as(a->weight, i, weight_dtype), dtype);
         } else {
-            vf y = round_as(load_part(from, i, n, dtype) * inverse, dtype);
-            store_part(out, i, n, y * load_part(a->weight, i, n, dtype), dtype);
+            vf y = round_as(load_part(from, i, n, dtype) * inverse, weight_dtype);
+            store_part(out, i, n, y * load_part(a->weight, i, n, weight_dtype), dtype);
         }
     }
 }
@@ -25,8 +25,9 @@ INLINE void rms_norm_row(const struct rms_norm_args *a, int64_t row, int dtype) 
 void op_rms_norm(const struct rms_norm_args *a, struct team_member *m) {
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
         for (; row < end; row++) {
-            if (a->dtype == BFLOAT16) rms_norm_row(a, row, BFLOAT16);
-            else rms_norm_row(a, row, FLOAT32);
+            if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) rms_norm_row(a, row, BFLOAT16, BFLOAT16);
+            else if (a->dtype == BFLOAT16) rms_norm_row(a, row, BFLOAT16, FLOAT32);
+            else rms_norm_row(a, row, FLOAT32, FLOAT32);
         }
     }
     team_finish_phase(m, team_row_items(m, a->rows));
@@ -38,8 +39,9 @@ void op_rms_norm_columns(const struct rms_norm_columns_args *a, struct team_memb
         for (; row < end; row++) {
             char *x = (char *)a->x + row * bytes;
             const struct rms_norm_args one = {.x = x, .weight = a->weight, .out = x, .rows = 1, .width = a->width, .eps = a->eps};
-            if (a->dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16);
-            else rms_norm_row(&one, 0, FLOAT32);
+            if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16, BFLOAT16);
+            else if (a->dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16, FLOAT32);
+            else rms_norm_row(&one, 0, FLOAT32, FLOAT32);
         }
     }
     team_finish_phase(m, team_row_items(m, a->rows));

@@ -7,7 +7,7 @@
 
 // One head as float32 in `head`: normalised (rounded where the reference rounds), then rotated
 INLINE void norm_and_rotate_head(const void *in, float *head, const void *norm, const float *cos_sin, int64_t size, int64_t rot,
-                                 float eps, int dtype) {
+                                 float eps, int dtype, int norm_dtype) {
     for (int64_t i = 0; i < size; i += VW) {
         int64_t n = MIN(VW, size - i);
         vstore(head + i, n == VW ? load_as(in, i, dtype) : load_part(in, i, n, dtype));  // `head` has room for whole vectors
@@ -21,8 +21,8 @@ INLINE void norm_and_rotate_head(const void *in, float *head, const void *norm, 
         vf inverse = splat(1.0f / sqrtf(vsum(sum) / (float)size + eps));
         for (int64_t i = 0; i < size; i += VW) {
             int64_t n = MIN(VW, size - i);
-            vf w = n == VW ? load_as(norm, i, dtype) : load_part(norm, i, n, dtype);
-            vstore(head + i, round_as(round_as(vload(head + i) * inverse, dtype) * w, dtype));
+            vf w = n == VW ? load_as(norm, i, norm_dtype) : load_part(norm, i, n, norm_dtype);
+            vstore(head + i, round_as(round_as(vload(head + i) * inverse, norm_dtype) * w, dtype));
         }
     }
     if (cos_sin) {  // x1 * cos - x2 * sin and x2 * cos + x1 * sin, not fused, as torch computes it
@@ -117,6 +117,7 @@ INLINE void store_value_int8(int8_t *chunk, int64_t chunk_index, float *head, in
 INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *head, int dtype, int kv_dtype) {
     int64_t size = a->head_size, width = dtype == BFLOAT16 ? 2 : 4, kv_row = kv_row_bytes(size, kv_dtype);
     int64_t heads = a->num_heads, kv_heads = a->num_kv_heads;
+    const int norm_dtype = (int)a->norm_dtype;
     const char *in = (const char *)a->qkv + row * (heads + 2 * kv_heads) * size * width;
     int64_t position = MAX(0, MIN(a->positions[row], a->max_position - 1));
     const float *table = a->cos_sin ? a->cos_sin + position * a->rot_dim : NULL;
@@ -129,7 +130,7 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
             for (int64_t i = 0; i < CHUNK * kv_row; i += 64) __builtin_prefetch(chunk + i, 1, 3);
         }
     for (int64_t h = 0; h < heads; h++) {
-        norm_and_rotate_head(in + h * size * width, head, a->q_norm, table, size, a->rot_dim, (float)a->eps, dtype);
+        norm_and_rotate_head(in + h * size * width, head, a->q_norm, table, size, a->rot_dim, (float)a->eps, dtype, norm_dtype);
         store_head((char *)a->q + (row * heads + h) * size * width, head, size, FLOAT32, dtype);
     }
     if (slot < 0) return;
@@ -137,11 +138,12 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
         char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * kv_row;
         char *value = key + a->num_blocks * kv_heads * a->block_size * kv_row;
         int64_t chunk_index = offset % CHUNK, before = chunk_index * kv_row;
-        norm_and_rotate_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype);
+        norm_and_rotate_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype,
+                             norm_dtype);
         if (kv_dtype == INT8) store_key_int8((uint8_t *)(key - before), chunk_index, head, size, dtype);
         else if (kv_dtype == BF16_PAIRS) store_key_pairs((uint16_t *)(key - before), chunk_index, head, size, dtype);
         else store_head(key, head, size, dtype, kv_dtype);
-        norm_and_rotate_head(in + (heads + kv_heads + h) * size * width, head, NULL, NULL, size, 0, 0.0f, dtype);
+        norm_and_rotate_head(in + (heads + kv_heads + h) * size * width, head, NULL, NULL, size, 0, 0.0f, dtype, dtype);
         uint16_t *key_scale = (uint16_t *)(key - before + size * CHUNK) + chunk_index;
         if (kv_dtype == INT8) store_value_int8((int8_t *)(value - before), chunk_index, head, size, dtype, key_scale);
         else if (kv_dtype == BF16_PAIRS) store_value_pairs((uint16_t *)(value - before), chunk_index, head, size, dtype);

@@ -6,11 +6,12 @@
 #include "quant.h"
 #include "thread_team.h"
 
-// x, weight, out [rows, width]; residual and residual_out are NULL for a plain RMS norm
+// x, weight, out [rows, width]; residual and residual_out are NULL for a plain RMS norm. The normalised row is rounded to
+// weight_dtype before the product: in `dtype` (Llama), or float32 (Gemma). So are those of rope_and_cache and quantize.
 struct rms_norm_args {
     const void *x, *residual, *weight;
     void *out, *residual_out;
-    int64_t rows, width, dtype;
+    int64_t rows, width, dtype, weight_dtype;
     double eps;
 };
 
@@ -56,7 +57,7 @@ struct scale_args {
 struct rms_norm_columns_args {
     void *x;
     const void *weight;
-    int64_t rows, width, stride, dtype;
+    int64_t rows, width, stride, dtype, weight_dtype;
     double eps;
 };
 
@@ -95,7 +96,8 @@ struct rope_and_cache_args {
     const int64_t *slots;
     const void *q_norm, *k_norm;
     void *q;
-    int64_t rows, num_heads, num_kv_heads, head_size, rot_dim, max_position, block_size, num_blocks, dtype, kv_dtype;
+    int64_t rows, num_heads, num_kv_heads, head_size, rot_dim, max_position, block_size, num_blocks, dtype, kv_dtype,
+        norm_dtype;
     double eps;
 };
 
@@ -143,15 +145,15 @@ struct argmax_args {
     int64_t rows, width;
 };
 
-// Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual, residual_out and
-// norm_weight are in `dtype`. kind 0: x [rows, width] as it is; 1: RMS norm of x, plus residual unless that is NULL (the sum is
+// Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual and residual_out are in
+// `dtype`, norm_weight in weight_dtype. kind 0: x [rows, width] as it is; 1: RMS norm of x, plus residual unless that is NULL (the sum is
 // written to residual_out); 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width].
 struct quantize_args {
     const void *x, *residual, *norm_weight;
     void *residual_out;
     struct row_pair *values;
     void *meta;
-    int64_t kind, rows, width, groups, terms, dtype;
+    int64_t kind, rows, width, groups, terms, dtype, weight_dtype;
     double eps;
 };
 

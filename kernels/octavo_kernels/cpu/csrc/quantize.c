@@ -2,7 +2,7 @@
 #include "ops.h"
 #include "rows.h"
 
-INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row, int dtype) {
+INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row, int dtype, int weight_dtype) {
     int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
     const char *x = (const char *)a->x + r * width * size * (a->kind == 2 ? 2 : 1);
     if (a->kind == 2) {
@@ -21,8 +21,8 @@ INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row,
         for (int64_t i = 0; i < width; i += VW) {
             int64_t n = MIN(VW, width - i);
             vf v = n == VW ? load_as(from, i, dtype) : load_part(from, i, n, dtype);
-            vf w = n == VW ? load_as(a->norm_weight, i, dtype) : load_part(a->norm_weight, i, n, dtype);
-            vstore(row + i, round_as(round_as(v * inverse, dtype) * w, dtype));
+            vf w = n == VW ? load_as(a->norm_weight, i, weight_dtype) : load_part(a->norm_weight, i, n, weight_dtype);
+            vstore(row + i, round_as(round_as(v * inverse, weight_dtype) * w, dtype));
         }
     } else {
         for (int64_t i = 0; i < width; i += VW) {
@@ -38,8 +38,9 @@ void op_quantize(const struct quantize_args *a, struct team_member *m) {
     memset(row, 0, (size_t)(padded + VW) * sizeof(float));  // padding columns are zeros
     for (int64_t r, end; team_take_rows(m, a->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
-            if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16);
-            else load_float_row(a, r, row, FLOAT32);
+            if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, BFLOAT16);
+            else if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, FLOAT32);
+            else load_float_row(a, r, row, FLOAT32, FLOAT32);
             struct row_pair *first = a->values + r * a->terms * a->groups / 2;
             struct row_pair *second = a->terms == 2 ? first + a->groups / 2 : NULL;
             struct row_meta meta = row_meta_at(a->meta, r, a->groups);

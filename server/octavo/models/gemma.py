@@ -1,0 +1,89 @@
+"""Gemma 1, 2 and 3 (text)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from octavo.layers.attention import SelfAttention
+from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.norm import RMSNorm
+from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.models.base import CausalLM
+from octavo.models.llama import LlamaForCausalLM
+
+
+class GemmaForCausalLM(LlamaForCausalLM):
+    """Llama with norms around 0, embeddings times sqrt(H) and GELU gates."""
+
+    @property
+    def norm_offset(self) -> float:
+        """What checkpoints leave out of a norm's weight; GGUF files hold all of it."""
+        return 0.0 if self.config.files.format == "gguf" else 1.0
+
+    def scales(self) -> tuple[float, float]:
+        """What embeddings and logits are multiplied by: sqrt(H), rounded to the model's dtype."""
+        dtype = getattr(torch, self.config.dtype)
+        return torch.tensor(self.config.hidden_size**0.5, dtype=dtype, device="cpu").item(), 1.0
+
+    def create_norm(self) -> RMSNorm:
+        """A norm of hidden states."""
+        return RMSNorm(self.config.hidden_size, self.config.hf_config["rms_norm_eps"], self.norm_offset)
+
+    def create_mlp(self) -> nn.Module:
+        """The MLP of one layer. Whatever the first configurations say, its GELU is the tanh approximation."""
+        hf = self.config.hf_config
+        act = hf.get("hidden_activation") or hf.get("hidden_act", "gelu_pytorch_tanh")
+        act = "gelu_pytorch_tanh" if act == "gelu" else act
+        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp)
+
+
+class Gemma2ForCausalLM(GemmaForCausalLM):
+    """Gemma with norms behind the blocks, too, capped scores and logits, and windows in every other layer."""
+
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        (r"\.post_attention_layernorm\.", ".attention_output_norm."),
+        (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
+        (r"\.post_feedforward_layernorm\.", ".mlp_output_norm."),
+        *CausalLM.checkpoint_names,
+    ]
+    qk_norm: ClassVar[bool] = False
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
+        """Layer number ``layer``."""
+        attention, mlp, norm = self.create_attention(layer, rotary), self.create_mlp(), self.create_norm
+        return PreNormDecoderLayer(norm(), attention, norm(), mlp, attention_output_norm=norm(), mlp_output_norm=norm())
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        hf = self.config.hf_config
+        bias = hf.get("attention_bias", False)
+        return SelfAttention(
+            self.config,
+            layer,
+            self.tp,
+            rotary,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=self.qk_norm,
+            window=hf["sliding_window"] if hf["layer_types"][layer] == "sliding_attention" else None,
+            scale=hf["query_pre_attn_scalar"] ** -0.5,
+            softcap=hf.get("attn_logit_softcapping"),
+            norm_offset=self.norm_offset,
+        )
+
+
+class Gemma3ForCausalLM(Gemma2ForCausalLM):
+    """Gemma 2 with norms of queries and keys, nothing capped, and positions of their own in layers with a window."""
+
+    qk_norm: ClassVar[bool] = True
+
+    def create_rotaries(self) -> list[RotaryEmbedding | None]:
+        """One for each type of layer."""
+        hf = self.config.hf_config
+        types: list[str] = hf["layer_types"]
+        shared = {kind: RotaryEmbedding(self.config, parameters=rope_parameters(hf, kind)) for kind in set(types)}
+        return [shared[kind] for kind in types]
