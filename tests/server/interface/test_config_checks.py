@@ -48,6 +48,14 @@ LLAMA = COMMON | {
                      {"rope_theta": 0}, {"rope_theta": "x"}],  # without a type it is the default one
     **dict.fromkeys(["attention_bias", "mlp_bias", "use_sliding_window"], FLAGS),
 }  # fmt: skip
+GEMMA = {key: values for key, values in LLAMA.items() if key != "hidden_act"} | {
+    "hidden_activation": ["mish", 3, ["silu"]],
+    "query_pre_attn_scalar": [*NUMBERS, 0],
+    **dict.fromkeys(["attn_logit_softcapping", "final_logit_softcapping"], [*NUMBERS, 0]),
+    "rope_local_base_freq": [*NUMBERS, 0, 1],
+    "use_bidirectional_attention": [True, 1],
+}
+FIELDS = dict.fromkeys(("gemma2", "gemma3"), GEMMA)
 OPT = COMMON | {
     **dict.fromkeys(["ffn_dim", "word_embed_proj_dim"], INTEGERS),
     "activation_function": ["mish", 3],
@@ -119,7 +127,7 @@ def test_hostile_values_of_config_json_are_refused_by_field(
     family: str, configs: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     start(write_config(tmp_path, configs[family]))
-    for field, values in (OPT if family == "opt" else LLAMA).items():
+    for field, values in (OPT if family == "opt" else FIELDS.get(family, LLAMA)).items():
         for value in values:
             case = f"{field}={value!s:.50}"
             text = refusal(write_config(tmp_path, configs[family] | {field: value}), case)
