@@ -67,7 +67,8 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
         _check_opt(fields)
     else:
         _check_llama(fields, layers)
-        _check_windows(fields, layers)
+        if architecture.startswith("Gemma"):
+            _check_gemma(fields, layers)
     return config
 
 
@@ -142,12 +143,13 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
         fields.integer(key, 1, MAX_LAYERS, optional=True)
 
 
-def _check_windows(fields: Fields, layers: int) -> None:
-    """Capped scores and logits, and what Gemma says of windows; fills in which layers have one."""
+def _check_gemma(fields: Fields, layers: int) -> None:
+    """Also fills in which layers have a window, where only a pattern is said."""
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields.number(key, 0.0, MAX_FACTOR, above=True)
     fields.number("query_pre_attn_scalar", 0.0, MAX_WIDTH, above=True)
     fields.number("rope_local_base_freq", 1.0, 1e15, above=True)
+    fields.text("hidden_activation")
     if fields.config.get("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention is for encoders, which are not supported here")
     pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, optional=True)
