@@ -50,8 +50,8 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     architecture = config["architectures"][0]
     ignored = _IGNORED.get(architecture, ())
     # A null is as good as nothing, but for fields that have a default: there it means none.
-    given = ((key, value) for key, value in config.items() if value is not None or key in NONE_BY_NULL)
-    config = in_common_words({key: value for key, value in given if key not in ignored})
+    given = {key: value for key, value in config.items() if value is not None or key in NONE_BY_NULL}
+    config = {key: value for key, value in in_common_words(given).items() if key not in ignored}
     fields = Fields(config, source, name)
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)

@@ -51,7 +51,8 @@ LLAMA = COMMON | {
 GEMMA = {key: values for key, values in LLAMA.items() if key != "hidden_act"} | {
     "hidden_activation": ["mish", 3, ["silu"]],
     "query_pre_attn_scalar": [*NUMBERS, 0],
-    **dict.fromkeys(["attn_logit_softcapping", "final_logit_softcapping"], [*NUMBERS, 0]),
+    "attn_logit_softcapping": [*NUMBERS, 0],
+    "final_logit_softcapping": [*NUMBERS, 0],
     "rope_local_base_freq": [*NUMBERS, 0, 1],
     "use_bidirectional_attention": [True, 1],
 }
