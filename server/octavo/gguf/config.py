@@ -7,18 +7,10 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.gguf.families import ARCHITECTURES, PARTIAL_ROTARY, family_fields, long_rope
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import check_config, shown_value
 
-# GGUF architecture -> (model_type, class name). Mistral and SmolLM files call themselves llama too.
-ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-    "gemma": ("gemma", "GemmaForCausalLM"),
-    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
-    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
-}
 _NAMES = {  # config.json's field -> metadata key
     "hidden_size": "{arch}.embedding_length", "intermediate_size": "{arch}.feed_forward_length",
     "num_hidden_layers": "{arch}.block_count", "num_attention_heads": "{arch}.attention.head_count",
@@ -75,16 +67,19 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["use_sliding_window"] = True
     if arch.startswith("gemma"):
         config |= _gemma(file, heads)
+    config |= family_fields(file)
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
     rotary = _stated(file, "rope.dimension_count", head_dim)
-    if rotary != head_dim:
+    if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary < head_dim:
+        config["partial_rotary_factor"] = (rotary + 0.5) / head_dim  # whose product is cut to an integer
+    elif rotary != head_dim:
         raise ModelError(
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "
             f"it, got {shown_value(rotary)}; the file is damaged or converted wrongly"
         )
     if config.get("rope_scaling") is None:
-        config["rope_scaling"] = _from_frequency_factors(file, head_dim)
+        config["rope_scaling"] = long_rope(file) or _from_frequency_factors(file, head_dim)
     if stored := _FLOATS.get(file.tensors["token_embd.weight"].qtype):
         config["dtype"] = stored
     return config
@@ -169,7 +164,7 @@ def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
     meta = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in found.items()}
     prefix = f"{arch}.rope.scaling."
     original = meta.get(prefix + "original_context_length")
-    if "rope_freqs.weight" in file.tensors:
+    if "rope_freqs.weight" in file.tensors or "rope_factors_long.weight" in file.tensors:
         return None  # these factors are all of it
     kind = meta.get(prefix + "type", "none")
     factor = meta.get(prefix + "factor") or meta.get(f"{arch}.rope.scale_linear")

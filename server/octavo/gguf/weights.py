@@ -12,28 +12,29 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import dequantize, dequantize_into
+from octavo.gguf.families import INTERLEAVED, TENSORS
 from octavo.gguf.header import GGUFFile, TensorInfo
 
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "position_embd": "model.embed_positions",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
 _LAYER = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
-# Families with norms behind the blocks: the names of those before the MLP and behind it.
-_SANDWICH = {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-_LAYER_OF = {"gemma2": _LAYER | _SANDWICH, "gemma3": _LAYER | _SANDWICH}
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
-_DERIVED = ("rope_freqs.weight",)  # part of the configuration, not of the weights
+# Part of the configuration, not of the weights.
+_DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def hf_name(name: str, arch: str) -> str | None:
     """The checkpoint name of a GGUF tensor of architecture ``arch``; None where there is none."""
-    parts = _LAYER_OF.get(arch, _LAYER)
+    parts = _LAYER | TENSORS.get(arch, {})
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         layer, part, kind = match.groups()
         return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
@@ -107,7 +108,7 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
         if name is None:
             raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")
         interleaved = None
-        if arch == "llama":
+        if arch in INTERLEAVED:
             interleaved = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else None
             rows = info.shape[0] if info.shape else 1
             if interleaved and rows % (2 * interleaved):
