@@ -20,7 +20,8 @@ FAMILIES = [
     "phi3", "phi4-mini", "granite", "granite4-dense", "smollm3", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere2",
     "ministral", "starcoder2", "gpt-neox", "falcon-7b", "falcon-40b", "gpt2",
 ]  # fmt: skip
-OLDER = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM"}
+OLDER = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM",
+         "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"}  # fmt: skip
 
 RENAMED = {"InternLM2ForCausalLM", "InternLM3ForCausalLM"}  # see test_renamed_families
 
