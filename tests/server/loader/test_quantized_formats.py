@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.quantized_files import Writer, awq, bitsandbytes_4bit, compressed, 
 
 from octavo.errors import ModelError
 from octavo.interface.config_checks import Fields
+from octavo.interface.quantizations import GPU_ONLINE, ONLINE, STORED
 from octavo.layers.quantization.packed import keeps_values, pack_stored
 from octavo.layers.quantization.registry import _FORMATS
 from octavo.layers.quantization.weight_format import StoredModule
@@ -180,3 +182,13 @@ def test_zero_points_that_cannot_be_told_are_refused_with_the_way_out() -> None:
     stored, _ = read(write, description | {"meta": {"quantizer": ["gptqmodel:4.2.5"]}}, 16, 32, scatter)
     said, _ = read(write, description | {"checkpoint_format": "gptq_v2"}, 16, 32, scatter)
     assert torch.equal(stored.zeros, said.zeros + 1)
+
+
+def test_the_documentation_has_a_row_for_each_name_that_quantization_takes() -> None:
+    lines = (Path(__file__).parents[3] / "docs" / "models.md").read_text().splitlines()
+    first = lines.index("| format | `--quantization` | what is read | on a CPU | on a GPU | refused |")
+    table = lines[first + 2 : first + lines[first:].index("")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table]
+    named = {name.strip(" `") for row in rows for name in row[1].split(",")} - {""}
+    assert named == {*STORED, *ONLINE, *GPU_ONLINE} - {"none"}
+    assert all(len(row) == 6 for row in rows)
