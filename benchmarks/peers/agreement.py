@@ -30,7 +30,6 @@ from model_files import ModelFile, model_files
 from server import Server, ServerError
 
 from octavo.fetch.sources import resolve_model
-from octavo.models.base import CausalLM
 from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer
 
@@ -98,33 +97,30 @@ def divergence(expected: torch.Tensor, told: dict[str, dict[str, Any]]) -> tuple
 
 
 @torch.inference_mode()
-def yardstick(file: ModelFile, pieces: list[list[int]]) -> tuple[CausalLM, list[torch.Tensor]]:
-    """The model of the file's own values in float32, and its log-probabilities after each token of the pieces."""
+def yardstick(file: ModelFile, pieces: list[list[int]]) -> list[torch.Tensor]:
+    """The log-probabilities after each token of the pieces by the file's own values in float32."""
     model = quality.load_model(quality.engine_config(str(file.path)).model)
-    return model, [quality.logits_of(model, tokens, "float32").log_softmax(-1) for tokens in pieces]
+    return [quality.logits_of(model, tokens, "float32").log_softmax(-1) for tokens in pieces]
 
 
-@torch.inference_mode()
-def gap(model: CausalLM, prompt: list[int], expected: list[int], others: list[int]) -> float:
-    """By the yardstick, in nats: how much likelier its own token was where two greedy texts part."""
-    at = next(i for i, (one, other) in enumerate(zip(expected, others, strict=False)) if one != other)
-    last = quality.logits_of(model, prompt + expected[:at], "float32")[-1]
-    return (last[expected[at]] - last[others[at]]).item()
+def gap(own: dict[str, Any], tokens: list[int]) -> float:
+    """How much likelier, in nats, the yardstick found its token where other ``tokens`` part from its own text."""
+    at = next(i for i, (one, other) in enumerate(zip(own["token_ids"], tokens, strict=True)) if one != other)
+    likely = own["logprobs"]["top_logprobs"][at]
+    return likely[f"token_id:{own['token_ids'][at]}"] - likely.get(f"token_id:{tokens[at]}", min(likely.values()))
 
 
 def measure(
-    server: Server, pieces: list[list[int]], expected: list[torch.Tensor], prompts: list[list[int]]
-) -> tuple[float, float, list[list[int]]]:
-    """Mean divergence, share of equal best tokens, and the greedy tokens after each prompt."""
+    server: Server, pieces: list[list[int]], expected: list[torch.Tensor], prompts: list[list[int]], **more: Any
+) -> tuple[float, float, list[dict[str, Any]]]:
+    """Mean divergence, share of equal best tokens, and the greedy answers, of which ``more`` is asked."""
     found: list[tuple[float, bool]] = []
     for tokens, rows in zip(pieces, expected, strict=True):
         told = ask(server.port, prompt=tokens, max_tokens=1, prompt_logprobs=TOP)["prompt_logprobs"]
         found += [divergence(row, position) for row, position in zip(rows[:-1], told[1:], strict=True)]
-    texts = [
-        ask(server.port, prompt=prompt, max_tokens=OUTPUT, ignore_eos=True, return_token_ids=True)["token_ids"]
-        for prompt in prompts
-    ]
-    return statistics.fmean(kl for kl, _ in found), statistics.fmean(same for _, same in found), texts
+    greedy = {"max_tokens": OUTPUT, "ignore_eos": True, "return_token_ids": True, **more}
+    answers = [ask(server.port, prompt=prompt, **greedy) for prompt in prompts]
+    return statistics.fmean(kl for kl, _ in found), statistics.fmean(same for _, same in found), answers
 
 
 def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Iterator[dict[str, Any]]:
@@ -135,8 +131,8 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
     prompts = [tokenizer.encode(text) for text in chats]
     prose = quality.texts(tokenizer, 2 * quality.LENGTH * len(chats))[-len(chats) :]
     prompts += [piece[: 24 + 4 * i] for i, piece in enumerate(prose)]
-    model, expected = yardstick(file, pieces)
-    own: list[list[int]] = []
+    expected = yardstick(file, pieces)
+    own: list[dict[str, Any]] = []
     for label, engine in engines_of(file, root).items():
         if own and not any(label.lower().startswith(name) for name in wanted):
             continue
@@ -146,14 +142,16 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
             if problem := engine.missing():
                 raise ServerError(problem)
             with Server(engine, timeout=900) as server:
-                kl, top1, texts = measure(server, pieces, expected, prompts)
+                more = {} if own else {"logprobs": TOP, "return_tokens_as_token_ids": True}
+                kl, top1, answers = measure(server, pieces, expected, prompts, **more)
         except (ServerError, OSError) as error:
             print(f"          {error}", flush=True)
             yield cell | {"error": str(error)}
             continue
-        own = own or texts
-        same = [one == other for one, other in zip(own, texts, strict=True)]
-        gaps = [gap(model, *three) for three in zip(prompts, own, texts, strict=True) if three[1] != three[2]]
+        own = own or answers
+        pairs = list(zip(own, (answer["token_ids"] for answer in answers), strict=True))
+        same = [one["token_ids"] == tokens for one, tokens in pairs]
+        gaps = [gap(one, tokens) for one, tokens in pairs if one["token_ids"] != tokens]
         half = len(QUESTIONS)
         cell |= {
             "kl": kl, "top1": top1, "positions": sum(map(len, pieces)) - len(pieces),
@@ -167,15 +165,16 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
 def table(results: dict[str, Any]) -> str:
     """Of docs/performance.md."""
     lines = [
-        "| file | engine | mean KL, nats | same best token | same text: questions | prose | gap where they part |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| file | engine | positions | mean KL, nats | same best | same text: questions | prose | gap where they part |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     cells = [cell for cell in results["cells"].values() if "kl" in cell]
     for c in sorted(cells, key=lambda c: FILES.index(c["file"]) if c["file"] in FILES else len(FILES)):
         apart = f"{c['gap']:.2f}, at most {c['largest_gap']:.2f}" if c["largest_gap"] else ""
         texts = f"{c['same_questions']} of 10 | {c['same_prose']} of 10"
-        lines.append(f"| {c['title']} | {c['engine']} | {c['kl']:.1e} | {c['top1']:.1%} | {texts} | {apart} |")
-    about = f"{cells[0]['positions']:,} positions. {results['cpu']}; {results['date']}, {results['commit']}"
+        row = f"| {c['title']} | {c['engine']} | {c['positions']:,}"
+        lines.append(f"{row} | {c['kl']:.1e} | {c['top1']:.1%} | {texts} | {apart} |")
+    about = f"{results['cpu']}; {results['date']}, {results['commit']}"
     return "\n".join([*lines, "", about + "; `make bench ARGS=--agreement`."])
 
 

@@ -39,5 +39,12 @@ def test_the_table_has_a_row_an_engine_and_leaves_out_what_failed() -> None:
     cells = {name: cell | {"engine": name} for name in ("Octavo", "vLLM bfloat16")}
     cells |= {"refused": {"file": "awq", "title": "AWQ", "engine": "vLLM float32", "error": "not read"}}
     text = agreement.table({"date": "2026-11-23", "commit": "abc", "cpu": "a CPU", "cells": cells})
-    assert "| AWQ | vLLM bfloat16 | 7.9e-04 | 95.8% | 3 of 10 | 2 of 10 | 0.04, at most 0.33 |" in text
-    assert "float32" not in text and "1,992 positions" in text
+    assert "| AWQ | vLLM bfloat16 | 1,992 | 7.9e-04 | 95.8% | 3 of 10 | 2 of 10 | 0.04, at most 0.33 |" in text
+    assert "float32" not in text
+
+
+def test_the_gap_is_taken_where_texts_part() -> None:
+    likely = [{"token_id:5": -0.1, "token_id:9": -3.0}, {"token_id:7": -0.7, "token_id:8": -0.8, "token_id:1": -4.0}]
+    own = {"token_ids": [5, 7], "logprobs": {"top_logprobs": likely}}
+    assert agreement.gap(own, [5, 8]) == pytest.approx(0.1)
+    assert agreement.gap(own, [5, 2]) == pytest.approx(3.3), "at least"
