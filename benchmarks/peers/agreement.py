@@ -165,7 +165,7 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
 def table(results: dict[str, Any]) -> str:
     """Of docs/performance.md."""
     lines = [
-        "| file | engine | positions | mean KL, nats | same best | same text: questions | prose | gap where they part |",
+        "| file | engine | positions | mean KL, nats | same best | same text: questions | prose | gap where parting |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     cells = [cell for cell in results["cells"].values() if "kl" in cell]
