@@ -22,7 +22,9 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
     config = _with_quantization(read_json(path), files.path)
     for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
         if "vocab_size" not in config and isinstance(config.get(key), dict):
-            config = {**config, **config[key], "architectures": config.get("architectures")}
+            kept = ("architectures", "tie_word_embeddings")
+            outer: dict[str, Any] = {field: config[field] for field in kept if field in config}
+            config = {**config, **config[key], **outer}
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")

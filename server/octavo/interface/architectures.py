@@ -36,11 +36,17 @@ MODELS = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "Qwen2VLForConditionalGeneration": "text_of_vision",
+    "Qwen2_5_VLForConditionalGeneration": "text_of_vision",
+    "Qwen3VLForConditionalGeneration": "text_of_vision",
+    "Mistral3ForConditionalGeneration": "text_of_vision",
+    "Gemma3ForConditionalGeneration": "text_of_vision",
 }
 _GEMMA_1: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 256, "tie_word_embeddings": True,
 }  # fmt: skip
 _GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
+_GEMMA_3 = _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
@@ -69,7 +75,15 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     "FalconForCausalLM": {"max_position_embeddings": 2048},
     "GemmaForCausalLM": _GEMMA_1,
     "Gemma2ForCausalLM": _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-    "Gemma3ForCausalLM": _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0},
+    "Gemma3ForCausalLM": _GEMMA_3,
+    # The released config.json states of text_config what differs from the 4B's.
+    "Gemma3ForConditionalGeneration": _GEMMA_3
+    | {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 131072,
+    },
 }
 # Fields whose null says that there is none, where leaving them out means a default of the family.
 NONE_BY_NULL = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}

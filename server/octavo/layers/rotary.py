@@ -179,5 +179,6 @@ _SCALINGS: dict[str, Callable[[Tensor, dict[str, Any]], tuple[Tensor, float]]] =
     "yarn": _yarn,
     "dynamic": _dynamic,
     "longrope": _longrope,
+    "mrope": _default,  # of text, whose positions in time, height and width are one
     "su": _longrope,  # its first name
 }

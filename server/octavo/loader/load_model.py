@@ -7,6 +7,7 @@ that hides the waiting for a disk or network, and unlike torch's own threads the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from octavo.layers.weights import WeightSource
     from octavo.models.base import CausalLM
 
+logger = logging.getLogger(__name__)
+
 _MAX_THREADS = 8
 
 
@@ -48,6 +51,8 @@ def load_model(
     """
     stored = stored_weights(config, load_format)
     model = build_model(config, device, tp or TensorParallel(), stored)
+    if model.leaves_out:
+        logger.info("%s runs as a text model: %s are not supported yet", config.architecture, model.leaves_out)
     slots = weight_slots(model)
     weights: Iterable[tuple[str, str | None, WeightSource]]
     if load_format == "dummy":

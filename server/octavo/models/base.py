@@ -52,6 +52,8 @@ class CausalLM(nn.Module):
     ]
     # Regular expression for the weights, by their names here, that safetensors hold as [inputs, outputs]; None: none.
     transposed_weights: ClassVar[str | None] = None
+    # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
+    leaves_out: ClassVar[str | None] = None
     model: Decoder
     lm_head: ParallelLMHead
 

@@ -69,4 +69,5 @@ def test_steps_with_8_bit_weights_are_recorded(case: str, dtype: str, references
 
 def test_every_architecture_has_a_case(references: dict[str, Any]) -> None:
     tested = {type(model).__name__ for model, _ in references.values()}
-    assert set(MODELS) == tested | OLDER | RENAMED
+    alike = {name for name, module in MODELS.items() if module == "text_of_vision"}  # see test_text_of_vision
+    assert set(MODELS) - alike == tested | OLDER | RENAMED

@@ -1,0 +1,51 @@
+"""The language models of checkpoints that read images: they answer text; the tensors for images are left out.
+
+Where all positions of a token are one, as they are in text, M-RoPE is the usual rotary embedding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from octavo.models.gemma import Gemma3ForCausalLM
+from octavo.models.llama import MistralForCausalLM
+from octavo.models.qwen2 import Qwen2ForCausalLM
+from octavo.models.qwen3 import Qwen3ForCausalLM
+
+_NAMES: list[tuple[str, str | None]] = [
+    (r"^(model\.)?(visual|vision_tower|multi_modal_projector)\.", None),
+    (r"^model\.language_model\.", "model."),
+    (r"^language_model\.(model|lm_head)\.", r"\1."),
+]
+
+
+class Qwen2VLForConditionalGeneration(Qwen2ForCausalLM):
+    """Qwen2-VL's text."""
+
+    leaves_out: ClassVar[str | None] = "images"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen2ForCausalLM.checkpoint_names]
+
+
+class Qwen2_5_VLForConditionalGeneration(Qwen2VLForConditionalGeneration):  # noqa: N801
+    """Qwen2.5-VL's text."""
+
+
+class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
+    """Qwen3-VL's text."""
+
+    leaves_out: ClassVar[str | None] = "images"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3ForCausalLM.checkpoint_names]
+
+
+class Mistral3ForConditionalGeneration(MistralForCausalLM):
+    """The text of Mistral Small 3.1 and 3.2."""
+
+    leaves_out: ClassVar[str | None] = "images"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *MistralForCausalLM.checkpoint_names]
+
+
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    """The text of Gemma 3 from 4B on."""
+
+    leaves_out: ClassVar[str | None] = "images"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Gemma3ForCausalLM.checkpoint_names]

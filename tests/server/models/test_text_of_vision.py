@@ -1,0 +1,97 @@
+"""Checkpoints that read images answer text without a flag, with the logits of transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from support.family_cases import SMALL, rope
+from support.paged import load, logits_of
+
+TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
+TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4}
+PIXTRAL = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+}  # fmt: skip
+SIGLIP = PIXTRAL | {"model_type": "siglip_vision_model"}
+GEMMA3 = SMALL | {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 6, "query_pre_attn_scalar": 16}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2.5-vl": (
+        "Qwen2_5_VLConfig", {"text_config": SMALL | rope("default", mrope_section=[2, 2, 2]), "vision_config": TOWER},
+    ),
+    "qwen3-vl": (
+        "Qwen3VLConfig",
+        {
+            "text_config": SMALL | {"head_dim": 16} | rope("default", mrope_section=[4, 2, 2]),
+            "vision_config": TOWER | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral3": (
+        "Mistral3Config",
+        {
+            "text_config": SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
+            "vision_config": PIXTRAL, "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": ("Gemma3Config", {"text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 4}),
+}  # fmt: skip
+# As transformers 5 and as older releases save them: the end of a name is the same.
+OLDER = {
+    "qwen2.5-vl": [("model.language_model.", "model."), ("model.visual.", "visual.")],
+    "mistral3": [("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")],
+    "gemma3": [("model.language_model.", "language_model.model.")],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_is_that_of_transformers(case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config_class, settings = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**settings)
+    reference = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if parameter.ndim > 1 and ("language_model" in name or "lm_head" in name):
+                parameter.normal_(0, 0.15)
+    reference.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for names in ([], OLDER.get(case, [])):
+        renamed = {}
+        for name, tensor in tensors.items():
+            for new, old in names:
+                name = old + name.removeprefix(new) if name.startswith(new) else name
+            renamed[name] = tensor
+        save_file(renamed, tmp_path / "model.safetensors")
+        with caplog.at_level(logging.INFO, "octavo"):
+            caplog.clear()
+            model = load(tmp_path)
+        assert sum("runs as a text model" in record.message for record in caplog.records) == 1
+        for tokens, ours in zip(TOKENS, logits_of(model, TOKENS), strict=True):
+            with torch.inference_mode():
+                expected = reference(input_ids=torch.tensor([tokens])).logits[0]
+            torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item()))
+
+
+def test_rope_of_qwen2_5_vl_in_its_older_words(tmp_path: Path) -> None:
+    """config.json of transformers 4 has the fields of the language model outside, and rope_scaling of type mrope."""
+    config_class, settings = CASES["qwen2.5-vl"]
+    config = getattr(transformers, config_class)(**settings)
+    torch.manual_seed(0)
+    reference = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    reference.save_pretrained(tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    text = said.pop("text_config")
+    del text["rope_parameters"], text["model_type"]
+    text |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(said | text))
+    with torch.inference_mode():
+        expected = reference(input_ids=torch.tensor(TOKENS[:1])).logits[0]
+    torch.testing.assert_close(logits_of(load(tmp_path), TOKENS)[0], expected, rtol=0, atol=1e-4)
