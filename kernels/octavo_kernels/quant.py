@@ -47,10 +47,14 @@ class Kind:
         return 1 << (self.bits - 1)
 
     @property
+    def has_float_scales(self) -> bool:
+        """Whether scales are float16, and sums of a group become float32; else both are integers of 16 bits."""
+        return self.bits == 8 or (self.table and not self.halves)
+
+    @property
     def shift(self) -> int:
-        """Sums of a group (or of half of it) lose so many bits, rounded, to fit 16 bits; 0 for 8-bit codes, whose sums
-        become float32."""
-        if self.bits == 8:
+        """Sums of a group (or of half of it) lose so many bits, rounded, to fit 16; 0 where they become float32."""
+        if self.has_float_scales:
             return 0
         largest = (TABLE_ZERO if self.table else self.zero) * GROUP >> self.halves
         return max(0, largest.bit_length() - 9)
@@ -169,8 +173,8 @@ def part_nbytes(channels: int, width: int, kind: Kind) -> int:
 class Unpacked:
     """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point, or what the table has for them.
 
-    ``scales`` [N, G, 1] or, of halves, [N, G, 2], and, if affine, ``offsets`` [N, G] are float32 for 8 bits, else int16
-    beside the ``units`` float32 [N].
+    ``scales`` [N, G, 1] or, of halves, [N, G, 2], and, if affine, ``offsets`` [N, G] are float32 for kinds with float
+    scales, else int16 beside the ``units`` float32 [N].
     """
 
     kind: Kind
@@ -200,10 +204,11 @@ def unpack_part(part: PackedPart, groups: int) -> Unpacked:
     # [strip, pair, step, n, four of channels, channel, group, column], see pack_codes
     codes = codes.permute(0, 4, 3, 5, 1, 6, 2, 7).reshape(-1, groups, GROUP)[: part.channels]
     numbers = stream[:, :, kind.code_bytes :].contiguous()
-    if kind.bits == 8:
-        halves: Tensor = numbers.view(torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
-        return Unpacked(kind, codes, halves.reshape(-1, groups, 1)[: part.channels].float(), None, None)
     units = head[:, : STRIP * 4].contiguous().view(torch.float32).flatten()[: part.channels]
+    if kind.has_float_scales:
+        halves: Tensor = numbers.view(torch.float16).unflatten(2, (2, 4, 2, 2)).permute(0, 3, 2, 4, 1, 5)
+        scales = halves.reshape(-1, groups, 1)[: part.channels].float()
+        return Unpacked(kind, codes, scales * units[:, None, None] if kind.table else scales, None, None)
     by_pair: Tensor = numbers.view(torch.int16).unflatten(2, (-1, STRIP, 2)).permute(0, 3, 1, 4, 2)
     integers = by_pair.reshape(-1, groups, by_pair.shape[-1])[: part.channels]
     count = 1 + kind.halves

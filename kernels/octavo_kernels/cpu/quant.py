@@ -15,7 +15,7 @@ _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
 _PACKED = {
     name: number
     for number, name in enumerate(
-        ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+        ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
     )
 }
 

@@ -66,7 +66,7 @@ def pack_blocks(raw: Tensor, qtype: str, activation_terms: int = 1) -> PackedLin
     form = FORMATS[qtype]
     codes, scales, minima = form.read(raw.view(len(raw), -1, form.block_bytes))
     codes = codes.reshape(len(raw), -1, GROUP)
-    table = _IQ4 if form.kind.table else None
+    table = None if not form.kind.table else _E2M1 if qtype == "MXFP4" else _IQ4
     return pack_codes(codes, scales, minima, bits=form.kind.bits, table=table, activation_terms=activation_terms)
 
 
@@ -75,6 +75,7 @@ def pack_blocks(raw: Tensor, qtype: str, activation_terms: int = 1) -> PackedLin
 # ggml-common.h). Codes of symmetric types are such that the middle of their range is 0.
 
 _Read = tuple[Tensor, Tensor, Tensor | None]
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -153,6 +154,11 @@ def _read_iq4_nl(blocks: Tensor) -> _Read:
     return _planes(blocks[:, :, 2:], 4, 16), _half(blocks, 0), None
 
 
+def _read_mxfp4(blocks: Tensor) -> _Read:
+    exponents = blocks[:, :, 0].int() - 127
+    return _planes(blocks[:, :, 1:], 4, 16), torch.ldexp(torch.full(exponents.shape, 0.5), exponents), None
+
+
 def _read_iq4_xs(blocks: Tensor) -> _Read:
     six = _planes(blocks[:, :, 4:8], 4, 1) | _planes(blocks[:, :, 2:4], 2, 1) << 4
     scales = _half(blocks, 0).float()[:, :, None] * (six.float() - 32)
@@ -180,5 +186,6 @@ FORMATS = {
     "Q6_K": GGUFFormat(_read_q6_k, 256, 210, Kind(6, halves=True)),
     "IQ4_NL": GGUFFormat(_read_iq4_nl, 32, 18, Kind(4, table=True)),
     "IQ4_XS": GGUFFormat(_read_iq4_xs, 256, 136, Kind(4, table=True)),
+    "MXFP4": GGUFFormat(_read_mxfp4, 32, 17, Kind(4, table=True)),
 }
 GGUF_TYPES = tuple(FORMATS)

@@ -39,8 +39,10 @@ def pack_codes(
     -127 to 127 (4 bits) it is ``scale * table[code]``: the codes of IQ4_NL, MXFP4 (its values times two), NF4.
 
     ``scales`` are [N, G] or, without minima and for 4 and 6 bits, [N, G, 2]: one for each 16 columns. 8-bit codes keep
-    them as float16; others as integers beside the largest of their channel, within 2^-15 of it: powers of two and
-    float16 numbers down to a thirty-second of the largest are exact. Raises ValueError for what no kernel takes.
+    them as float16, and so do tables with one scale a group, relative to the largest of their channel: 11 significant
+    bits are exact down to 2^-29 of that. Others become integers beside the largest of their channel, within 2^-15 of
+    it: powers of two and float16 numbers down to a thirty-second of the largest are exact. Raises ValueError for what
+    no kernel takes.
     """
     channels, groups, _ = codes.shape
     kind = Kind(bits, affine=minima is not None, halves=scales.dim() == 3, table=table is not None)
@@ -50,13 +52,12 @@ def pack_codes(
     stream = [_code_stream(_pad(codes, (0, 0, *fill)), kind)]
     count, pairs = stream[0].shape[:2]
     if bits == 8:
-        halves = _pad(scales.to(torch.float16), fill)
-        by_vector = halves.view(count, 4, 2, 2, pairs, 2).permute(0, 4, 2, 1, 3, 5)
-        return _packed([], [*stream, _bytes(by_vector, 2)], channels, groups, kind, activation_terms)
+        stream.append(_half_stream(_pad(scales.to(torch.float16), fill)))
+        return _packed([], stream, channels, groups, kind, activation_terms)
     head = []
     wide = scales.float().view(channels, groups, -1)
     if table is not None:
-        integers, factor = _widest(table)
+        integers, factor = _biased(table, kind)
         wide = wide / factor
         head = [torch.tensor(integers * 4, dtype=torch.uint8).expand(count, -1)]
     wide = _pad(wide, (0, 0, *fill)) * 2.0**kind.shift
@@ -67,8 +68,14 @@ def pack_codes(
         offsets = _pad(minima.float(), fill) + zero * wide[:, :, 0]
         top = torch.maximum(top, offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
     exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
+    if kind.has_float_scales:
+        exponents = (exponents - (15 << 23)).clamp(min=0x800000)
     unit = torch.where(top.isfinite().all(dim=1), exponents.view(torch.float32), torch.nan)
     unit[channels:] = 0.0
+    if kind.has_float_scales:
+        relative = (wide[:, :, 0] / unit[:, None]).nan_to_num(0.0) + 0.0  # zeros lose their sign
+        stream.append(_half_stream(relative.to(torch.float16)))
+        return _packed([_bytes(unit.view(-1, STRIP), 1), *head], stream, channels, groups, kind, activation_terms)
     numbers = [(wide[:, :, i], SCALE_BITS, 32767) for i in range(wide.shape[2])]
     if offsets is not None:
         numbers.append((offsets, OFFSET_BITS, (1 << RELATIVE_BITS) - 1))
@@ -109,16 +116,22 @@ def _by_strip(steps: Tensor) -> Tensor:
     return vectors.flatten(2).view(torch.uint8)
 
 
-def _widest(table: Sequence[int]) -> tuple[list[int], int]:
-    """The table times the largest power of two that 8 bits allow, biased by TABLE_ZERO, and that power: products lose
-    low bits (`Kind.shift`), which should be zeros.
+def _half_stream(scales: Tensor) -> Tensor:
+    """float16 [N, G] -> [strips, pairs, bytes], in the order of the sums that they scale"""
+    by_vector = scales.view(len(scales) // STRIP, 4, 2, 2, -1, 2).permute(0, 4, 2, 1, 3, 5)
+    return _bytes(by_vector, 2)
+
+
+def _biased(table: Sequence[int], kind: Kind) -> tuple[list[int], int]:
+    """The table plus TABLE_ZERO and 1; where products lose low bits (`Kind.shift`), which should be zeros, the table
+    times the largest power of two that 8 bits allow, and that power.
 
     Raises ValueError for numbers that 8 bits cannot hold.
     """
     largest = max(abs(value) for value in table)
     if len(table) != 16 or not 0 < largest < TABLE_ZERO:
         raise ValueError(f"table: must be 16 integers from -127 to 127, not all 0, got {list(table)}")
-    factor = 1 << 7 - largest.bit_length()
+    factor = 1 << 7 - largest.bit_length() if kind.shift else 1
     return [value * factor + TABLE_ZERO for value in table], factor
 
 

@@ -111,12 +111,12 @@ def _product(rows: QuantizedRows, packed: PackedLinear, bias: Tensor | None, ter
     out = []
     for part in packed.parts:
         weight = unpack_part(part, packed.groups)
-        out.append((_product_8bit if weight.units is None else _product_in_integers)(rows, weight, terms))
+        out.append((_product_in_float if weight.units is None else _product_in_integers)(rows, weight, terms))
     result = torch.cat(out, dim=1)
     return result if bias is None else result + bias.float()
 
 
-def _product_8bit(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
+def _product_in_float(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
     values = unpack_rows(rows)[0].double()
     integers = values[:, 0] if terms == 1 else values[:, 0] * 256.0 + values[:, 1]
     total = torch.zeros(len(values), len(weight.codes))

@@ -42,6 +42,7 @@ from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, weight_size
 from octavo_kernels import GroupWeight, ScaledWeight
 from octavo_kernels.dense import unpack_dense
+from octavo_kernels.quant import Kind
 
 SEQUENCES = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
 
@@ -190,6 +191,14 @@ def test_fp8_of_plain_weights_is_refused_on_a_cpu_which_has_int8(llama: Path) ->
     assert load_model(config_of(llama, "int8")).is_quantized
 
 
+IN_4_BITS = {
+    "mxfp4": Kind(4, table=True), "compressed MXFP4": Kind(4, table=True), "nf4": Kind(4, table=True),
+    "nf4 with scales of scales": Kind(4, table=True), "bitsandbytes fp4": Kind(4, table=True),
+    "modelopt nvfp4": Kind(4, halves=True, table=True), "compressed NVFP4": Kind(4, halves=True, table=True),
+    "awq in groups of 32": Kind(4, affine=True), "gptq with act order": Kind(4), "W4A16": Kind(4),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path) -> None:
     write, description = FORMATS[name]
@@ -198,6 +207,8 @@ def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path
     model = load_model(config)
     assert model.is_quantized
     assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
+    kinds = {part.kind for layer in model.model.layers for part in layer.mlp.down_proj.method.packed.parts}
+    assert name not in IN_4_BITS or kinds == {IN_4_BITS[name]}
     told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert model.num_weight_bytes() <= told <= 1.1 * model.num_weight_bytes()
 

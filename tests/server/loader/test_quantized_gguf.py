@@ -32,6 +32,7 @@ TYPES: dict[str, tuple[Kind, list[int], float]] = {
     "Q6_K": (Kind(6, halves=True), [208], 5e-5),
     "IQ4_NL": (Kind(4, table=True), [0], 2e-3),
     "IQ4_XS": (Kind(4, table=True), [0], 1e-4),
+    "MXFP4": (Kind(4, table=True), [], 0),
 }
 
 

@@ -3,12 +3,13 @@
 #include "simd.h"
 
 // In the order of octavo_kernels/cpu/quant.py
-enum gguf_type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS };
+enum gguf_type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 // Bytes of a block, and how many groups it has
 static const struct gguf_block {
     int64_t bytes, groups;
-} BLOCKS[] = {{18, 1}, {20, 1}, {22, 1}, {24, 1}, {34, 1}, {110, 8}, {144, 8}, {176, 8}, {210, 8}, {18, 1}, {136, 8}};
+} BLOCKS[] = {{18, 1}, {20, 1}, {22, 1}, {24, 1}, {34, 1}, {110, 8}, {144, 8}, {176, 8}, {210, 8}, {18, 1}, {136, 8}, {17, 1}};
 static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // times two
 
 // Number n of those that fill bytes from the lowest `bits` on: of each `run` bytes first all lowest bits, then all next ones.
 INLINE int plane(const uint8_t *bytes, int n, int bits, int run) {
@@ -52,6 +53,7 @@ INLINE struct group_scales read_scales(const uint8_t *raw, int g, const int type
         const int six = plane(raw + 4, g, 4, 1) | plane(raw + 2, g, 2, 1) << 4;
         return (struct group_scales){{half_to_float(raw) * (float)(six - 32), 0.0f}, 0.0f};
     }
+    case MXFP4: return (struct group_scales){{ldexpf(0.5f, raw[0] - 127), 0.0f}, 0.0f};  // of a table times two
     default: return (struct group_scales){{half_to_float(raw), 0.0f}, 0.0f};
     }
 }
@@ -93,6 +95,9 @@ INLINE void read_codes(const uint8_t *raw, int g, const int type, uint8_t *codes
             codes[k] = (uint8_t)((raw[g / 4 * 64 + g % 2 * 32 + k] >> g / 2 % 2 * 4 & 15) |
                                  (raw[128 + g / 4 * 32 + k] >> g % 4 * 2 & 3) << 4);
         break;
+    case MXFP4:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[1 + k % 16] >> k / 16 * 4 & 15);
+        break;
     case IQ4_XS:
         for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[8 + at / 2 + k % 16] >> k / 16 * 4 & 15);
         break;
@@ -110,7 +115,8 @@ static float channel_unit(const struct group_scales *s, int64_t groups, int kind
         memcpy(bits, x, 12);
         for (int i = 0; i < 3; i++) top = MAX(top, bits[i] & 0x7fffffff);
     }
-    const int32_t bits = top < 0x7f800000 ? (top & 0x7f800000) + 0x800000 : 0x7fc00000;
+    int32_t bits = top < 0x7f800000 ? (top & 0x7f800000) + 0x800000 : 0x7fc00000;
+    if (kind_is_float(kind) && top < 0x7f800000) bits = MAX(bits - (15 << 23), 0x800000);
     float unit;
     memcpy(&unit, &bits, 4);
     return unit;
@@ -119,6 +125,16 @@ static float channel_unit(const struct group_scales *s, int64_t groups, int kind
 static void store_int16(uint8_t *to, float x, float highest) {
     const int16_t whole = x == x ? (int16_t)rintf(MAX(-highest, MIN(x, highest))) : 0;
     memcpy(to, &whole, 2);
+}
+
+// x is below 2^15.
+static void store_half(uint8_t *to, float x) {
+    float y = fabsf(x) * 0x1p-112f;  // its exponent field has float16's offset
+    uint32_t bits;
+    memcpy(&bits, &y, 4);
+    const uint16_t half = (uint16_t)((bits + 0xfff + (bits >> 13 & 1)) >> 13 | (x < 0.0f ? 0x8000 : 0));
+    if (x == x) memcpy(to, &half, 2);
+    else memset(to, 0, 2);
 }
 
 // The codes of one group of one channel; `to` is where its columns of step 0 lie.
@@ -167,6 +183,10 @@ INLINE void pack_channel(const struct pack_gguf_args *a, const uint8_t *raw, int
             memcpy(pair + (n * STRIP + lane) * 2, at, 2);
             continue;
         }
+        if (kind_is_float(kind)) {
+            store_half(pair + (n * STRIP + lane) * 2, scales[g].scale[0] / unit);
+            continue;
+        }
         pair += (c * 2 + g % 2) * 2;
         for (int half = 0; half <= halves; half++)
             store_int16(pair + half * SCALE_BYTES, scales[g].scale[half] / unit * fraction, 32767.0f);
@@ -181,8 +201,10 @@ static void pack_strip(const struct pack_gguf_args *a, int64_t strip, struct gro
     const int64_t size = kind_head_bytes(kind) + (a->groups + 1) / 2 * kind_pair_bytes(kind);
     uint8_t *out = a->out + strip * size;
     memset(out, 0, (size_t)size);
-    if (kind_has(kind, TABLE))
-        for (int i = 0; i < TABLE_BYTES; i++) out[UNIT_BYTES + i] = (uint8_t)(IQ4[i % 16] + 128);
+    if (kind_has(kind, TABLE)) {
+        const int8_t *table = a->type == MXFP4 ? E2M1 : IQ4;
+        for (int i = 0; i < TABLE_BYTES; i++) out[UNIT_BYTES + i] = (uint8_t)(table[i % 16] + 128);
+    }
     for (int64_t c = 0; c < STRIP && strip * STRIP + c < a->channels; c++) {
         const uint8_t *raw = a->raw + (strip * STRIP + c) * (a->groups / block.groups) * block.bytes;
         switch (a->type) {
@@ -199,6 +221,7 @@ static void pack_strip(const struct pack_gguf_args *a, int64_t strip, struct gro
             CASE(Q6_K, KIND(6, HALVES))
             CASE(IQ4_NL, KIND(4, TABLE))
             CASE(IQ4_XS, KIND(4, TABLE))
+            CASE(MXFP4, KIND(4, TABLE))
 #undef CASE
         }
     }

@@ -7,7 +7,9 @@
 //     scale and offset are int16; only affine kinds have an offset, and a file's minimum m becomes m + zero * scale. The unit of
 //     a channel is a power of two that is larger than its scales times 2^shift and than a quarter of its offsets. So a file's
 //     float16 scale is exact from unit / 32 on, an offset within unit * 2^-10;
-//     4 bit with a table: w = unit * scale / 2^(15 + shift) * table[q], any 16 int8.
+//     4 bit with a table: w = unit * scale * table[q], any 16 int8. Scales are float16, the unit a power of two that brings the
+//     channel's largest scale between 2^14 and 2^15; so a scale of 11 significant bits is exact down to 2^-29 of that;
+//     4 bit with a table and two scales a group: w = unit * scale / 2^(15 + shift) * table[q].
 // Integer scales make the arithmetic cheaper: scaling the sums of a group takes 1.5 multiplications for 16 channels (the
 // products take 8); in float32 it takes 3. Sums are rounded to 16 bits before: `shift` is by how many bits the largest exceed
 // them. The scaled sum is rounded to whole units: a group whose scale is a hundredth of another one's of its channel keeps
@@ -21,7 +23,7 @@
 // instruction sets.
 //     8 bit: codes [step: 8][n: 2][channel: 8][group: 2][column: 4], scales float16 [n: 2][channel: 8][group: 2];
 //     4 bit: the same codes, steps s (low nibble) and s + 4 (high) in one byte; scales [half: 1 or 2], then offsets, int16
-//     [channel: 16][group: 2];
+//     [channel: 16][group: 2]; with a table and one scale a group, scales as of 8 bits;
 //     5 bit: as 4 bit; after the nibbles the fifth bits, [n: 2][channel: 8][group: 2][column: 4], step s in bit s of a byte;
 //     6 bit: as 4 bit; after them two bits each, [half: 2][n: 2][channel: 8][group: 2][column: 4], step s in bits 2 * (s % 4).
 //
@@ -49,10 +51,13 @@ static inline int kind_bits(int kind) { return kind & 15; }
 static inline int kind_has(int kind, int flag) { return (kind >> 4 & flag) != 0; }
 // The code of 0; a table's values are stored plus 128
 static inline int kind_zero(int kind) { return kind_has(kind, TABLE) ? 128 : 1 << (kind_bits(kind) - 1); }
+// Whether sums of groups become float32 and scales are float16. A table's integers may be small and its scales powers of two
+// (MXFP4): sums that are rounded to 16 bits twice would be ties each time, and ties go upwards in every group.
+static inline int kind_is_float(int kind) { return kind_bits(kind) == 8 || (kind_has(kind, TABLE) && !kind_has(kind, HALVES)); }
 // Bits by which the largest sums of kind_zero() * 127 over a group, or half of it, exceed 16
 static inline int kind_shift(int kind) {
     int shift = 0;
-    if (kind_bits(kind) == 8) return 0;
+    if (kind_is_float(kind)) return 0;
     while (kind_zero(kind) * (kind_has(kind, HALVES) ? HALF : GROUP) >> shift > 256) shift++;
     return shift;
 }

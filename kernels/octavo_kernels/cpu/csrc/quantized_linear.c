@@ -20,7 +20,7 @@ static tile_fn tile_function(const struct quantized_linear_args *a, int64_t term
     case KIND(4, 0): return tile_4bit;
     case KIND(4, AFFINE): return tile_4bit_affine;
     case KIND(4, HALVES): return tile_4bit_halves;
-    case KIND(4, TABLE): return tile_table;
+    case KIND(4, TABLE): return terms == 2 ? tile_table_two_terms : tile_table;
     case KIND(4, TABLE | HALVES): return tile_table_halves;
     case KIND(5, 0): return tile_5bit;
     case KIND(5, AFFINE): return tile_5bit_affine;
@@ -261,9 +261,9 @@ static void unpack_group(const uint8_t *strip, const uint8_t *pair, int64_t g, i
     const int64_t lane = (channel / 4 * 2 + channel % 2) * 2 + g % 2;
     const uint8_t *codes = pair + n * 64 + lane * 4, *planes = codes + STRIP * PAIR / 2,
                   *scales = pair + kind_code_bytes(kind) + (channel * 2 + g % 2) * 2;
+    const float float_scale = kind_is_float(kind) ? half_to_float(pair + kind_code_bytes(kind) + (n * STRIP + lane) * 2) : 0.0f;
     if (bits == 8) {
-        const float scale = half_to_float(pair + kind_code_bytes(kind) + (n * STRIP + lane) * 2);
-        for (int k = 0; k < GROUP; k++) out[k] = scale * (float)(codes[k / 4 * 128 + k % 4] - kind_zero(kind));
+        for (int k = 0; k < GROUP; k++) out[k] = float_scale * (float)(codes[k / 4 * 128 + k % 4] - kind_zero(kind));
         return;
     }
     int16_t whole[3] = {0, 0, 0};  // scales, offset
@@ -278,7 +278,8 @@ static void unpack_group(const uint8_t *strip, const uint8_t *pair, int64_t g, i
         if (bits == 5) code |= (planes[k % 4] >> step & 1) << 4;
         if (bits == 6) code |= (planes[half * 128 + k % 4] >> step % 4 * 2 & 3) << 4;
         if (kind_has(kind, TABLE)) code = strip[UNIT_BYTES + code];
-        const float scale = unit / (float)(1 << (SCALE_BITS + kind_shift(kind))) * (float)whole[halves & half];
+        const float scale = kind_is_float(kind) ? unit * float_scale
+                                                : unit / (float)(1 << (SCALE_BITS + kind_shift(kind))) * (float)whole[halves & half];
         out[k] = scale * (float)(code - kind_zero(kind)) + offset;
     }
 }

@@ -161,42 +161,53 @@ INLINE void tile(const struct weight_block *b, const struct activations *x, int6
     }
 }
 
-// acc[from .. to] += dot products of 8-bit codes
-INLINE void dots8(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, const int from, const int to) {
+// acc[from .. to] += dot products over a pair of groups, of a kind with float scales
+INLINE void dots_float(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, vbytes table,
+                       const int kind, const int from, const int to) {
+    const int packed = kind_bits(kind) == 4;  // two steps in a byte
 #pragma GCC unroll 8
-    for (int step = 0; step < 8; step++) {
-        vbytes w[2];
+    for (int step = 0; step < (packed ? 4 : 8); step++) {
+        vbytes low[2], high[2];
 #pragma GCC unroll 2
-        for (int n = 0; n < 2; n++) w[n] = to_signed(load_bytes(codes + (2 * step + n) * 64));
+        for (int n = 0; n < 2; n++) {
+            if (packed) load_codes(codes, step, n, table, kind, low + n, high + n);
+            else low[n] = to_signed(load_bytes(codes + (2 * step + n) * 64));
+        }
 #pragma GCC unroll 8
         for (int i = from; i < to; i++) {
-            vi a = splat_eight(x[i * stride].values[step]);
+            const vi a = splat_eight(x[i * stride].values[step]);
+            const vi c = packed ? splat_eight(x[i * stride].values[step + 4]) : a;
 #pragma GCC unroll 2
-            for (int n = 0; n < 2; n++) acc[i][n] = dot4_wide(acc[i][n], w[n], a);
+            for (int n = 0; n < 2; n++) {
+                acc[i][n] = dot4_wide(acc[i][n], low[n], a);
+                if (packed) acc[i][n] = dot4_wide(acc[i][n], high[n], c);
+            }
         }
     }
 }
 
-// The same for 8 bits: the integer sums of groups become float32, and lanes are (channel, group) until the end.
-INLINE void tile8(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int terms,
-                  const int mr) {
+// The same for 8 bits and for tables with one scale a group: the integer sums of groups become float32, and lanes are (channel,
+// group) until the end.
+INLINE void tile_float(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int kind,
+                       const int terms, const int mr) {
     const int64_t pairs = b->count, stride = x->stored_terms * pairs, words = row_words(x->groups);
-    const int zero = UNSIGNED_CODES8 ? kind_zero(8) / INITIAL_ZERO : 0, half = (mr + 1) / 2;
+    const int zero = UNSIGNED_CODES8 ? kind_zero(kind) / INITIAL_ZERO : 0, half = (mr + 1) / 2;
     const struct row_meta meta = row_meta_at(x->meta, row, x->groups);
     const uint8_t *prefetch = b->prefetch;
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t skip = v * VW / STRIP * b->next_strip, lane = v * VW % STRIP * 4;
+        const vbytes table = kind_has(kind, TABLE) ? to_signed(load_bytes(b->head + skip + UNIT_BYTES)) : (vbytes){0};
         vf sum[QMR][2] = {0};
         for (int64_t p = 0; p < pairs; p++) {
             const uint8_t *pair = b->pairs + skip + p * b->stride, *codes = pair + lane,
-                          *scales = pair + kind_code_bytes(8) + lane / 2;
+                          *scales = pair + kind_code_bytes(kind) + lane / 2;
             const struct row_pair *at = x->pairs + row * stride + p;
             if (lane == 0)
                 for (int64_t n = b->lines; n > 0; n--, prefetch += 64) __builtin_prefetch(prefetch, 0, 3);
             vi acc[QMR][2];
 #pragma GCC unroll 8
             for (int i = 0; i < mr; i++) acc[i][0] = acc[i][1] = zero * splat_eight(at[i * stride].initial_sum);
-            dots8(acc, codes, at, stride, 0, mr);
+            dots_float(acc, codes, at, stride, table, kind, 0, mr);
             if (terms == 2) {
                 int rest[2] = {0, 0};  // whether a row of either half has a second term here
 #pragma GCC unroll 8
@@ -206,8 +217,8 @@ INLINE void tile8(const struct weight_block *b, const struct activations *x, int
 #pragma GCC unroll 2
                     for (int n = 0; n < 2; n++) acc[i][n] = (acc[i][n] << 8) + start;
                 }
-                if (rest[0]) dots8(acc, codes, at + pairs, stride, 0, half);
-                if (rest[1]) dots8(acc, codes, at + pairs, stride, half, mr);
+                if (rest[0]) dots_float(acc, codes, at + pairs, stride, table, kind, 0, half);
+                if (rest[1]) dots_float(acc, codes, at + pairs, stride, table, kind, half, mr);
             }
 #pragma GCC unroll 2
             for (int n = 0; n < 2; n++) {
@@ -219,13 +230,22 @@ INLINE void tile8(const struct weight_block *b, const struct activations *x, int
                 }
             }
         }
+        const vf unit = kind_has(kind, TABLE) ? vload((const float *)(b->head + skip + lane)) : splat(1.0f);
 #pragma GCC unroll 8
         for (int i = 0; i < mr; i++) {
             vf even = __builtin_shufflevector(sum[i][0], sum[i][1], EVEN),
                odd = __builtin_shufflevector(sum[i][0], sum[i][1], ODD);
-            sums[v][i] = (even + odd) * splat(terms == 2 ? 0x1p-8f : 1.0f);
+            sums[v][i] = (even + odd) * (unit * splat(terms == 2 ? 0x1p-8f : 1.0f));
         }
     }
+}
+INLINE void tile_one_term(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR],
+                          const int kind, const int mr) {
+    tile_float(b, x, row, sums, kind, 1, mr);
+}
+INLINE void tile_two_terms(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR],
+                           const int kind, const int mr) {
+    tile_float(b, x, row, sums, kind, 2, mr);
 }
 
 // One function for each kind of codes, with one instance of the loop for each number of rows
@@ -250,10 +270,11 @@ typedef void (*tile_fn)(const struct weight_block *, const struct activations *,
 TILE(tile_4bit, tile, KIND(4, 0))
 TILE(tile_4bit_affine, tile, KIND(4, AFFINE))
 TILE(tile_4bit_halves, tile, KIND(4, HALVES))
-TILE(tile_table, tile, KIND(4, TABLE))
 TILE(tile_table_halves, tile, KIND(4, TABLE | HALVES))
 TILE(tile_5bit, tile, KIND(5, 0))
 TILE(tile_5bit_affine, tile, KIND(5, AFFINE))
 TILE(tile_6bit_halves, tile, KIND(6, HALVES))
-TILE(tile_8bit, tile8, 1)
-TILE(tile_8bit_two_terms, tile8, 2)
+TILE(tile_table, tile_one_term, KIND(4, TABLE))
+TILE(tile_table_two_terms, tile_two_terms, KIND(4, TABLE))
+TILE(tile_8bit, tile_one_term, KIND(8, 0))
+TILE(tile_8bit_two_terms, tile_two_terms, KIND(8, 0))

@@ -29,6 +29,7 @@ from octavo.layers.quantization.weight_format import (
     halves,
 )
 from octavo.layers.weights import WeightSource
+from octavo_kernels.quant import Kind
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class FourBitWeight(WeightFormat):
         swapped = sources["weight"].load().reshape(rows, columns // 2)
         codes = halves(swapped >> 4 | swapped << 4)
         return TableCodes(codes, scales.float().reshape(rows, -1), block, sources["weight.quant_map"].load())
+
+    @property
+    def packed_kind(self) -> Kind:
+        """See `WeightFormat`. Blocks have whole groups of 32; the library has none smaller than that."""
+        return Kind(4, table=True)
 
 
 def _nested(sources: Sources, codes: Tensor, state: dict[str, Any]) -> Tensor:

@@ -25,6 +25,7 @@ from octavo.layers.quantization.weight_format import (
     num_groups_of,
     read_exponents,
 )
+from octavo_kernels.quant import Kind
 
 _POSITIVE = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 E2M1 = torch.tensor(_POSITIVE + [-number for number in _POSITIVE])
@@ -50,6 +51,11 @@ class MXFP4Weight(WeightFormat):
         """See `WeightFormat`."""
         codes = halves(sources[self.codes].load()).reshape(rows, columns)
         return TableCodes(codes, read_exponents(sources[self.scales]), 32, E2M1)
+
+    @property
+    def packed_kind(self) -> Kind:
+        """See `WeightFormat`."""
+        return Kind(4, table=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,11 @@ class NVFP4Weight(WeightFormat):
         scales = read_e4m3(sources["weight_scale"]).float()
         scales = scales / of_tensor if self.reciprocal else scales * of_tensor
         return TableCodes(halves(sources[self.codes].load()), scales, 16, E2M1)
+
+    @property
+    def packed_kind(self) -> Kind:
+        """See `WeightFormat`."""
+        return Kind(4, halves=True, table=True)
 
 
 class MXFP4(CheckpointFormat):

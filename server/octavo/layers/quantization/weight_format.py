@@ -50,8 +50,7 @@ class WeightFormat(ABC):
 
     @property
     def packed_kind(self) -> Kind:
-        """The kind of packed codes that the CPU's kernels will take, the largest that it may be: 8 bits for all but
-        integers of 4 bits."""
+        """The kind of packed codes that the CPU's kernels will take, the largest that it may be."""
         return Kind(8)
 
     @property
