@@ -218,15 +218,17 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 
     Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and attends to the positions up to its own, with
     ``window`` only to the last ``window`` of them (itself included). ``softcap`` c replaces scores by
     ``c * tanh(score / c)``. Decode and prefill rows may be mixed. Padding rows (``metadata.num_actual_tokens`` and
-    later) give zeros. An fp8 cache holds ``k / k_scale`` and ``v / v_scale``.
+    later) give zeros. An fp8 cache holds ``k / k_scale`` and ``v / v_scale``. ``sinks`` float32 ``[Hq]``: for each head
+    one more score that takes part in the softmax and has no value (gpt-oss); neither scaled nor capped.
     """
-    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale)
+    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks)
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:

@@ -68,6 +68,25 @@ def test_mixed_batch_agrees_with_plain_torch(
         assert torch.equal(out[rows:], torch.zeros_like(out[rows:]))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sinks_take_part_in_the_softmax_once(isa, sequence_type, lay_out, assert_close, dtype):
+    """Also of rows whose positions several splits cover, on one thread and on several."""
+    dtype, sinks = getattr(torch, dtype), torch.tensor([-30.0, -1.0, 0.0, 2.0, 9.0, 40.0])
+    shapes = [(600, 1), (0, 5), (250, 40), (0, 1)]
+    parts = [(sequence_type.random(a + b, 6, 2, 64, a, dtype), a, b) for a, b in shapes]
+    q, kv_cache, metadata = lay_out(parts, 16, kv_dtype=dtype, padding=3)
+    for window, softcap in [(None, None), (37, 5.0)]:
+        options = (metadata, 0.125, window, softcap, 1.0, 1.0, sinks)
+        exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
+        plain = reference.paged_attention(q, kv_cache, *options)
+        out = cpu.paged_attention(q, ordered(kv_cache), *options)
+        assert_close(out[:-3], exact[:-3], plain[:-3], slack=1e-6)
+        assert not torch.equal(out, cpu.paged_attention(q, ordered(kv_cache), *options[:-1]))
+        alone = lay_out(parts[:1], 16, kv_dtype=dtype)
+        alone = cpu.paged_attention(alone[0], ordered(alone[1]), alone[2], *options[1:])
+        assert torch.equal(alone[:1], out[:1]), "split over the threads or not"
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 130])
 def test_prompt_agrees_with_sdpa(isa, sequence_type, lay_out, length):
     sequence = sequence_type.random(length, 9, 3, 64, seed=length)

@@ -158,6 +158,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Raises ValueError for an int8 cache that needs plain torch."""
     rows, num_heads, head_size = q.shape
@@ -169,10 +170,11 @@ def paged_attention(
         or head_size > MAX_HEAD_SIZE
         or not kv_cache.is_contiguous()
         or not k_scale == v_scale == 1.0
+        or (sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()))
     ):
         _reject_int8(kv_cache)
         plain = from_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
-        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale)
+        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks)
     q = as_contiguous(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
@@ -189,6 +191,7 @@ def paged_attention(
         table.data_ptr(),
         seq_lens.data_ptr(),
         starts.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         rows,
         min(metadata.num_actual_tokens, rows),

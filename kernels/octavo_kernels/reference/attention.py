@@ -73,6 +73,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]
@@ -99,7 +100,11 @@ def paged_attention(
         hidden = key_positions > query_positions
         if window is not None:
             hidden |= key_positions <= query_positions - window
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:  # one more key, whose value is zeros
+            sink = sinks.to(wide)[:, None, None].expand(-1, end - start, 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(dim=-1)[..., :length]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 

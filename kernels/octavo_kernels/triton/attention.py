@@ -27,6 +27,7 @@ def paged_attention(
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Reads no tensor on the host, so it can be captured in a graph.
 
@@ -79,15 +80,17 @@ def paged_attention(
         "BLOCK_SIZE": block_size,
         "HAS_WINDOW": window is not None,
         "HAS_SOFTCAP": bool(softcap),
+        "HAS_SINKS": sinks is not None,
         "PRECISION": "ieee" if exact else "tf32",
     }
     scales = (factor, log2_scale, v_scale)
+    sinks_of = q if sinks is None else sinks
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
         prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
         prefill_attention[(num_heads, prompt_tiles)](
-            q, kv_cache, out, starts, seq_lens, table,
+            q, kv_cache, out, starts, seq_lens, table, sinks_of,
             num_seqs, rows, max_queries, window or 0, *scales, *strides,
             NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_padded_seqs(num_seqs),
             **prefill.launch(), **tile,
@@ -106,15 +109,15 @@ def paged_attention(
     rows_of = {"NUM_KV_HEADS": num_kv_heads, "BLOCK_M": decode.block_m}
     if items:
         decode_attention[(items * num_kv_heads,)](
-            q, kv_cache, out, sums, maxima, weights, work, table, window or 0, *scales, *strides,
+            q, kv_cache, out, sums, maxima, weights, work, table, sinks_of, window or 0, *scales, *strides,
             BLOCK_N=decode.block_n, **decode.launch(), **pdl_options(q.device), **rows_of, **tile,
         )  # fmt: skip
     group_pad = configs.next_power_of_2(group)
     at_once, reduce_warps = configs.reduction(group_pad * head_pad, short_rows * num_kv_heads, splits)
     reduce_chunks[(short_rows, num_kv_heads)](
-        out, sums, maxima, weights, row_chunks, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=at_once, num_warps=reduce_warps, **rows_of, **head, **chunk,
-        **pdl_options(q.device),
+        out, sums, maxima, weights, row_chunks, sinks_of, v_scale,
+        GROUP_PAD=group_pad, BLOCK_C=at_once, HAS_SINKS=sinks is not None, num_warps=reduce_warps, **rows_of, **head,
+        **chunk, **pdl_options(q.device),
     )  # fmt: skip
     return out
 

@@ -9,7 +9,7 @@ on shapes, so a captured graph serves any lengths.
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attention_tiles import attend, merge
+from octavo_kernels.triton.attention_tiles import add_sinks, attend, merge
 from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
 
 
@@ -24,6 +24,7 @@ def decode_attention(
     weights_ptr,
     items_ptr,
     table_ptr,
+    sinks_ptr,
     window,
     scale,
     log2_scale,
@@ -45,6 +46,7 @@ def decode_attention(
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (items * kv heads): one chunk of keys for one tile of rows.
@@ -91,6 +93,8 @@ def decode_attention(
         BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     if chunks == 1:
+        if HAS_SINKS:
+            l, acc = add_sinks(m, l, acc, sinks_ptr, heads, live)  # noqa: E741
         out = acc / l[:, None] * out_scale
         out_offset = (t.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_SIZE
         tl.store(out_ptr + out_offset[:, None] + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -108,6 +112,7 @@ def reduce_chunks(
     maxima_ptr,
     weights_ptr,
     row_chunks_ptr,
+    sinks_ptr,
     out_scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -117,6 +122,7 @@ def reduce_chunks(
     FIXED_CHUNK: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """Grid (rows, kv heads): combine the chunks of a row; zeros for rows that belong to no sequence.
 
@@ -168,5 +174,7 @@ def reduce_chunks(
             l = l * alpha + tl.sum(w * l_next, 0)  # noqa: E741
             acc = acc * alpha[:, None] + tl.sum(acc_next * w[:, :, None], 0)
             m = m_new
+    if HAS_SINKS:
+        l, acc = add_sinks(m, l, acc, sinks_ptr, head * GROUP + g, g < GROUP)  # noqa: E741
     out = acc / l[:, None] * out_scale
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)

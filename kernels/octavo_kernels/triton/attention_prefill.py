@@ -9,7 +9,7 @@ masked, and those that no row attends to are skipped.
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attention_tiles import attend, merge
+from octavo_kernels.triton.attention_tiles import add_sinks, attend, merge
 
 
 # The block table of an eager step is as wide as its longest sequence needs: its stride differs between steps.
@@ -21,6 +21,7 @@ def prefill_attention(
     starts_ptr,
     seq_lens_ptr,
     table_ptr,
+    sinks_ptr,
     num_seqs,
     num_rows,
     max_queries,
@@ -45,6 +46,7 @@ def prefill_attention(
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
     SEQS: tl.constexpr,
 ):
@@ -126,6 +128,9 @@ def prefill_attention(
             full_high, high, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
             BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
+    if HAS_SINKS:
+        heads = tl.full([BLOCK_M], 0, tl.int32) + head
+        l, acc = add_sinks(m, l, acc, sinks_ptr, heads, live)  # noqa: E741
     out = acc / l[:, None] * out_scale
     out_offset = (t.to(tl.int64) * NUM_HEADS + head) * HEAD_SIZE
     tl.store(out_ptr + out_offset[:, None] + d[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)

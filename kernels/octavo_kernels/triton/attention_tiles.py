@@ -28,6 +28,15 @@ def merge(m, l, acc, m_next, l_next, acc_next):  # noqa: E741
 
 
 @triton.jit
+def add_sinks(m, l, acc, sinks_ptr, heads, there):  # noqa: E741
+    """One more score for each row, of its head, whose value is zeros: the sums, when all keys are in them."""
+    sink = tl.load(sinks_ptr + heads, mask=there, other=0.0) * 1.4426950408889634
+    m_new = tl.maximum(m, sink)
+    keep = tl.exp2(m - m_new)
+    return l * keep + tl.exp2(sink - m_new), acc * keep[:, None]
+
+
+@triton.jit
 def attend(
     m,
     l,  # noqa: E741

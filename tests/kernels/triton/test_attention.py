@@ -116,6 +116,16 @@ def test_mixed_step_agrees_with_plain_torch(
     check(device, assert_close, q, kv_cache, metadata, head_size**-0.5, window, softcap)
 
 
+def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, assert_close, dtype):
+    """In rows with one chunk of keys and with several, and in prompts."""
+    sinks = torch.tensor([-1.0, 0.0, 3.0, 20.0], device=device)
+    parts = make_parts(sequence_type, [(300, 1), (0, 1), (15, 40)], 4, 2, 32, dtype)
+    q, kv_cache, metadata = lay_out(parts, 16, padding=2)
+    without = attend(device, q, kv_cache, metadata, 0.2, 40)
+    out = check(device, assert_close, q, kv_cache, metadata, 0.2, 40, None, 1.0, 1.0, sinks)
+    assert not torch.equal(out, without)
+
+
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 160])
 def test_decode_at_the_edges_of_pages_and_chunks(device, sequence_type, lay_out, assert_close, dtype, length):
     parts = make_parts(sequence_type, [(length - 1, 1), (40, 1)], 2, 1, 32, dtype, seed=length)

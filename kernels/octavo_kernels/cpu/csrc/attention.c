@@ -291,11 +291,17 @@ static void load_queries(const struct item *it, struct buffers *w) {
     }
 }
 
-INLINE void write_output_row(const struct item *it, const struct row_cursor *at, const float *total, float l) {
+// A sink is one more score in the denominator, with a value of zeros: added when all positions are, in every order of work.
+INLINE void write_output_row(const struct item *it, const struct row_cursor *at, const float *total, float m, float l) {
     const int64_t head_size = it->a->head_size;
     const int dtype = (int)it->a->dtype;
     char *out = it->out + at->offset;
-    const vf share = splat(l == 0.0f ? 1.0f : 1.0f / l);  // keeps NaN
+    float scaling = l == 0.0f ? 1.0f : 1.0f / l;  // keeps NaN
+    if (it->sinks && l != 0.0f) {
+        const float sink = it->sinks[at->head], highest = MAX(m, sink), keep = exp_scalar(m - highest);
+        scaling = keep / (l * keep + exp_scalar(sink - highest));
+    }
+    const vf share = splat(scaling);
     for (int64_t d = 0; d < head_size; d += VW) {
         int64_t n = MIN(VW, head_size - d);
         vf x = vload(total + d) * share;
@@ -328,7 +334,7 @@ static void run_item(const struct item *it, struct buffers *w, const struct item
     }
     struct row_cursor at = {0};
     for (int64_t r = 0; r < it->rows; r++, next_row(&at, it))
-        write_output_row(it, &at, w->total + r * it->depth, w->total_l[r]);
+        write_output_row(it, &at, w->total + r * it->depth, w->total_m[r], w->total_l[r]);
 }
 
 // An item of one split into parts[rows][depth + 2]: m, l, acc
@@ -356,7 +362,7 @@ static void merge_splits(const struct item *it, struct buffers *w, int64_t split
             const float *part = parts + s * step + r * stride;
             merge_partial(w->total, &m, &l, part + 2, part[0], part[1], it->depth);
         }
-        write_output_row(it, &at, w->total, l);
+        write_output_row(it, &at, w->total, m, l);
     }
 }
 

@@ -19,6 +19,7 @@ struct item {
     int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
     int64_t begin, end;
     const char *q;
+    const float *sinks;  // of the group's heads, or NULL
     char *out;
 };
 
@@ -87,6 +88,7 @@ static struct item make_item(const struct item_iterator *k, int64_t index) {
     it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
     int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
     it.q = (const char *)a->q + skip;
+    it.sinks = a->sinks ? a->sinks + head * it.group : NULL;
     it.out = (char *)a->out + skip;
     return it;
 }

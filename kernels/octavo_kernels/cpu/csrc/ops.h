@@ -101,10 +101,11 @@ struct rope_and_cache_args {
     double eps;
 };
 
-// window 0 and softcap 0 mean none
+// window 0, softcap 0 and sinks NULL mean none; sinks [num_heads]
 struct paged_attention_args {
     const void *q, *kv_cache;
     const int32_t *block_table, *seq_lens, *query_start_loc;
+    const float *sinks;
     void *out;
     int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, num_blocks, table_stride, window,
         dtype, kv_dtype;
