@@ -84,3 +84,16 @@ def test_every_tensor_keeps_its_bits(qtype: str, tied: bool, tmp_path: Path, mon
     exact = load_model(replace(config, dtype="float32", quantization="none"))
     ours, theirs = (torch.cat(logits_of(m, TOKENS)).log_softmax(-1) for m in (model, exact))
     assert (theirs.exp() * (theirs - ours)).sum(-1).mean() <= 5e-3
+
+
+def test_nothing_of_the_file_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages would count as the server's beside the packed weights."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    llama = make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 128})
+    write_gguf(tmp_path / "m.gguf", llama, arch="llama", qtype="Q4_0", vocabulary=False)
+    config, maps = config_of(tmp_path / "m.gguf"), Path("/proc/self/maps")
+    unread = stored_weights(config)
+    assert str(tmp_path) in maps.read_text()
+    del unread
+    model = load_model(config)
+    assert model.num_weight_bytes() and str(tmp_path) not in maps.read_text()
