@@ -51,7 +51,7 @@ def test_the_embedded_file_in_4_bits_is_the_model_in_float32() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["awq", "gptq", "w8a8", "fp8", "mxfp4"])
+@pytest.mark.parametrize("recipe", ["awq", "gptq", "w8a8", "fp8"])
 def test_the_embedded_model_in_other_formats_is_its_values(
     recipe: str, plain_smollm2: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
