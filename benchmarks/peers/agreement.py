@@ -147,6 +147,8 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
         except (ServerError, OSError) as error:
             print(f"          {error}", flush=True)
             yield cell | {"error": str(error)}
+            if not own:
+                return  # nothing to hold the others against
             continue
         own = own or answers
         pairs = list(zip(own, (answer["token_ids"] for answer in answers), strict=True))
