@@ -12,6 +12,8 @@
 #else
 #define QMR 2
 #endif
+// Vectors of channels of a strip that a tile of one row takes at once
+#define ACROSS MIN(STRIP / VW, QMR)
 // Pairs of groups that are summed in an int32. With the largest scaled sums, offsets and relative scales,
 // 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31, and so is, of halves, 32 * 8 * 127 * 32 * 2^11.
 #define EXACT_PAIRS(kind) (kind_has(kind, HALVES) ? 8 : 10)
@@ -62,13 +64,14 @@ INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, cons
     }
 }
 
-// acc = sums of mr rows over a pair of groups, or over their halves `half`. `first`: the rows' sums of first halves, HALVES only
-INLINE void dots(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, const int32_t *first,
-                 int64_t words, const int half, vbytes table, const int kind, const int mr) {
+// acc[mr][2 * across] = sums of mr rows over a pair of groups, or over their halves `half`, times `across` vectors of channels.
+// `first`: the rows' sums of first halves, HALVES only
+INLINE void dots(vi (*acc)[2 * ACROSS], const uint8_t *codes, const struct row_pair *x, int64_t stride, const int32_t *first,
+                 int64_t words, const int half, vbytes table, const int kind, const int mr, const int across) {
     const int halves = kind_has(kind, HALVES), wide = kind_has(kind, TABLE), shift = kind_shift(kind);
     const int zero = wide && !UNSIGNED_CODES8 ? 0 : kind_zero(kind);
     const int run = kind_bits(kind) == 4 ? 4 : kind_bits(kind) == 5 ? 2 : 1;  // steps of two dots each in 16 bits
-    vi part[QMR][2] = {0};
+    vi part[QMR][2 * ACROSS] = {0};
 #pragma GCC unroll 8
     for (int i = 0; i < mr; i++) {
         vi start = splat_eight(x[i * stride].initial_sum) * (zero / INITIAL_ZERO);
@@ -76,18 +79,20 @@ INLINE void dots(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, i
             const vi before = splat_eight(first + i * words) * -zero;
             start = half ? start - before : before;
         }
-        acc[i][0] = acc[i][1] = start + (shift ? 1 << (shift - 1) : 0);  // rounds
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * across; n++) acc[i][n] = start + (shift ? 1 << (shift - 1) : 0);  // rounds
     }
 #pragma GCC unroll 4
     for (int step = 0; step < 4; step++) {
-        vbytes low[2], high[2];
-#pragma GCC unroll 2
-        for (int n = 0; n < 2; n++) load_codes(codes, step, n, table, kind, low + n, high + n);
+        vbytes low[2 * ACROSS], high[2 * ACROSS];
+#pragma GCC unroll 8
+        for (int n = 0; n < 2 * across; n++)
+            load_codes(codes + n / 2 * VW * 4, step, n % 2, table, kind, low + n, high + n);
 #pragma GCC unroll 8
         for (int i = 0; i < mr; i++) {
             const vi a = splat_eight(x[i * stride].values[step]), c = splat_eight(x[i * stride].values[step + 4]);
-#pragma GCC unroll 2
-            for (int n = 0; n < 2; n++) {
+#pragma GCC unroll 8
+            for (int n = 0; n < 2 * across; n++) {
                 if (wide) {
                     if (!halves || half == 0) acc[i][n] = dot4_wide(acc[i][n], low[n], a);
                     if (!halves || half == 1) acc[i][n] = dot4_wide(acc[i][n], high[n], c);
@@ -104,21 +109,22 @@ INLINE void dots(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, i
 // sums[BLOCK / VW][QMR] = mr rows times the channels of a block, of fewer than 8 bits. The sum of a group, or half of it, fits
 // 16 bits once it is shifted. Multiplying it with the channel's 16-bit scale rounds it to whole units of the channel and the row.
 // A dot product over two groups then applies the row's relative scales, and for affine kinds a second one adds offsets times
-// scaled sums.
+// scaled sums. A row alone is multiplied with several vectors of channels at once, so that their latencies overlap.
 INLINE void tile(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int kind,
                  const int mr) {
     const int affine = kind_has(kind, AFFINE), halves = kind_has(kind, HALVES), shift = kind_shift(kind);
+    const int across = mr == 1 ? ACROSS : 1;
     const int64_t pairs = b->count, stride = x->stored_terms * pairs, words = row_words(x->groups);
     const struct row_meta meta = row_meta_at(x->meta, row, x->groups);
     const uint8_t *prefetch = b->prefetch;
-    for (int v = 0; v < BLOCK / VW; v++) {
+    for (int v = 0; v < BLOCK / VW; v += across) {
         const int64_t skip = v * VW / STRIP * b->next_strip, lane = v * VW % STRIP * 4;
         const vbytes table = kind_has(kind, TABLE) ? to_signed(load_bytes(b->head + skip + UNIT_BYTES)) : (vbytes){0};
-        vf total[QMR] = {0};
+        vf total[QMR * ACROSS] = {0};  // [row][vector]
         for (int64_t term = 0; term < x->terms; term++) {
             const struct row_pair *rows = x->pairs + row * stride + term * pairs;
             for (int64_t p = 0; p < pairs;) {
-                vi sum[QMR] = {0};
+                vi sum[QMR * ACROSS] = {0};
                 for (int64_t end = MIN(p + EXACT_PAIRS(kind), pairs); p < end; p++) {
                     const uint8_t *codes = b->pairs + skip + p * b->stride + lane, *scales = codes + kind_code_bytes(kind);
                     const struct row_pair *at = rows + p;
@@ -135,29 +141,34 @@ INLINE void tile(const struct weight_block *b, const struct activations *x, int6
                     }
 #pragma GCC unroll 2
                     for (int half = 0; half <= halves; half++) {
-                        vi acc[QMR][2];
-                        dots(acc, codes, at, stride, meta.half_sum[term] + 2 * p, words, half, table, kind, mr);
-                        const vi scale = load_int(scales + half * SCALE_BYTES);
+                        vi acc[QMR][2 * ACROSS];
+                        dots(acc, codes, at, stride, meta.half_sum[term] + 2 * p, words, half, table, kind, mr, across);
 #pragma GCC unroll 8
-                        for (int i = 0; i < mr; i++) {
-                            vi scaled = multiply_int16(pack_int16(acc[i][0] >> shift, acc[i][1] >> shift), scale);
-                            sum[i] = dot2(sum[i], scaled, splat_two(at[i * stride].relative_scale));
+                        for (int q = 0; q < mr * across; q++) {
+                            const int i = q / across, u = q % across;
+                            const vi scale = load_int(scales + u * VW * 4 + half * SCALE_BYTES);
+                            vi scaled = multiply_int16(pack_int16(acc[i][2 * u] >> shift, acc[i][2 * u + 1] >> shift), scale);
+                            sum[q] = dot2(sum[q], scaled, splat_two(at[i * stride].relative_scale));
                         }
                     }
                     if (affine) {
-                        const vi offset = load_int(scales + SCALE_BYTES);
 #pragma GCC unroll 8
-                        for (int i = 0; i < mr; i++) sum[i] = dot2(sum[i], offset, splat_two(at[i * stride].scaled_sum));
+                        for (int q = 0; q < mr * across; q++) {
+                            const vi offset = load_int(scales + q % across * VW * 4 + SCALE_BYTES);
+                            sum[q] = dot2(sum[q], offset, splat_two(at[q / across * stride].scaled_sum));
+                        }
                     }
                 }
 #pragma GCC unroll 8
-                for (int i = 0; i < mr; i++)
-                    total[i] = vfma(__builtin_convertvector(sum[i], vf), splat(term ? 0x1p-8f : 1.0f), total[i]);
+                for (int q = 0; q < mr * across; q++)
+                    total[q] = vfma(__builtin_convertvector(sum[q], vf), splat(term ? 0x1p-8f : 1.0f), total[q]);
             }
         }
-        const vf unit = vload((const float *)(b->head + skip + lane)) * splat(1.0f / (1 << RELATIVE_BITS));
 #pragma GCC unroll 8
-        for (int i = 0; i < mr; i++) sums[v][i] = total[i] * (splat(meta.max_scale[i * words]) * unit);
+        for (int q = 0; q < mr * across; q++) {
+            const vf unit = vload((const float *)(b->head + skip + lane) + q % across * VW) * splat(1.0f / (1 << RELATIVE_BITS));
+            sums[v + q % across][q / across] = total[q] * (splat(meta.max_scale[q / across * words]) * unit);
+        }
     }
 }
 
