@@ -16,7 +16,7 @@ from support.quantized_files import Writer, awq, bitsandbytes_4bit, compressed, 
 from octavo.errors import ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.quantizations import GPU_ONLINE, ONLINE, STORED
-from octavo.layers.quantization.packed import keeps_values, pack_stored
+from octavo.layers.quantization.packed import keeps_codes, pack_stored
 from octavo.layers.quantization.registry import _FORMATS
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo_kernels.quant import dequantize
@@ -94,7 +94,7 @@ INTEGERS: dict[str, Callable[[int], tuple[Writer, dict[str, Any]]]] = {
 def test_integers_in_groups_of_any_size_keep_their_codes(name: str, group: int, columns: int) -> None:
     stored, values = read(*INTEGERS[name](group), 48, columns)
     assert torch.equal(stored.dequantize(), values)
-    assert keeps_values(stored), "no second rounding"
+    assert keeps_codes(stored), "no second rounding"
     packed = dequantize(pack_stored(stored, 1))
     expected = values if stored.order is None else values[:, stored.order.long()]
     torch.testing.assert_close(packed, expected, rtol=0, atol=2e-3 * values.abs().max().item())
@@ -102,7 +102,7 @@ def test_integers_in_groups_of_any_size_keep_their_codes(name: str, group: int, 
 
 def test_small_groups_are_rounded_to_8_bits() -> None:
     stored, values = read(*of_awq(16), 48, 96)
-    assert torch.equal(stored.dequantize(), values) and not keeps_values(stored)
+    assert torch.equal(stored.dequantize(), values) and not keeps_codes(stored)
     packed = dequantize(pack_stored(stored, 2))
     torch.testing.assert_close(packed, values, rtol=0, atol=values.abs().max().item() / 250)
 
