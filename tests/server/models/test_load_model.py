@@ -92,7 +92,10 @@ def test_tables_that_follow_from_the_config_and_a_tied_head_are_left_alone(llama
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel'.*not supported.*LlamaForCausalLM.*OPTForCausalLM"),
+        (
+            {"architectures": ["BloomForCausalLM"]},
+            r"'BloomForCausalLM'.*not supported.*LlamaForCausalLM.*OPTForCausalLM",
+        ),
         ({"intermediate_size": "absent"}, r"lacks 'intermediate_size'"),
         ({"hidden_act": "mish"}, r"'mish'.*silu"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads.*3.*num_attention_heads.*4"),

@@ -175,9 +175,9 @@ INLINE void tile(const struct weight_block *b, const struct activations *x, int6
 // acc[from .. to] += dot products over a pair of groups, of a kind with float scales
 INLINE void dots_float(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, vbytes table,
                        const int kind, const int from, const int to) {
-    const int packed = kind_bits(kind) == 4;  // two steps in a byte
+    const int packed = kind_bits(kind) == 4, steps = packed ? 4 : 8;  // two steps in a byte
 #pragma GCC unroll 8
-    for (int step = 0; step < (packed ? 4 : 8); step++) {
+    for (int step = 0; step < steps; step++) {
         vbytes low[2], high[2];
 #pragma GCC unroll 2
         for (int n = 0; n < 2; n++) {
