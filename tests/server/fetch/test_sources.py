@@ -147,9 +147,9 @@ def test_a_config_that_cannot_be_is_one_clear_line(config: object, says: str, fo
 
 def test_the_language_part_of_a_larger_config_is_what_counts(folder: Path) -> None:
     inner = {k: v for k, v in CONFIG.items() if k != "architectures"}
-    config = {"architectures": ["SeeingForConditionalGeneration"], "text_config": inner, "vision_config": {}}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": inner, "vision_config": {}}
     found = load_hf_config(resolve_model(str(model_folder(folder / "m", config))))
-    assert (found["vocab_size"], found["architectures"]) == (8, ["SeeingForConditionalGeneration"])
+    assert (found["vocab_size"], found["architectures"]) == (8, ["Mistral3ForConditionalGeneration"])
 
 
 def test_a_generation_config_is_optional(folder: Path) -> None:
