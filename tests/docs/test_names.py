@@ -19,9 +19,9 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 # Of other programs, and one that is an example of a wrong one.
 FOREIGN_FLAGS = {
-    "--agreement", "--all", "--as", "--create-namespace", "--files", "--help", "--index-url", "--max-model", "--merge", "--no-deps",
-    "--only", "--page", "--previous", "--quick", "--readme", "--recursive", "--replicas", "--resume", "--set",
-    "--strict", "--target",
+    "--agreement", "--all", "--as", "--create-namespace", "--files", "--help", "--index-url", "--max-model", "--merge",
+    "--no-deps", "--only", "--page", "--previous", "--quick", "--readme", "--recursive", "--replicas", "--resume",
+    "--set", "--strict", "--target",
 }  # fmt: skip
 
 
