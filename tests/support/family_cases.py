@@ -63,6 +63,12 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2Config", SMALL),
     "olmo2-bias": ("Olmo2Config", SMALL | {"attention_bias": True, "tie_word_embeddings": True}),
     "olmo3": ("Olmo3Config", SMALL | WINDOW),
+    "olmo3-stretched": (  # layers without a window alone
+        "Olmo3Config", SMALL | WINDOW | {"rope_parameters": {
+            "sliding_attention": rope("default")["rope_parameters"],
+            "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=32)["rope_parameters"],
+        }},
+    ),
     "glm": ("GlmConfig", SMALL | GLM),
     "glm4": ("Glm4Config", SMALL | GLM),
     "glm4-quarter": (

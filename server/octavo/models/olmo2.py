@@ -80,21 +80,17 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """OLMo 2 with a window in three of four layers, whose positions are not stretched to longer contexts."""
 
-    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
-        """Layer number ``layer``."""
-        return super().create_layer(layer, rotary if self.window(layer) is None else self._short_rotary)
-
-    def create_rotary(self) -> RotaryEmbedding:
-        """Of the layers without a window; the others' is kept apart."""
+    def create_rotaries(self) -> list[RotaryEmbedding | None]:
+        """One for layers with a window, another for those without."""
         hf = self.config.hf_config
         kinds = (hf.get("rope_scaling") or hf.get("rope_parameters") or {}).values()
         if any(isinstance(kind, dict) for kind in kinds):
             short = rope_parameters(hf, "sliding_attention")
         else:
             short = rope_parameters({**hf, "rope_scaling": {"rope_type": "default", **self._theta()}})
-        rotary = RotaryEmbedding(self.config, parameters=rope_parameters(hf, "full_attention"))
-        self._short_rotary = RotaryEmbedding(self.config, parameters=short)
-        return rotary
+        sliding = RotaryEmbedding(self.config, parameters=short)
+        full = RotaryEmbedding(self.config, parameters=rope_parameters(hf, "full_attention"))
+        return [full if self.window(layer) is None else sliding for layer in range(self.config.num_layers)]
 
     def _theta(self) -> dict[str, float]:
         return {"rope_theta": rope_parameters(self.config.hf_config)["rope_theta"]}
