@@ -219,6 +219,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    limit: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 
@@ -226,9 +227,11 @@ def paged_attention(
     ``window`` only to the last ``window`` of them (itself included). ``softcap`` c replaces scores by
     ``c * tanh(score / c)``. Decode and prefill rows may be mixed. Padding rows (``metadata.num_actual_tokens`` and
     later) give zeros. An fp8 cache holds ``k / k_scale`` and ``v / v_scale``. ``sinks`` float32 ``[Hq]``: for each head
-    one more score that takes part in the softmax and has no value (gpt-oss); neither scaled nor capped.
+    one more score that takes part in the softmax and has no value (gpt-oss); neither scaled nor capped. ``limit`` int32
+    ``[T]``: the last position that a row attends to instead of its own, which it never lies before (encoders, images).
+    Those at or past the end of the sequence do not count.
     """
-    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks)
+    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
 
 
 def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:

@@ -87,6 +87,36 @@ def test_sinks_take_part_in_the_softmax_once(isa, sequence_type, lay_out, assert
         assert torch.equal(alone[:1], out[:1]), "split over the threads or not"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_attend_up_to_their_limit(isa, sequence_type, lay_out, assert_close, threads, dtype):
+    """Later positions than their own, past the end too, by one thread and by several; and as in an encoder."""
+    dtype = getattr(torch, dtype)
+    shapes = [(0, 90), (600, 1), (250, 40), (300, 5)]
+    parts = [(sequence_type.random(a + b, 6, 2, 64, a, dtype), a, b) for a, b in shapes]
+    q, kv_cache, metadata = lay_out(parts, 16, kv_dtype=dtype, padding=3)
+    positions = torch.cat([torch.arange(a, a + b) for a, b in shapes] + [torch.zeros(3, dtype=torch.int64)])
+    ahead = torch.randint(0, 130, positions.shape, generator=torch.Generator().manual_seed(1))
+    limit = torch.where(ahead < 30, positions, positions + ahead).int()
+    for window, softcap in [(None, None), (37, 5.0)]:
+        options = (metadata, 0.125, window, softcap, 1.0, 1.0, None, limit)
+        exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
+        plain = reference.paged_attention(q, kv_cache, *options)
+        outs = []
+        for count in (1, 4):
+            threads(count)
+            outs.append(cpu.paged_attention(q, ordered(kv_cache), *options))
+            assert_close(outs[-1][:-3], exact[:-3], plain[:-3], slack=1e-6)
+        assert torch.equal(*outs), "depends on the threads"
+        assert not torch.equal(outs[0], cpu.paged_attention(q, ordered(kv_cache), *options[:-1]))
+    sequence, _, length = parts[0]
+    whole = lay_out(parts[:1], 16, kv_dtype=dtype)
+    limit = torch.full((length,), length - 1, dtype=torch.int32)
+    out = cpu.paged_attention(whole[0], ordered(whole[1]), whole[2], 0.125, limit=limit)
+    heads = [x.double().transpose(0, 1)[None] for x in (sequence.q, sequence.k, sequence.v)]
+    expected = functional.scaled_dot_product_attention(*heads, enable_gqa=True, scale=0.125)[0].transpose(0, 1)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=0)
+
+
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 130])
 def test_prompt_agrees_with_sdpa(isa, sequence_type, lay_out, length):
     sequence = sequence_type.random(length, 9, 3, 64, seed=length)

@@ -159,6 +159,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    limit: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Raises ValueError for an int8 cache that needs plain torch."""
     rows, num_heads, head_size = q.shape
@@ -171,10 +172,11 @@ def paged_attention(
         or not kv_cache.is_contiguous()
         or not k_scale == v_scale == 1.0
         or (sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()))
+        or (limit is not None and not (limit.dtype == torch.int32 and limit.is_contiguous()))
     ):
         _reject_int8(kv_cache)
         plain = from_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
-        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks)
+        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
     q = as_contiguous(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
@@ -192,6 +194,7 @@ def paged_attention(
         seq_lens.data_ptr(),
         starts.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
+        0 if limit is None else limit.data_ptr(),
         out.data_ptr(),
         rows,
         min(metadata.num_actual_tokens, rows),

@@ -30,7 +30,7 @@ _OPS = {
     "rms_norm": (0, "PPPPPRqqqd"),
     "silu_and_mul": (1, "PPRqq"),
     "rope_and_cache": (2, "PPPPPPPPR" + "q" * 10 + "d"),
-    "paged_attention": (3, "PPPPPPPRRS" + "q" * 9 + "dd"),
+    "paged_attention": (3, "PPPPPPPPRRS" + "q" * 9 + "dd"),
     "copy_blocks": (4, "PPqqqq"),
     "quantize": (5, "PPPPPPqR" + "q" * 5 + "d"),
     "quantized_linear": (6, "PPPPPR" + "q" * 8),

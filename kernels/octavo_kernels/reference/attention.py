@@ -74,6 +74,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    limit: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]
@@ -97,7 +98,7 @@ def paged_attention(
             scores = softcap * torch.tanh(scores / softcap)
         query_positions = torch.arange(length - (starts[r + 1] - start), length, device=q.device)[: end - start, None]
         key_positions = torch.arange(length, device=q.device)[None]
-        hidden = key_positions > query_positions
+        hidden = key_positions > (query_positions if limit is None else limit[start:end, None])
         if window is not None:
             hidden |= key_positions <= query_positions - window
         scores = scores.masked_fill(hidden, float("-inf"))

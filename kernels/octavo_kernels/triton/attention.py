@@ -28,6 +28,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
+    limit: Tensor | None = None,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Reads no tensor on the host, so it can be captured in a graph.
 
@@ -81,16 +82,17 @@ def paged_attention(
         "HAS_WINDOW": window is not None,
         "HAS_SOFTCAP": bool(softcap),
         "HAS_SINKS": sinks is not None,
+        "HAS_LIMIT": limit is not None,
         "PRECISION": "ieee" if exact else "tf32",
     }
     scales = (factor, log2_scale, v_scale)
-    sinks_of = q if sinks is None else sinks
+    sinks_of, limit_of = (q if sinks is None else sinks), (q if limit is None else limit)
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
         prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
         prefill_attention[(num_heads, prompt_tiles)](
-            q, kv_cache, out, starts, seq_lens, table, sinks_of,
+            q, kv_cache, out, starts, seq_lens, table, sinks_of, limit_of,
             num_seqs, rows, max_queries, window or 0, *scales, *strides,
             NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_padded_seqs(num_seqs),
             **prefill.launch(), **tile,
@@ -101,7 +103,7 @@ def paged_attention(
         return out
     splitting = (
         ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
-        ("MIN_CHUNK", splits.min_chunk), *chunk.items(),
+        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), *chunk.items(),
     )  # fmt: skip
     work, row_chunks = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
@@ -109,7 +111,7 @@ def paged_attention(
     rows_of = {"NUM_KV_HEADS": num_kv_heads, "BLOCK_M": decode.block_m}
     if items:
         decode_attention[(items * num_kv_heads,)](
-            q, kv_cache, out, sums, maxima, weights, work, table, sinks_of, window or 0, *scales, *strides,
+            q, kv_cache, out, sums, maxima, weights, work, table, sinks_of, limit_of, window or 0, *scales, *strides,
             BLOCK_N=decode.block_n, **decode.launch(), **pdl_options(q.device), **rows_of, **tile,
         )  # fmt: skip
     group_pad = configs.next_power_of_2(group)

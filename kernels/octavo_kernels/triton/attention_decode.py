@@ -25,6 +25,7 @@ def decode_attention(
     items_ptr,
     table_ptr,
     sinks_ptr,
+    limit_ptr,
     window,
     scale,
     log2_scale,
@@ -47,6 +48,7 @@ def decode_attention(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (items * kv heads): one chunk of keys for one tile of rows.
@@ -72,6 +74,9 @@ def decode_attention(
     live = (tokens < BLOCK_M // GROUP) & (tokens < queries)
     heads = head * GROUP + rows % GROUP
     positions = position + tokens
+    limits = positions
+    if HAS_LIMIT:
+        limits = tl.load(limit_ptr + t, mask=live, other=0)
     d = tl.arange(0, HEAD_PAD)
     inside = live[:, None] & (d < HEAD_SIZE)[None, :]
     q_offset = t.to(tl.int64) * stride_q_row + heads * stride_q_head
@@ -86,7 +91,7 @@ def decode_attention(
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     m, l, acc = attend(  # noqa: E741
-        m, l, acc, q, positions,
+        m, l, acc, q, positions, limits,
         kv_ptr + head.to(tl.int64) * stride_head, table_ptr + r.to(tl.int64) * stride_table,
         low, high, first_key, high, window, scale, log2_scale,
         stride_half, stride_block, stride_slot,

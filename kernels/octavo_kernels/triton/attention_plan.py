@@ -41,6 +41,7 @@ def plan_decode(
     MIN_CHUNK: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
     SEQS: tl.constexpr,
     LANES: tl.constexpr,
 ):
@@ -90,8 +91,11 @@ def plan_decode(
         token = local // chunks * TOKENS
         position = length - queries + token
         low = first + local % chunks * chunk
-        # No query of the tile attends to keys after its last query.
-        high = tl.minimum(low + chunk, position + tl.minimum(queries - token, TOKENS))
+        last = position + tl.minimum(queries - token, TOKENS)
+        if HAS_LIMIT:
+            last = tl.maximum(last, length)
+        # Without limits no query of the tile attends to keys after its last query.
+        high = tl.minimum(low + chunk, last)
         item = items_ptr + (first_item + local) * 8
         in_list = (local < num_items_here) & (first_item + local < num_items)
         tl.store(item, r, mask=in_list)

@@ -22,6 +22,7 @@ def prefill_attention(
     seq_lens_ptr,
     table_ptr,
     sinks_ptr,
+    limit_ptr,
     num_seqs,
     num_rows,
     max_queries,
@@ -47,6 +48,7 @@ def prefill_attention(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
     SEQS: tl.constexpr,
 ):
@@ -89,7 +91,13 @@ def prefill_attention(
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
+    limits = positions
+    least = earliest
     high = latest + 1
+    if HAS_LIMIT:
+        limits = tl.minimum(tl.load(limit_ptr + t, mask=live, other=0), length - 1)
+        least = tl.min(tl.where(live, limits, length))
+        high = tl.max(limits) + 1
     first_key = 0
     if HAS_WINDOW:
         first_key = tl.maximum(earliest - window + 1, 0)
@@ -100,31 +108,31 @@ def prefill_attention(
             l_next = tl.zeros([BLOCK_M], tl.float32)
             acc_next = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
             m_next, l_next, acc_next = attend(
-                m_next, l_next, acc_next, q, positions, keys_ptr, pages_ptr,
+                m_next, l_next, acc_next, q, positions, limits, keys_ptr, pages_ptr,
                 low, part, first_key, part, window, scale, log2_scale, stride_half, stride_block, stride_slot,
                 BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
             )  # fmt: skip
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
         low = first_key // BLOCK_N * BLOCK_N
-        full_high = tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, low)
+        full_high = tl.maximum((least + 1) // BLOCK_N * BLOCK_N, low)
         if HAS_WINDOW:
             # From this key on, every row's window includes all keys up to the diagonal.
             full_low = tl.maximum(latest - window + BLOCK_N, 0) // BLOCK_N * BLOCK_N
             full_low = tl.minimum(tl.maximum(full_low, low), full_high)
             m, l, acc = attend(  # noqa: E741
-                m, l, acc, q, positions, keys_ptr, pages_ptr,
+                m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
                 low, full_low, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
                 BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
             )  # fmt: skip
             low = full_low
         m, l, acc = attend(  # noqa: E741
-            m, l, acc, q, positions, keys_ptr, pages_ptr,
+            m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
             low, full_high, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
             BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, False, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
         m, l, acc = attend(  # noqa: E741
-            m, l, acc, q, positions, keys_ptr, pages_ptr,
+            m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
             full_high, high, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
             BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip

@@ -43,6 +43,7 @@ def attend(
     acc,
     q,
     positions,
+    limits,
     kv_ptr,
     table_ptr,
     low,
@@ -67,7 +68,7 @@ def attend(
     """Online softmax of rows ``q [M, HEAD_PAD]`` over the keys from ``low`` to ``high`` in tiles of BLOCK_N.
 
     With MASKED only keys in [first_key, last_key) are read (other pages may hold anything), and a row attends to those
-    up to its position; without, every row attends to every key. Maxima are in units of log2, so that an exponential is
+    up to its limit; without, every row attends to every key. Maxima are in units of log2, so that an exponential is
     one multiply-add and one exp2.
     """
     d = tl.arange(0, HEAD_PAD)
@@ -92,7 +93,7 @@ def attend(
         if HAS_SOFTCAP:
             s = tanh(s * scale)
         if MASKED:
-            visible = there[None, :] & (keys[None, :] <= positions[:, None])
+            visible = there[None, :] & (keys[None, :] <= limits[:, None])
             if HAS_WINDOW:
                 visible = visible & (keys[None, :] > positions[:, None] - window)
             s = tl.where(visible, s, float("-inf"))

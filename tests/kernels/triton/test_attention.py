@@ -126,6 +126,25 @@ def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, ass
     assert not torch.equal(out, without)
 
 
+@pytest.mark.parametrize("window", [None, 37])
+def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_close, dtype, window):
+    """Later positions than their own: in prompts, drafts and single rows, in one chunk and in several."""
+    shapes = [(15, 40), (0, 90), (150, 3), (30, 8), (9, 1)]
+    parts = make_parts(sequence_type, shapes, 4, 2, 32, dtype)
+    q, kv_cache, metadata = lay_out(parts, 16, padding=2)
+    positions = torch.cat([torch.arange(a, a + b) for a, b in shapes] + [torch.zeros(2, dtype=torch.int64)])
+    ahead = torch.randint(0, 60, positions.shape, generator=torch.Generator().manual_seed(1))
+    limit = torch.where(ahead < 15, positions, positions + ahead).int().to(device)
+    options = (window, None, 1.0, 1.0, None)
+    out = check(device, assert_close, q, kv_cache, metadata, 0.2, *options, limit)
+    assert not torch.equal(out, attend(device, q, kv_cache, metadata, 0.2, *options))
+    check(device, assert_close, q, kv_cache, metadata, 0.2, *options, torch.full_like(limit, 1000))
+    if dtype == torch.float32:
+        alone = lay_out(parts[1:2], 16)
+        rows = slice(40, 130)
+        assert torch.equal(attend(device, *alone, 0.2, *options, limit[rows].contiguous()), out[rows])
+
+
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 160])
 def test_decode_at_the_edges_of_pages_and_chunks(device, sequence_type, lay_out, assert_close, dtype, length):
     parts = make_parts(sequence_type, [(length - 1, 1), (40, 1)], 2, 1, 32, dtype, seed=length)

@@ -22,13 +22,13 @@ struct buffers {
     float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
     float *m, *l, *total_m, *total_l;  // [rows]
     float *lanes;                      // [rows, VW]: l before the sum over lanes
-    int32_t *position;                 // [rows]
+    int32_t *position, *last;          // [rows]: a row's own position, and the last that it attends to
     const void *rows[2][2][2 * TILE];  // [this tile, the next][keys, values]: addresses of rows or of chunks
     struct prefetch prefetch;
 };
 
 static struct buffers get_buffers(int64_t rows, int64_t depth) {
-    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (5 + VW) * rows + 64) * sizeof(float));
+    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (6 + VW) * rows + 64) * sizeof(float));
     struct buffers w;
     w.kt = p, p += TILE * depth;
     w.vt = p, p += TILE * depth;
@@ -40,7 +40,7 @@ static struct buffers get_buffers(int64_t rows, int64_t depth) {
     w.l = p, p += rows;
     w.total_m = p, p += rows;
     w.total_l = p, p += rows;
-    w.position = (int32_t *)p;
+    w.position = (int32_t *)p, w.last = w.position + rows;
     return w;
 }
 
@@ -89,11 +89,11 @@ INLINE struct visible_range find_visible(const struct item *it, const struct buf
                                          const int mr) {
     struct visible_range range;
     int64_t window = it->a->window ? it->a->window : INT64_MAX / 2;
-    int64_t first = w->position[r] - start, last = w->position[r + mr - 1] - start;
-    range.from = MAX(0, first - window + 1), range.to = MIN(TILE, last + 1);
+    range.from = MAX(0, w->position[r] - start - window + 1), range.to = 0;
     for (int i = 0; i < mr; i++) {
-        int64_t position = w->position[r + i] - start;
-        range.visible[i] = bits_between(MAX(0, position - window + 1), MIN(TILE, position + 1));
+        const int64_t position = w->position[r + i] - start, end = MIN(TILE, w->last[r + i] - start + 1);
+        range.to = MAX(range.to, end);
+        range.visible[i] = bits_between(MAX(0, position - window + 1), end);
     }
     return range;
 }
@@ -280,7 +280,7 @@ static void load_queries(const struct item *it, struct buffers *w) {
     float row[MAX_HEAD_SIZE] __attribute__((aligned(64))), *q = w->q;
     struct row_cursor at = {0};
     for (int64_t r = 0; r < it->rows; r++, next_row(&at, it), q += it->depth) {
-        w->position[r] = (int32_t)(it->first_position + at.token);
+        w->position[r] = (int32_t)(it->first_position + at.token), w->last[r] = (int32_t)last_visible(it, at.token);
         for (int64_t d = 0; d < head_size; d += VW) {
             vf x = load_row(it->q + at.offset, d, head_size, dtype);
             if (int8) vstore(row + d, x);

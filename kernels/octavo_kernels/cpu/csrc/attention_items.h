@@ -19,9 +19,15 @@ struct item {
     int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
     int64_t begin, end;
     const char *q;
-    const float *sinks;  // of the group's heads, or NULL
+    const float *sinks;    // of the group's heads, or NULL
+    const int32_t *limit;  // of the tokens, or NULL
     char *out;
 };
+
+// The last position that a token of the item attends to
+INLINE int64_t last_visible(const struct item *it, int64_t token) {
+    return it->limit ? MIN(it->limit[token], it->length - 1) : it->first_position + token;
+}
 
 // Iterates over the rows of an item: row r is token r / group and head r % group; `offset` is its place in q and out.
 struct row_cursor {
@@ -79,7 +85,9 @@ static struct item make_item(const struct item_iterator *k, int64_t index) {
     it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
     it.length = a->seq_lens[r];
     it.begin = a->window ? MAX(0, it.first_position - a->window + 1) / TILE * TILE : 0;
-    it.end = it.first_position + (it.rows - 1) / it.group + 1;
+    it.limit = a->limit ? a->limit + a->query_start_loc[r] + first : NULL;
+    it.end = 0;
+    for (int64_t token = 0; token < it.rows / it.group; token++) it.end = MAX(it.end, last_visible(&it, token) + 1);
     it.depth = CEIL_DIV(a->head_size, VW) * VW;
     it.table = a->block_table + r * a->table_stride;
     it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);

@@ -101,11 +101,13 @@ struct rope_and_cache_args {
     double eps;
 };
 
-// window 0, softcap 0 and sinks NULL mean none; sinks [num_heads]
+// window 0, softcap 0, sinks and limit NULL mean none; sinks [num_heads]; limit [rows]: the last position that a row attends to,
+// its own or a later one
 struct paged_attention_args {
     const void *q, *kv_cache;
     const int32_t *block_table, *seq_lens, *query_start_loc;
     const float *sinks;
+    const int32_t *limit;
     void *out;
     int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, num_blocks, table_stride, window,
         dtype, kv_dtype;
