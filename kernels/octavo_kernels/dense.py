@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo_kernels.weight_memory import empty_weight
+
 DENSE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DENSE_BLOCK = 32  # channels that are stored together; their number is padded to a multiple of this
 
@@ -56,7 +58,7 @@ def empty_dense(channels: Sequence[int], width: int, dtypes: Sequence[torch.dtyp
             merged[-1] = (merged[-1][0] + count, dtype)
         else:
             merged.append((count, dtype))
-    parts = [DensePart(torch.empty(dense_shape(count, width), dtype=dtype), count) for count, dtype in merged]
+    parts = [DensePart(empty_weight(dense_shape(count, width), dtype), count) for count, dtype in merged]
     for part in parts:
         part.data[-1:].zero_()  # channels of padding
     return DenseWeight(tuple(parts), width)

@@ -21,6 +21,7 @@ from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
 from octavo_kernels.packing import GGUF_TYPES, concat, pack_gguf, pack_w8_pieces, packed_kind, packed_nbytes
 from octavo_kernels.quant import BLOCK, PackedLinear, QuantizedRows
+from octavo_kernels.weight_memory import empty_weight
 
 # Logits this far below the best one are those of tokens e times less likely: 8 bits move them by some hundredths.
 HEAD_MARGIN = 1.0
@@ -49,9 +50,9 @@ class Int8LinearMethod(QuantizedRowsMethod):
             for qtype, shard in zip(layer.stored_types, layer.shards, strict=True)
             if qtype is not None and _is_kept(qtype, shard)
         ]
-        if len(kept) == len(layer.shards) > 1 and len({packed_kind(qtype) for qtype in kept}) == 1:
+        if len(kept) == len(layer.shards) and len({packed_kind(qtype) for qtype in kept}) == 1:
             sizes = [packed_nbytes(shard.num_rows, shard.shape[1], kept[0]) for shard in layer.shards]
-            self._room = list(torch.empty(sum(sizes), dtype=torch.uint8).split(sizes))
+            self._room = list(empty_weight([sum(sizes)], torch.uint8).split(sizes))
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""

@@ -1,0 +1,63 @@
+"""Memory for weights on the host, in huge pages where the system has them (transparent huge pages, Linux).
+
+A step reads every weight once. With pages of 4 KiB the processor looks up a page for every few blocks of channels, and
+its prefetching stops at the end of each: a Zen 4 reads 10 to 20 % faster in pages of 2 MiB.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE = 2 << 20
+_REGION = 32 * HUGE_PAGE  # small weights share one: what is reserved and never written takes no memory
+_ALIGNMENT = 64
+
+
+class _Region:
+    """Reserved memory that is handed out from its beginning to its end. It is freed with the last tensor in it."""
+
+    def __init__(self, nbytes: int) -> None:
+        # Private: shared memory has no huge pages by default
+        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        first = torch.frombuffer(self._memory, dtype=torch.uint8, count=1)
+        self._next = -first.data_ptr() % HUGE_PAGE
+        try:
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without huge pages
+            pass
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+        count, begin = math.prod(shape), self._next
+        end = begin + count * dtype.itemsize
+        if end > len(self._memory):
+            return None
+        self._next = end + -end % _ALIGNMENT
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=begin).view(*shape)
+
+
+_lock = threading.Lock()
+_region: _Region | None = None
+
+
+def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """``torch.empty``, for what lives as long as the model: on a CPU, small tensors share memory that is freed with the
+    last of them."""
+    global _region
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes or torch.get_default_device().type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(*shape, dtype=dtype)
+    with _lock:
+        tensor = _region.take(shape, dtype) if _region else None
+        if tensor is None:
+            region = _Region(max(nbytes, _REGION))
+            tensor = region.take(shape, dtype)
+            assert tensor is not None
+            if nbytes < _REGION:
+                _region = region
+    return tensor
