@@ -169,8 +169,8 @@ def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
         return "kv_cache_dtype: an fp8 cache needs a GPU of compute capability 8.9 or more"
     if block_size % 16:
         return f"block_size={block_size} is not a multiple of 16"
-    if head_size > 256:
-        return f"head_size={head_size} exceeds 256"
+    if head_size > 512:
+        return f"head_size={head_size} exceeds 512"
     return None
 
 
@@ -180,8 +180,12 @@ def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
         raise ValueError(problem)
     if q.shape[1] % kv_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads do not divide into {kv_cache.shape[2]} key/value heads")
-    if q.shape[1] // kv_cache.shape[2] > 128:
-        raise ValueError(f"{q.shape[1]} query heads are more than 128 for each of {kv_cache.shape[2]} key/value heads")
+    most = 64 if q.shape[2] > 256 else 128
+    if q.shape[1] // kv_cache.shape[2] > most:
+        raise ValueError(
+            f"{q.shape[1]} query heads of size {q.shape[2]} are more than {most} for each of {kv_cache.shape[2]} "
+            "key/value heads"
+        )
     if kv_cache.stride(4) != 1:
         raise ValueError("the elements of a head must be contiguous in the KV cache")
     if not scale > 0:

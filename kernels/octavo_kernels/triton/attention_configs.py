@@ -56,32 +56,39 @@ EXACT = Config(16, 16, 4, 3)
 # Tensor cores want 64 rows a warp group (wgmma). 128 rows on two warp groups halve the keys read again for each tile
 # of queries: 64 rows would ask the L2 cache for 6 TB/s at 400 TFLOP/s. Head size 64 fits twice into an SM with 128
 # registers a thread, so that one program's exponentials run beside the other's products. Head size 256 fills the
-# registers with its output (128 of 255 a thread), so its tile of keys is narrow. By head size, padded to a power of 2.
+# registers with its output (128 of 255 a thread), so its tile of keys is narrow, and head size 512 with half
+# the rows. By head size, padded to a power of 2.
 PREFILL = {
     64: Config(128, 64, 8, 5, max_registers=128),
     128: Config(128, 64, 8, 5),
     256: Config(128, 32, 8, 5),
+    512: Config(64, 16, 8, 5),
 }
-# Bytes of fp8 become 16-bit numbers in registers on their way to the tensor cores.
+# Bytes of fp8 become 16-bit numbers in registers on their way to the tensor cores. Beside the output of 64 rows of head
+# size 512 there is no room for them: 32 rows, on the tensor cores of single warps, are slow and spill nothing.
 PREFILL_FLOAT8 = {
     64: Config(128, 64, 8, 5),
     128: Config(128, 64, 8, 5),
     256: Config(128, 16, 8, 5),
+    512: Config(32, 32, 8, 4),
 }
 
 # Decoding reads every key once: what counts is bytes in flight. HBM's latency asks for 29 KB an SM (4.8 TB/s * 0.8 us
 # / 132 SMs); 64 keys of head size 128 in 16 bits, and their values, are 32 KB, and three programs fit an SM.
-# By head size and rows: few rows leave registers for more keys; 128 rows are groups of more than 64 heads.
+# By head size and rows: few rows leave registers for more keys; 128 rows are groups of more than 64 heads, for whose
+# output at head size 512 an SM has no registers.
 DECODE = {
     64: {16: (64, 4, 5), 32: (64, 4, 5), 64: (64, 4, 5), 128: (64, 8, 5)},
     128: {16: (64, 4, 5), 32: (32, 4, 5), 64: (32, 4, 5), 128: (64, 8, 5)},
     256: {16: (32, 4, 5), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
+    512: {16: (16, 4, 5), 32: (16, 8, 5), 64: (16, 8, 5)},
 }
 # Half the bytes a key, so more keys or more stages.
 DECODE_FLOAT8 = {
     64: {16: (128, 4, 5), 32: (64, 4, 5), 64: (64, 4, 5), 128: (64, 8, 5)},
     128: {16: (64, 4, 7), 32: (32, 4, 7), 64: (64, 4, 5), 128: (64, 8, 5)},
     256: {16: (32, 4, 7), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
+    512: {16: (16, 4, 5), 32: (16, 8, 5), 64: (16, 8, 5)},
 }
 
 # Programs that an SM holds at once (two to four, by shared memory and registers), times two: a second wave evens out

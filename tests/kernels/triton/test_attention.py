@@ -104,6 +104,7 @@ def check(device, assert_close, q, kv_cache, metadata, *options):
         (2, 2, 96, 16, None, 20.0),
         (2, 1, 128, 32, 50, 5.0),
         (1, 1, 256, 16, None, None),
+        (2, 1, 512, 16, 30, None),
     ],
 )
 def test_mixed_step_agrees_with_plain_torch(
@@ -359,6 +360,10 @@ def test_what_cannot_run_is_refused_by_name(sequence_type, lay_out):
     q, kv_cache, metadata = lay_out([part], 16)
     with pytest.raises(ValueError, match=r"KV cache in torch\.float16 does not go with queries in torch\.float32"):
         attention.paged_attention(q, kv_cache.half(), metadata, 0.25)
+    with pytest.raises(ValueError, match="head_size=544 exceeds 512"):
+        attention.paged_attention(torch.zeros(1, 1, 544), torch.zeros(2, 1, 1, 16, 544), metadata, 0.25)
+    with pytest.raises(ValueError, match="65 query heads of size 512 are more than 64"):
+        attention.paged_attention(torch.zeros(1, 65, 512), torch.zeros(2, 1, 1, 16, 512), metadata, 0.25)
     with pytest.raises(ValueError, match=r"scale=0\.0 must be greater than 0"):
         attention.paged_attention(q, kv_cache, metadata, 0.0)
 
