@@ -147,8 +147,7 @@ def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         )
 
     def copy(dtype):
-        caches = [empty(2, 1000, 8, 16, 128, dtype=dtype) for _ in range(2)]
-        backend.copy_blocks(caches, empty(4, 2, dtype=torch.int64))
+        backend.copy_blocks(empty(1000, 2, 2, 8, 16, 128, dtype=dtype), empty(4, 2, dtype=torch.int64))
 
     for dtype in HALVES:
         for width in (1024, 4096, 5120):

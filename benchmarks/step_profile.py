@@ -91,7 +91,7 @@ def fill(model: CausalLM, caches: list[torch.Tensor], blocks: int) -> None:
 def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int) -> list[dict[str, Any]]:
     """Parts of a step of ``rows`` sequences that compute ``new`` tokens each: milliseconds, and the least possible."""
     runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
-    model, caches = runner.model, runner.kv_caches
+    model, caches = runner.model, runner.kv_cache.layers
     length = CONTEXT if new == 1 else new
     block = caches[0].shape[3]
     pages = -(-length // block)

@@ -97,16 +97,16 @@ def linears(report: Report, name: str) -> None:
 
 
 def block_copies(report: Report) -> None:
-    caches = [torch.randn(2, BLOCKS, 8, 16, 128, device=DEVICE).to(DTYPE) for _ in range(LAYERS)]
+    blocks = torch.randn(BLOCKS, LAYERS, 2, 8, 16, 128, device=DEVICE).to(DTYPE)
     for count in (1, BLOCKS // 32, BLOCKS // 4):
         if not count:
             continue
-        moved = 2 * count * len(caches) * 2 * caches[0][0, 0].numel() * 2
+        moved = 2 * count * blocks[0].nbytes
         # Other blocks each time: the same few would come from the L2 cache.
         turns = min(copies_for(moved), BLOCKS // (2 * count))
         pairs = torch.randperm(BLOCKS, device=DEVICE)[: 2 * count * turns].view(turns, count, 2)
-        us = microseconds([partial(backend.copy_blocks, caches, some) for some in pairs])
-        plain = microseconds_of_other([partial(reference.copy_blocks, caches, some) for some in pairs])
+        us = microseconds([partial(backend.copy_blocks, blocks, some) for some in pairs])
+        plain = microseconds_of_other([partial(reference.copy_blocks, blocks, some) for some in pairs])
         report.add(f"copy {count} blocks of {LAYERS} layers", us, moved, torch=plain)
 
 

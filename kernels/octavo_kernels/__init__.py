@@ -6,7 +6,7 @@ unless `select_backend` or the environment variable ``OCTAVO_KERNEL_BACKEND`` na
 
 Shapes: T rows (tokens) of a step, H hidden size, Hq query heads, Hkv key/value heads, D head size. The KV cache of one
 layer is a tensor ``[2, num_blocks, Hkv, block_size, D]``: index 0 holds keys, 1 holds values. An int8 one has
-`kv_scale_bytes` more than D.
+`kv_scale_bytes` more than D. It may be a view of memory in which the layers of a block lie beside each other.
 
 In float32 every row of a result depends on that row's own data only: not on the number of rows, chunks or requests in
 the step, the block size or the number of threads. For ``linear``, which is torch's, this holds on CPUs only and for T a
@@ -234,13 +234,12 @@ def paged_attention(
     return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
 
 
-def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
-    """Copy whole blocks within each layer's cache: ``pairs [n, 2]`` int64 of (source, destination).
+def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:
+    """Copy whole blocks of ``blocks [num_blocks, ...]``: ``pairs [n, 2]`` int64 of (source, destination).
 
     All reads happen before all writes, so a block may be a source and a destination in one call.
     """
-    if kv_caches:
-        backend_for(kv_caches[0]).copy_blocks(kv_caches, pairs)
+    backend_for(blocks).copy_blocks(blocks, pairs)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

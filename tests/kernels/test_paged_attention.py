@@ -167,6 +167,29 @@ def test_a_query_with_a_nan_spoils_its_own_result(isa, sequence_type, lay_out, k
 # ---------------------------------------------------------------- bit-equal
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_blocks_may_lie_anywhere(isa, kv_dtype):
+    """Layers beside each other in a block give what caches of their own give and keep out of each other's bytes."""
+    if problem := cpu.attention_problem(16, torch.float32, kv_dtype, 64):
+        pytest.skip(problem)
+    width = 64 + cpu.kv_scale_bytes(kv_dtype, 64)
+    blocks = torch.zeros(9, 3, 2, 2, 16, width).to(kv_dtype)  # of three layers
+    beside, own = blocks[:, 1].transpose(0, 1), torch.zeros(2, 9, 2, 16, width).to(kv_dtype)
+    table = torch.randperm(8)[:5].int().view(1, 5) + 1
+    positions = torch.arange(70)
+    slots = table[0, positions // 16].long() * 16 + positions % 16
+    metadata = octavo_kernels.AttentionMetadata(
+        query_start_loc=torch.tensor([0, 70], dtype=torch.int32), seq_lens=torch.tensor([70], dtype=torch.int32),
+        block_table=table, slot_mapping=slots, max_query_len=70, max_seq_len=70, num_actual_tokens=70,
+    )  # fmt: skip
+    qkv, results = torch.randn(70, 8 * 64), []
+    for kv_cache in (beside, own):
+        q = cpu.rope_and_cache(qkv, positions, None, kv_cache, slots, 4, 2, 64)
+        results.append(cpu.paged_attention(q, kv_cache, metadata, 0.125))
+    assert torch.equal(*results) and torch.equal(beside, own) and own.any()
+    assert not blocks[:, ::2].any()
+
+
 @st.composite
 def steps(draw):
     """A batch (computed, new) of sequences, and how each is to be chunked when it comes alone."""

@@ -15,7 +15,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
-from octavo.worker.kv_cache import spec_in_dtype
+from octavo.worker.kv_cache import allocate_kv_cache, spec_in_dtype
 from octavo_kernels import AttentionMetadata
 
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
@@ -47,11 +47,11 @@ def logits_of(
     through block tables in random order.
     """
     tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
-    dtype = getattr(torch, kv_dtype)
-    caches = [  # of slots that nobody has written everything is NaN, an int8 cache's scales
-        torch.full(spec.shape(num_blocks, block_size), -1 if kv_dtype == "int8" else torch.nan, dtype=dtype)
-        for spec in (spec_in_dtype(spec, kv_dtype, torch.device("cpu")) for spec in model.kv_cache_specs())
-    ]
+    cpu = torch.device("cpu")
+    specs = [spec_in_dtype(spec, kv_dtype, cpu) for spec in model.kv_cache_specs()]
+    caches = allocate_kv_cache(specs, num_blocks, block_size, cpu).layers
+    for cache in caches:  # of slots that nobody has written everything is NaN, an int8 cache's scales
+        cache.fill_(-1 if kv_dtype == "int8" else torch.nan)
     computed = [0] * len(sequences)
     parts: list[list[Tensor]] = [[] for _ in sequences]
     while True:

@@ -35,12 +35,18 @@ def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
     return max(4, head_size // 16) if kv_dtype == torch.int8 else 0
 
 
+def has_dense_blocks(kv_cache: Tensor) -> bool:
+    """Whether a block's keys, and its values, lie beside each other. Blocks may lie anywhere."""
+    _, _, heads, block_size, width = kv_cache.shape
+    return kv_cache.stride()[2:] == (block_size * width, width, 1) or heads * block_size * width == 0
+
+
 def has_pair_layout(kv_cache: Tensor) -> bool:
     """Whether the library in use keeps this bfloat16 cache in pairs (csrc/ops.h: BF16_PAIRS), unlike `reference`."""
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
         library is not None and library.isa == "avx512bf16" and kv_cache.dtype == torch.bfloat16
-        and kv_cache.is_contiguous() and block_size % _CHUNK == head_size % 32 == 0 and head_size <= MAX_HEAD_SIZE
+        and has_dense_blocks(kv_cache) and block_size % _CHUNK == head_size % 32 == 0 and head_size <= MAX_HEAD_SIZE
     )  # fmt: skip
 
 
@@ -100,7 +106,7 @@ def rope_and_cache(
     norms = {weight.dtype for weight in (q_norm_weight, k_norm_weight) if weight is not None}
     supported = len(norms) < 2 and norms <= {qkv.dtype, torch.float32}
     supported = (
-        supported and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and kv_cache.is_contiguous()
+        supported and (cos_sin_cache is None or cos_sin_cache.dtype == torch.float32) and has_dense_blocks(kv_cache)
     )
     supported = supported and k_scale == v_scale == 1.0
     pair_layout = kv_dtype == _BF16_PAIRS
@@ -139,7 +145,7 @@ def rope_and_cache(
         0 if table is None else table.shape[1],
         1 if table is None else table.shape[0],
         kv_cache.shape[3],
-        kv_cache.shape[1],
+        *_byte_strides(kv_cache),
         dtype,
         kv_dtype,
         DTYPES[norms.pop()] if norms else dtype,
@@ -169,7 +175,7 @@ def paged_attention(
         or dtype is None
         or kv_dtype is None
         or head_size > MAX_HEAD_SIZE
-        or not kv_cache.is_contiguous()
+        or not has_dense_blocks(kv_cache)
         or not k_scale == v_scale == 1.0
         or (sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()))
         or (limit is not None and not (limit.dtype == torch.int32 and limit.is_contiguous()))
@@ -203,7 +209,7 @@ def paged_attention(
         kv_cache.shape[2],
         head_size,
         kv_cache.shape[3],
-        kv_cache.shape[1],
+        *_byte_strides(kv_cache),
         table.stride(0),
         window or 0,
         dtype,
@@ -215,19 +221,18 @@ def paged_attention(
     return out
 
 
-def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+def _byte_strides(kv_cache: Tensor) -> tuple[int, int]:
+    """Between blocks, and between keys and values."""
+    return kv_cache.stride(1) * kv_cache.element_size(), kv_cache.stride(0) * kv_cache.element_size()
+
+
+def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:
     """See `octavo_kernels.copy_blocks`."""
     library = get_library()
     if pairs.numel() == 0:
         return
-    if library is None or not all(c.is_contiguous() and c.shape == kv_caches[0].shape for c in kv_caches):
-        return reference.copy_blocks(kv_caches, pairs)
+    if library is None or not blocks.is_contiguous():
+        return reference.copy_blocks(blocks, pairs)
     pairs = as_contiguous(pairs, torch.int64)
-    first = kv_caches[0]
-    addresses = torch.tensor([cache.data_ptr() for cache in kv_caches], dtype=torch.int64)
-    block_bytes = first[0, 0].numel() * first.element_size()
-    op = library.pack(
-        "copy_blocks",
-        addresses.data_ptr(), pairs.data_ptr(), len(kv_caches), pairs.shape[0], first.shape[1], block_bytes,
-    )  # fmt: skip
+    op = library.pack("copy_blocks", blocks.data_ptr(), pairs.data_ptr(), pairs.shape[0], blocks[0].nbytes)
     library.run(op)

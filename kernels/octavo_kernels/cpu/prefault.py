@@ -6,7 +6,6 @@ import ctypes
 import os
 import weakref
 
-import numpy as np
 from torch import Tensor
 
 from octavo_kernels.cpu.library import Library, get_library
@@ -23,22 +22,19 @@ class Prefault:
     Does nothing without the C kernels, and on systems other than Linux.
     """
 
-    def __init__(self, kv_caches: list[Tensor]) -> None:
-        """``kv_caches``: one [2, num_blocks, ...] a layer, contiguous, of one shape and dtype, in host memory."""
+    def __init__(self, blocks: Tensor) -> None:
+        """``blocks [num_blocks, ...]``, of all layers, contiguous, in host memory."""
         self._thread: int | None = None
         library = get_library()
-        if library is None or not kv_caches:
+        if library is None or not blocks.numel():
             return
         self._library, self._c, self._used = library, _declare(library), 0
-        self._num_blocks, block_bytes = kv_caches[0].shape[1], kv_caches[0][0, 0].nbytes
-        row = 2 * len(kv_caches) * block_bytes  # of a block, in all layers
-        self._bounds = LEAST_AHEAD_BYTES // row or 1, MOST_AHEAD_BYTES // row or 1
-        self._bases = np.array([cache.data_ptr() for cache in kv_caches], dtype=np.int64)
-        self._caches = (self._bases.ctypes.data, len(kv_caches), self._num_blocks, block_bytes)
-        self._thread = self._c.oct_prefault_start(*self._caches)
+        self._blocks, self._num_blocks, self._block_bytes = blocks.data_ptr(), len(blocks), blocks[0].nbytes
+        self._bounds = LEAST_AHEAD_BYTES // self._block_bytes or 1, MOST_AHEAD_BYTES // self._block_bytes or 1
+        self._thread = self._c.oct_prefault_start(self._blocks, self._num_blocks, self._block_bytes)
         if self._thread is not None:
-            # The caches are among the arguments because they must outlive the thread.
-            weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), kv_caches)
+            # The blocks are among the arguments because they must outlive the thread.
+            weakref.finalize(self, _stop, self._c, self._thread, os.getpid(), blocks)
             self._c.oct_prefault_until(self._thread, self._bounds[0])
 
     def mark_used(self, highest: int) -> None:
@@ -48,7 +44,7 @@ class Prefault:
             return
         first = max(self._used, self._c.oct_prefault_done(self._thread))
         if first < end:
-            self._library.run(self._library.pack("touch_blocks", *self._caches, first, end))
+            self._library.run(self._library.pack("touch_blocks", self._blocks, self._block_bytes, first, end))
         self._used = end
         least, most = self._bounds
         self._c.oct_prefault_until(self._thread, min(self._num_blocks, end + min(max(least, end), most)))
@@ -56,7 +52,7 @@ class Prefault:
 
 def _declare(library: Library) -> ctypes.CDLL:
     c = library.c
-    c.oct_prefault_start.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    c.oct_prefault_start.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
     c.oct_prefault_start.restype = ctypes.c_void_p
     c.oct_prefault_until.argtypes, c.oct_prefault_until.restype = (ctypes.c_void_p, ctypes.c_int64), None
     c.oct_prefault_done.argtypes, c.oct_prefault_done.restype = (ctypes.c_void_p,), ctypes.c_int64
@@ -64,6 +60,6 @@ def _declare(library: Library) -> ctypes.CDLL:
     return c
 
 
-def _stop(c: ctypes.CDLL, thread: int, pid: int, kv_caches: list[Tensor]) -> None:
+def _stop(c: ctypes.CDLL, thread: int, pid: int, blocks: Tensor) -> None:
     if os.getpid() == pid:  # a forked process does not have the thread and would wait for it forever
         c.oct_prefault_stop(thread)

@@ -110,10 +110,9 @@ def paged_attention(
     return out
 
 
-def copy_blocks(kv_caches: list[Tensor], pairs: Tensor) -> None:
+def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:
     """See `octavo_kernels.copy_blocks`."""
     if pairs.numel() == 0:
         return
-    source, destination = pairs.unbind(dim=1)
-    for cache in kv_caches:
-        cache[:, destination.to(cache.device)] = cache[:, source.to(cache.device)]
+    source, destination = pairs.to(blocks.device).unbind(dim=1)
+    blocks[destination] = blocks[source]

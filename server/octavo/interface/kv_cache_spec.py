@@ -20,7 +20,7 @@ class KVCacheSpec:
         """Bytes of one token's key and value in this layer."""
         return 2 * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
 
-    def shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Of the layer's cache: [2, num_blocks, num_kv_heads, block_size, head_size and what scales need]."""
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Of a block's keys and values: [2, num_kv_heads, block_size, head_size and what scales need]."""
         width = self.head_size + self.scale_bytes // DTYPE_BYTES[self.dtype]
-        return (2, num_blocks, self.num_kv_heads, block_size, width)
+        return (2, self.num_kv_heads, block_size, width)

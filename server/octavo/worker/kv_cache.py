@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import mmap
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import EngineConfig
@@ -40,8 +43,36 @@ def spec_in_dtype(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVC
     return replace(spec, dtype=kv_dtype, scale_bytes=scale_bytes)
 
 
-def allocate_kv_cache(spec: KVCacheSpec, num_blocks: int, block_size: int, device: torch.device) -> torch.Tensor:
-    """One layer's cache. Only the null block is zeroed: memory of the host that no block uses is never touched."""
-    kv_cache = torch.empty(spec.shape(num_blocks, block_size), dtype=getattr(torch, spec.dtype), device=device)
-    kv_cache[:, 0].zero_()
-    return kv_cache
+HUGE_PAGE = 2 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """The blocks of all layers. What one block holds lies together, so that it is copied or moved in one piece."""
+
+    blocks: Tensor  # uint8 [num_blocks, bytes of a block]
+    layers: list[Tensor]  # views: of each layer [2, num_blocks, num_kv_heads, block_size, head_size], in its dtype
+
+
+def allocate_kv_cache(specs: list[KVCacheSpec], num_blocks: int, block_size: int, device: torch.device) -> KVCache:
+    """Only the null block is zeroed: memory of the host that no block uses is never touched."""
+    sizes = [block_size * spec.bytes_per_token() for spec in specs]
+    shape = (num_blocks, sum(sizes))
+    blocks = _host_memory(shape) if device.type == "cpu" else torch.empty(shape, dtype=torch.uint8, device=device)
+    blocks[0].zero_()
+    layers = []
+    for spec, part in zip(specs, blocks.split(sizes, dim=1), strict=True):
+        halves = part.view(getattr(torch, spec.dtype)).unflatten(1, spec.block_shape(block_size))
+        layers.append(halves.transpose(0, 1))
+    return KVCache(blocks, layers)
+
+
+def _host_memory(shape: tuple[int, int]) -> Tensor:
+    """uint8, on huge pages where the system has them: attention reads a few kilobytes here and there, and with small
+    pages looking up their addresses takes up to a tenth of its time."""
+    length = shape[0] * shape[1]
+    memory = mmap.mmap(-1, length + HUGE_PAGE)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps `memory` alive
+    return whole[-whole.data_ptr() % HUGE_PAGE :][:length].view(shape)

@@ -13,6 +13,7 @@ import octavo_kernels
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.models.base import CausalLM
 from octavo.sample import devices
+from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates, add_logprobs
 from octavo.worker.step import DeviceRunner, Logits, PendingTokens, SampledRows
 
@@ -20,15 +21,15 @@ Late = tuple[dict[str, Any], str, Callable[[], Any]]  # part of an output, the s
 
 
 class ModelRunner:
-    """Runs steps of one model on one device. ``kv_caches``: one tensor a layer."""
+    """Runs steps of one model on one device."""
 
     def __init__(
-        self, model: CausalLM, requests: RequestStates, device_runner: DeviceRunner, kv_caches: list[torch.Tensor]
+        self, model: CausalLM, requests: RequestStates, device_runner: DeviceRunner, kv_cache: KVCache
     ) -> None:
         self.model = model
         self.requests = requests
         self.device_runner = device_runner
-        self.kv_caches = kv_caches
+        self.kv_cache = kv_cache
 
     @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
@@ -77,7 +78,7 @@ class ModelRunner:
         requests.remove(step.finished_req_ids)
         if step.block_copies:
             copies = devices.put(np.array(step.block_copies, dtype=np.int64), requests.device)
-            octavo_kernels.copy_blocks(self.kv_caches, copies)
+            octavo_kernels.copy_blocks(self.kv_cache.blocks, copies)
         for data in step.scheduled_new_reqs:
             requests.add(data)
         for change in step.scheduled_cached_reqs:

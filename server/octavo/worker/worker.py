@@ -90,17 +90,17 @@ class Worker:
         self.config = replace(config, device=self.device.type)
         scheduler = self.config.scheduler
         ledger, device = self.ledger, self.device
-        kv_caches = [allocate_kv_cache(spec, ledger.num_blocks, ledger.block_size, device) for spec in specs]
+        kv_cache = allocate_kv_cache(specs, ledger.num_blocks, ledger.block_size, device)
         use_gpu_runner = overlap or not on_cpu
         self.max_in_flight = 2 if use_gpu_runner else 1
         requests = RequestStates(self.config, device, sample_with_kernels=use_gpu_runner)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
-            gpu_runner = GPURunner(self.config, self.model, requests, kv_caches, capture)
+            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture)
         max_rows = scheduler.max_num_batched_tokens
-        runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_caches, max_rows)
-        self.runner = ModelRunner(self.model, requests, runner, kv_caches)
+        runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows)
+        self.runner = ModelRunner(self.model, requests, runner, kv_cache)
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
 

@@ -106,9 +106,9 @@ def test_an_fp8_cache(tiny_checkpoints: dict[str, Path], monkeypatch: pytest.Mon
     expected = generate(engine(path, "reference", monkeypatch, kv_cache_dtype="fp8"))
     llm = engine(path, "triton", monkeypatch, kv_cache_dtype="fp8")
     worker = llm.engine.executor.worker  # type: ignore[attr-defined]
-    kv_caches = worker.runner.kv_caches
-    assert sum(kv.numel() * kv.element_size() for kv in kv_caches) == worker.ledger.kv_cache
-    assert {kv.dtype for kv in kv_caches} == {torch.float8_e4m3fn}
+    kv_cache = worker.runner.kv_cache
+    assert kv_cache.blocks.nbytes == worker.ledger.kv_cache
+    assert {layer.dtype for layer in kv_cache.layers} == {torch.float8_e4m3fn}
     plain = octavo_kernels.copy_blocks
     monkeypatch.setattr(octavo_kernels, "copy_blocks", lambda *given: plain(*given) or copied.append(given))
     assert generate(llm) == expected and not copied

@@ -54,7 +54,7 @@ def test_the_cache_gets_what_the_rest_leaves() -> None:
 def test_a_cache_of_bytes_has_twice_the_blocks() -> None:
     plain, fp8 = (KVCacheSpec(num_kv_heads=2, head_size=64, dtype=name) for name in ("bfloat16", "float8_e4m3fn"))
     assert (plain.bytes_per_token(), fp8.bytes_per_token()) == (512, 256)
-    assert fp8.shape(5, 16) == plain.shape(5, 16) == (2, 5, 2, 16, 64)
+    assert fp8.block_shape(16) == plain.block_shape(16) == (2, 2, 16, 64)
     cache = CacheConfig(kv_cache_memory_bytes=MIB)
     blocks = [
         memory.plan_device_memory(cache, [spec], 0, 64, False, device_total=64 * MIB, in_use=0, activations=0, graphs=0)

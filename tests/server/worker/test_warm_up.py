@@ -27,10 +27,10 @@ def test_it_leaves_nothing_behind(tiny_checkpoints: dict[str, Path]) -> None:
     llm = tiny(tiny_checkpoints["llama"])
     expected = answers(llm.generate(prompts, params, use_tqdm=False))
     warm = overlapped(llm)
-    for cache in runner_of(warm).kv_caches:
+    for cache in runner_of(warm).kv_cache.layers:
         cache.fill_(7.0)  # memory that nobody has written may hold NaN, which equals nothing
     warm_up(runner_of(warm), warm.engine.config.scheduler)
-    assert all((cache == 7.0).all() for cache in runner_of(warm).kv_caches), "keys were written"
+    assert all((cache == 7.0).all() for cache in runner_of(warm).kv_cache.layers), "keys were written"
     runner_of(warm).requests.batch.check_integrity()
     assert not runner_of(warm).requests.batch.row_of
     assert answers(warm.generate(prompts, params, use_tqdm=False)) == expected
@@ -88,7 +88,7 @@ def test_requests_compile_nothing(
     variants = Variants(monkeypatch)
     llm = overlapped(
         tiny(
-            tiny_checkpoints["llama"], dtype="float16", max_num_seqs=4, num_gpu_blocks_override=64, max_model_len=320,
+            tiny_checkpoints["llama"], max_num_seqs=4, num_gpu_blocks_override=64, max_model_len=320,
             max_num_batched_tokens=64,
         )
     )  # fmt: skip

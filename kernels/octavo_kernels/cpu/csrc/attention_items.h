@@ -91,8 +91,7 @@ static struct item make_item(const struct item_iterator *k, int64_t index) {
     it.depth = CEIL_DIV(a->head_size, VW) * VW;
     it.table = a->block_table + r * a->table_stride;
     it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
-    it.block_stride = heads * a->block_size * it.row_stride;
-    it.value_offset = a->num_blocks * it.block_stride;
+    it.block_stride = a->block_stride, it.value_offset = a->value_offset;
     it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
     int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
     it.q = (const char *)a->q + skip;

@@ -125,8 +125,8 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
     const int in_chunks = kv_dtype == BF16_PAIRS || kv_dtype == INT8;
     if (in_chunks && slot >= 0)  // a key is spread over its whole chunk: prefetch all of it
         for (int64_t h = 0; h < kv_heads; h++) {
-            const char *chunk =
-                (const char *)a->kv_cache + ((block * kv_heads + h) * a->block_size + offset / CHUNK * CHUNK) * kv_row;
+            const char *chunk = (const char *)a->kv_cache + block * a->block_stride +
+                                (h * a->block_size + offset / CHUNK * CHUNK) * kv_row;
             for (int64_t i = 0; i < CHUNK * kv_row; i += 64) __builtin_prefetch(chunk + i, 1, 3);
         }
     for (int64_t h = 0; h < heads; h++) {
@@ -135,8 +135,8 @@ INLINE void rope_row(const struct rope_and_cache_args *a, int64_t row, float *he
     }
     if (slot < 0) return;
     for (int64_t h = 0; h < kv_heads; h++) {
-        char *key = (char *)a->kv_cache + (((block * kv_heads + h) * a->block_size) + offset) * kv_row;
-        char *value = key + a->num_blocks * kv_heads * a->block_size * kv_row;
+        char *key = (char *)a->kv_cache + block * a->block_stride + (h * a->block_size + offset) * kv_row;
+        char *value = key + a->value_offset;
         int64_t chunk_index = offset % CHUNK, before = chunk_index * kv_row;
         norm_and_rotate_head(in + (heads + h) * size * width, head, a->k_norm, table, size, a->rot_dim, (float)a->eps, dtype,
                              norm_dtype);
@@ -168,15 +168,18 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct team_member *
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
-// An item is the keys or the values of one layer. Within it, all sources are read before anything is written.
+// An item is the same part of each block. Within it, all sources are read before anything is written.
+#define COPY_PART (1 << 14)
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m) {
-    char *held = thread_scratch((size_t)(a->num_pairs * a->block_bytes));
-    for (int64_t half; (half = team_take_item(m, 2 * a->count)) >= 0; team_item_done(m)) {
-        char *base = (char *)a->caches[half / 2] + (half % 2) * a->num_blocks * a->block_bytes;
+    const int64_t parts = CEIL_DIV(a->block_bytes, COPY_PART);
+    char *held = thread_scratch((size_t)(a->num_pairs * MIN(COPY_PART, a->block_bytes)));
+    for (int64_t part; (part = team_take_item(m, parts)) >= 0; team_item_done(m)) {
+        char *base = a->blocks + part * COPY_PART;
+        const int64_t length = MIN(COPY_PART, a->block_bytes - part * COPY_PART);
         for (int64_t i = 0; i < a->num_pairs; i++)
-            memcpy(held + i * a->block_bytes, base + a->pairs[2 * i] * a->block_bytes, (size_t)a->block_bytes);
+            memcpy(held + i * length, base + a->pairs[2 * i] * a->block_bytes, (size_t)length);
         for (int64_t i = 0; i < a->num_pairs; i++)
-            memcpy(base + a->pairs[2 * i + 1] * a->block_bytes, held + i * a->block_bytes, (size_t)a->block_bytes);
+            memcpy(base + a->pairs[2 * i + 1] * a->block_bytes, held + i * length, (size_t)length);
     }
-    team_finish_phase(m, 2 * a->count);
+    team_finish_phase(m, parts);
 }

@@ -69,7 +69,9 @@ struct take_columns_args {
     int64_t rows, width, count, size;
 };
 
-// A KV cache is [2, blocks, num_kv_heads, block_size, head_size] of float32 or bfloat16. On machines that multiply pairs of
+// One layer's KV cache is [2, blocks, num_kv_heads, block_size, head_size] of float32 or bfloat16: keys, values. A block's heads
+// lie beside each other; block_stride is the distance of blocks, value_offset that of a value from its key, both in bytes, as
+// the blocks of all layers lie beside each other. On machines that multiply pairs of
 // bfloat16 it is BF16_PAIRS if the sizes allow: each CHUNK of a block's positions holds its bfloat16 in the order in which
 // these products take them, so that attention neither transposes nor interleaves:
 //     keys [head_size / 2][CHUNK][2], pairs of neighbouring elements; values [CHUNK / 2][head_size][2], pairs of positions.
@@ -96,8 +98,8 @@ struct rope_and_cache_args {
     const int64_t *slots;
     const void *q_norm, *k_norm;
     void *q;
-    int64_t rows, num_heads, num_kv_heads, head_size, rot_dim, max_position, block_size, num_blocks, dtype, kv_dtype,
-        norm_dtype;
+    int64_t rows, num_heads, num_kv_heads, head_size, rot_dim, max_position, block_size, block_stride, value_offset, dtype,
+        kv_dtype, norm_dtype;
     double eps;
 };
 
@@ -109,22 +111,22 @@ struct paged_attention_args {
     const float *sinks;
     const int32_t *limit;
     void *out;
-    int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, num_blocks, table_stride, window,
-        dtype, kv_dtype;
+    int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, block_stride, value_offset,
+        table_stride, window, dtype, kv_dtype;
     double scale, softcap;
 };
 
-// caches: base addresses of `count` layers, each [2, num_blocks, block_bytes]; pairs [num_pairs, 2] (source, destination)
+// blocks [num_blocks, block_bytes], of all layers; pairs [num_pairs, 2] (source, destination)
 struct copy_blocks_args {
-    void *const *caches;
+    char *blocks;
     const int64_t *pairs;
-    int64_t count, num_pairs, num_blocks, block_bytes;
+    int64_t num_pairs, block_bytes;
 };
 
-// Touches every page of blocks [first, end) without changing it; caches as above
+// Touches every page of blocks [first, end) without changing it; blocks as above
 struct touch_blocks_args {
-    void *const *caches;
-    int64_t count, num_blocks, block_bytes, first, end;
+    char *blocks;
+    int64_t block_bytes, first, end;
 };
 
 // Inputs of a step in which sequences rows[0 .. count) of a batch compute one token each. num_computed, num_kv_tokens

@@ -23,12 +23,12 @@ static char *next_page(char *at) {
 }
 
 void op_touch_blocks(const struct touch_blocks_args *a, struct team_member *m) {
-    for (int64_t half; (half = team_take_item(m, 2 * a->count)) >= 0; team_item_done(m)) {
-        char *base = (char *)a->caches[half / 2] + half % 2 * a->num_blocks * a->block_bytes,
-             *at = base + a->first * a->block_bytes;
-        for (; at < base + a->end * a->block_bytes; at = next_page(at)) touch(at);
+    const int64_t count = a->end - a->first;
+    for (int64_t i; (i = team_take_item(m, count)) >= 0; team_item_done(m)) {
+        char *at = a->blocks + (a->first + i) * a->block_bytes;
+        for (const char *end = at + a->block_bytes; at < end; at = next_page(at)) touch(at);
     }
-    team_finish_phase(m, 2 * a->count);
+    team_finish_phase(m, count);
 }
 
 #if defined(__linux__)
@@ -36,7 +36,6 @@ void op_touch_blocks(const struct touch_blocks_args *a, struct team_member *m) {
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 
 #define BLOCKS_PER_CHECK 4
@@ -47,8 +46,8 @@ struct prefault {
     pthread_t thread;
     atomic_uint target;  // blocks [0, target) are to be touched, or STOP; a futex
     atomic_llong done;   // blocks [0, done) are ready
-    int64_t count, num_blocks, block_bytes, touched;
-    char *caches[];
+    char *blocks;
+    int64_t num_blocks, block_bytes, touched;
 };
 
 static void touch_slowly(struct prefault *p, char *at, const char *end) {
@@ -70,10 +69,7 @@ static void *prefault_thread(void *data) {
             continue;
         }
         int64_t end = next + BLOCKS_PER_CHECK < (int64_t)target ? next + BLOCKS_PER_CHECK : (int64_t)target;
-        for (int64_t half = 0; half < 2 * p->count; half++) {
-            char *base = p->caches[half / 2] + half % 2 * p->num_blocks * p->block_bytes;
-            touch_slowly(p, base + next * p->block_bytes, base + end * p->block_bytes);
-        }
+        touch_slowly(p, p->blocks + next * p->block_bytes, p->blocks + end * p->block_bytes);
         next = end;
         atomic_store(&p->done, next);
     }
@@ -85,12 +81,11 @@ static void set_target(struct prefault *p, unsigned blocks) {
     syscall(SYS_futex, &p->target, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-// caches: base addresses of `count` layers, each [2, num_blocks, block_bytes]. Returns NULL if no thread can be started.
-EXPORT void *oct_prefault_start(void *const *caches, int64_t count, int64_t num_blocks, int64_t block_bytes) {
-    struct prefault *p = calloc(1, sizeof(struct prefault) + (size_t)count * sizeof(char *));
+// Returns NULL if no thread can be started.
+EXPORT void *oct_prefault_start(void *blocks, int64_t num_blocks, int64_t block_bytes) {
+    struct prefault *p = calloc(1, sizeof(struct prefault));
     if (!p) return NULL;
-    p->count = count, p->num_blocks = num_blocks, p->block_bytes = block_bytes;
-    memcpy(p->caches, caches, (size_t)count * sizeof(char *));
+    p->blocks = blocks, p->num_blocks = num_blocks, p->block_bytes = block_bytes;
     if (pthread_create(&p->thread, NULL, prefault_thread, p)) {
         free(p);
         return NULL;
@@ -107,7 +102,7 @@ EXPORT void oct_prefault_until(void *prefault, int64_t blocks) {
 // How many blocks, counted from the first, are ready
 EXPORT int64_t oct_prefault_done(void *prefault) { return atomic_load(&((struct prefault *)prefault)->done); }
 
-// End the thread and wait for it. The caches may be freed afterwards.
+// End the thread and wait for it. The blocks may be freed afterwards.
 EXPORT void oct_prefault_stop(void *prefault) {
     struct prefault *p = prefault;
     set_target(p, STOP);
@@ -115,8 +110,8 @@ EXPORT void oct_prefault_stop(void *prefault) {
     free(p);
 }
 #else
-EXPORT void *oct_prefault_start(void *const *caches, int64_t count, int64_t num_blocks, int64_t block_bytes) {
-    (void)caches, (void)count, (void)num_blocks, (void)block_bytes;
+EXPORT void *oct_prefault_start(void *blocks, int64_t num_blocks, int64_t block_bytes) {
+    (void)blocks, (void)num_blocks, (void)block_bytes;
     return NULL;
 }
 EXPORT void oct_prefault_until(void *prefault, int64_t blocks) { (void)prefault, (void)blocks; }

@@ -13,6 +13,7 @@ from octavo.models.base import CausalLM
 from octavo.sample.sampler import Sampler
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
+from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
 from octavo_kernels.cpu import Prefault
@@ -21,13 +22,13 @@ from octavo_kernels.cpu import Prefault
 class CPURunner:
     """A `DeviceRunner` whose results are there when its methods return."""
 
-    def __init__(self, model: CausalLM, requests: RequestStates, kv_caches: list[Tensor], max_rows: int) -> None:
+    def __init__(self, model: CausalLM, requests: RequestStates, kv_cache: KVCache, max_rows: int) -> None:
         """``max_rows``: maximum number of tokens per step."""
-        self.model, self.requests, self.kv_caches = model, requests, kv_caches
+        self.model, self.requests, self.kv_caches = model, requests, kv_cache.layers
         self.sampler = Sampler()
-        self.recorded_steps: RecordedSteps | None = RecordedSteps(model, requests.batch, kv_caches, max_rows)
+        self.recorded_steps: RecordedSteps | None = RecordedSteps(model, requests.batch, kv_cache.layers, max_rows)
         self._row_multiple = model.row_multiple
-        self._prefault = Prefault(kv_caches)
+        self._prefault = Prefault(kv_cache.blocks)
 
     def update_rows(self, step: SchedulerOutput) -> None:
         """Have the pages of the blocks after those in use faulted in."""

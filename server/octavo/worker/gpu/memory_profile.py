@@ -12,6 +12,7 @@ from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
+from octavo.worker.kv_cache import allocate_kv_cache
 from octavo.worker.prompt_logprobs import MAX_LOGITS_ROWS
 from octavo_kernels import AttentionMetadata, SamplingRows, SamplingTable
 
@@ -47,12 +48,8 @@ class DummySteps:
         """``decodes`` tokens of one sequence each, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
         Attention's scratch memory is for sequences of max_model_len."""
         device, tokens, longest = self.device, decodes + prompt, self.scheduler.max_model_len
-        caches = [
-            torch.zeros(
-                2, 2, s.num_kv_heads, self.block_size, s.head_size, dtype=getattr(torch, s.dtype), device=device
-            )
-            for s in self.specs
-        ]
+        kv_cache = allocate_kv_cache(self.specs, 2, self.block_size, device)
+        kv_cache.blocks.zero_()
         starts = [*range(decodes), *range(decodes, tokens, longest), tokens]
         queries = torch.tensor(starts, dtype=torch.int32, device=device)
         max_blocks = -(-longest // self.block_size)
@@ -67,7 +64,7 @@ class DummySteps:
         )
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         positions = torch.arange(tokens, device=device) % longest
-        hidden = self.model(ids, positions, ForwardContext(metadata, caches))
+        hidden = self.model(ids, positions, ForwardContext(metadata, kv_cache.layers))
         rows = torch.arange(sampled, device=device)
         logits = self.model.compute_logits(hidden[rows % tokens])
         table = SamplingTable(
