@@ -25,7 +25,6 @@ from octavo_kernels.cpu import compiler, library
 
 DRIVER = Path(__file__).with_suffix(".c")
 ARM64 = "aarch64"
-_WITH_ADDRESSES_IN_MEMORY = ("copy_blocks", "touch_blocks")
 ISAS = compiler.all_isas(ARM64)  # with and without the dot product
 
 
@@ -81,8 +80,6 @@ class EmulatedLibrary(library.Library):
         flags = np.zeros(words, np.uint8)
         at = 0
         while at < words:
-            if (name := library.NAMES[int(numbers[at])]) in _WITH_ADDRESSES_IN_MEMORY:
-                pytest.skip(f"{name} reads addresses from memory, which mean nothing in the emulated process")
             flags[[at + 2 + i for i in library.ADDRESSES[int(numbers[at])]]] = 1
             at += 2 + int(numbers[at + 1])
         regions = _regions_of([int(address) for address in numbers[flags == 1] if address])
