@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from octavo.layers.linear import QKVParallelLinear, QKVRows, RowParallelLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.layers.weights import WeightSlot, WeightSource
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels import AttentionMetadata
 
 
@@ -35,6 +36,8 @@ class Attention(nn.Module):
 
     ``window`` is how many positions a token sees, itself included (None: all). ``q_norm`` and ``k_norm`` are applied to
     each head. ``scale``: of the scores, the usual one if None. ``softcap`` c: scores become c * tanh(score / c).
+    ``sinks``: each head has one more score that takes part in the softmax and has no value (gpt-oss); the checkpoint
+    holds them for all ranks of ``tp``.
     """
 
     def __init__(
@@ -49,12 +52,17 @@ class Attention(nn.Module):
         k_norm: RMSNorm | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
+        tp: TensorParallel = TensorParallel(),
     ) -> None:
         super().__init__()
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5 if scale is None else scale
         self.window, self.softcap = window, softcap
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache
+        self.tp = tp
+        values = torch.empty(num_heads, dtype=torch.float32) if sinks else None
+        self.sinks = None if values is None else nn.Parameter(values, requires_grad=False)
         # Modules of `SelfAttention`: a tuple keeps them from being registered here a second time.
         self._shared = (rotary, q_norm, k_norm)
 
@@ -77,13 +85,19 @@ class Attention(nn.Module):
             q_norm.eps if q_norm else 1e-6,
             *scales,
         )
-        out = octavo_kernels.paged_attention(q, kv_cache, ctx.metadata, self.scale, self.window, self.softcap, *scales)
+        out = octavo_kernels.paged_attention(
+            q, kv_cache, ctx.metadata, self.scale, self.window, self.softcap, *scales, self.sinks
+        )
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """What a checkpoint knows of the range of keys and values. Only an fp8 cache needs it."""
+        """The sinks, and what a checkpoint knows of the range of keys and values, which only an fp8 cache needs."""
         for name in ("k_scale", "v_scale"):
             yield WeightSlot(0, name, None, partial(self._set_scale, name), optional=True)
+        if self.sinks is not None:
+            heads = slice(self.tp.rank * self.num_heads, (self.tp.rank + 1) * self.num_heads)
+            shape = (self.num_heads * self.tp.size,)
+            yield WeightSlot(0, "sinks", shape, lambda source: fill_tensor(cast(Tensor, self.sinks), source, heads))
 
     def _set_scale(self, name: str, source: WeightSource) -> None:
         scale = source.load(torch.float32).amax().item()  # of heads: the largest, for all of them
@@ -116,6 +130,7 @@ class SelfAttention(nn.Module):
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
         norm_offset: float | None = None,
         rows: QKVRows = QKVRows(),
     ) -> None:
@@ -128,7 +143,8 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
         self.k_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
         heads, kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
-        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, self.q_norm, self.k_norm, scale, softcap)
+        norms = (self.q_norm, self.k_norm)
+        self.attn = Attention(layer, heads, kv_heads, size, rotary, window, *norms, scale, softcap, sinks, tp)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """What each head makes of ``x [T, H]``, ``[T, Hq D]``: ``o_proj`` is for the caller, who may want few rows."""
