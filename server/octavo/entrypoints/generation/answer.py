@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.entrypoints.generation.reasoning import ReasoningParser
-from octavo.entrypoints.generation.tools.parsers import Piece
+from octavo.entrypoints.generation.tools.parsers import Piece, Reasoning, ToolParser
 from octavo.entrypoints.generation.tools.plan import ToolPlan
 from octavo.interface.outputs import CompletionOutput
 
@@ -30,13 +30,19 @@ class AnswerDelta:
 
 
 class AnswerParser:
-    """Splits the text of one answer as it comes."""
+    """Splits the text of one answer as it comes: ``reasoning`` first, then ``tools`` what is left."""
 
-    def __init__(self, reasoning: ReasoningParser | None, plan: ToolPlan | None, show_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser | None,
+        plan: ToolPlan | None,
+        show_reasoning: bool = True,
+    ) -> None:
         self._reasoning = reasoning
         self._show_reasoning = show_reasoning
         self._plan = plan
-        self._tools = plan.new_parser() if plan is not None else None
+        self._tools = tools
 
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's finish reason, where ``reason`` is the engine's."""
@@ -66,10 +72,14 @@ class AnswerParser:
         return delta
 
     def _add(self, delta: AnswerDelta, piece: Piece) -> None:
-        assert self._plan is not None
         if isinstance(piece, str):
             delta.content += piece
-        elif self._plan.max_calls is None or piece.index < self._plan.max_calls:
+            return
+        if isinstance(piece, Reasoning):
+            delta.reasoning += piece.text if self._show_reasoning else ""
+            return
+        assert self._plan is not None
+        if self._plan.max_calls is None or piece.index < self._plan.max_calls:
             call_id = None if piece.name is None else self._plan.new_id()
             delta.calls.append(CallDelta(piece.index, piece.arguments, call_id, piece.name))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from octavo.entrypoints.errors import bad_request
@@ -12,6 +13,14 @@ from octavo.entrypoints.generation.messages import Conversation, check_messages,
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
+from octavo.entrypoints.generation.tools.harmony import (
+    STOPS,
+    harmony_grammar,
+    harmony_messages,
+    nearest_effort,
+    speaks_harmony,
+)
+from octavo.entrypoints.generation.tools.parsers import HarmonyParser
 from octavo.entrypoints.generation.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
 from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt, knows_tools
 from octavo.entrypoints.state import ServerState
@@ -31,11 +40,22 @@ class ChatRequest:
     request: EngineCoreRequest
     plan: ToolPlan | None
     inside_reasoning: bool  # the prompt ends inside the model's reasoning
+    harmony: bool = False  # answers are in the format of gpt-oss
+    continues: bool = False  # the prompt ends inside the answer
 
     def new_parser(self, state: ServerState, show_reasoning: bool = True) -> AnswerParser:
         """A parser of one answer."""
+        if self.harmony:
+            names = self.plan.names if self.plan is not None else ()
+            harmony = HarmonyParser(names, self.plan is not None, self.continues)
+            return AnswerParser(None, harmony, self.plan, show_reasoning)
         reasoning = ReasoningParser(self.inside_reasoning) if state.args.reasoning_parser else None
-        return AnswerParser(reasoning, self.plan, show_reasoning)
+        tools = self.plan.new_parser() if self.plan is not None else None
+        return AnswerParser(reasoning, tools, self.plan, show_reasoning)
+
+    def is_plain(self, state: ServerState) -> bool:
+        """Whether all text of an answer is content."""
+        return self.plan is None and not self.harmony and state.args.reasoning_parser is None
 
 
 async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,6 +89,14 @@ async def prepare_chat(
     )
     if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
         params.skip_special_tokens = False
+    if speaks_harmony(state.args, _template(state, conversation)):
+        return await _prepare_harmony(
+            state,
+            plan,
+            params,
+            partial(prepare_request, state, ids, params, options, asked, asked_field, constraint),
+            bool(conversation.continue_final_message),
+        )
     request = await prepare_request(state, ids, params, options, asked, asked_field, constraint)
     inside = _ends_inside_reasoning(state, ids)
     if request.grammar is not None and state.engine.tokenizer is not None:
@@ -78,6 +106,30 @@ async def prepare_chat(
         if state.args.reasoning_parser is not None:
             request.grammar = after_reasoning(request.grammar, inside, token_id)
     return ChatRequest(request, plan, inside)
+
+
+async def _prepare_harmony(
+    state: ServerState,
+    plan: ToolPlan | None,
+    params: SamplingParams,
+    prepare: Callable[[], Awaitable[EngineCoreRequest]],
+    continues: bool,
+) -> ChatRequest:
+    assert state.engine.tokenizer is not None
+    token_id = state.engine.tokenizer.backend.token_to_id
+    params.skip_special_tokens = False  # they tell the parts of an answer
+    if not params.ignore_eos:
+        stops = {number for token in STOPS if (number := token_id(token)) is not None}
+        known = {*state.engine.input_processor.eos_token_ids, *params.stop_token_ids}
+        params.stop_token_ids = [*params.stop_token_ids, *sorted(stops - known)]
+    request = await prepare()
+    calls = plan.or_calls if plan is not None else None
+    demanded = plan is not None and plan.constraint is not None
+    if demanded and continues:
+        raise bad_request("tool_choice demands a call, which cannot continue a final message; drop one", "tool_choice")
+    if request.grammar is not None and not continues:
+        request.grammar = harmony_grammar(None if demanded else request.grammar, calls, token_id)
+    return ChatRequest(request, plan, False, harmony=True, continues=continues)
 
 
 def interpret(
@@ -111,8 +163,9 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     given = conversation.chat_template_kwargs or {}
     check_variables(given, "chat_template_kwargs")
     variables = {**state.args.default_chat_template_kwargs, **given}
-    if conversation.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", conversation.reasoning_effort)
+    harmony = speaks_harmony(state.args, template)
+    if (effort := conversation.reasoning_effort) is not None:
+        variables.setdefault("reasoning_effort", nearest_effort(effort) if harmony else effort)
     tokenizer = state.engine.tokenizer
     assert tokenizer is not None
     no_calls = conversation.tool_choice == "none"
@@ -120,7 +173,7 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     if tools and not no_calls and not knows_tools(template):
         messages = inject_tool_prompt(messages, tools)
     text = tokenizer.apply_chat_template(
-        for_template(messages, template),
+        harmony_messages(messages) if harmony else for_template(messages, template),
         tools=tools,
         documents=conversation.documents,
         add_generation_prompt=conversation.opens_answer,

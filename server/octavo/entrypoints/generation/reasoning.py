@@ -73,8 +73,9 @@ class ReasoningParser:
         return reasoning
 
 
-# vLLM's names -> whether output begins inside the reasoning if neither the prompt nor the text says so.
-REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False}
+# vLLM's names -> whether output begins inside the reasoning if neither the prompt nor the text says so. The reasoning
+# of openai_gptoss is split off together with its tool calls (tools.parsers.harmony).
+REASONING_PARSERS = {"deepseek_r1": True, "openai_gptoss": False, "qwen3": False}
 
 
 def begins_inside_reasoning(name: str, prompt_end: str) -> bool:

@@ -65,19 +65,25 @@ def after_reasoning(grammar: str, inside: bool, token_id: Callable[[str], int | 
     else:
         rule = f"thoughts: /(.|\\n)*/ {closing}"
     lead = f"start: {thoughts} /\\n{{0,2}}/ @thought_out\n{rule}\n"
-    first, *others = _parts(grammar)
+    first, *others = grammar_parts(grammar)
     return json.dumps({"grammars": [{"lark_grammar": lead}, {**first, "name": "thought_out"}, *others]})
 
 
 def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
     """A grammar that allows tool calls instead of its text."""
-    rule = re.sub(r"\{([<\[][^}]*[>\]])\}", lambda tag: _literal(tag[1], token_id), calls.rule)
+    rule = with_tokens(calls.rule, token_id)
     lead = {"lark_grammar": f"start: @answer | {rule}\n{calls.rules}\n"}
-    parts = [{**_parts(part)[0], "name": name} for name, part in {"answer": grammar, **calls.parts}.items()]
+    parts = [{**grammar_parts(part)[0], "name": name} for name, part in {"answer": grammar, **calls.parts}.items()]
     return json.dumps({"grammars": [lead, *parts]})
 
 
-def _parts(grammar: str) -> list[dict[str, Any]]:
+def with_tokens(lark: str, token_id: Callable[[str], int | None]) -> str:
+    """Lark with {<token>} and {[TOKEN]} as special tokens, or as texts where the vocabulary has none."""
+    return re.sub(r"\{([<\[][^}]*[>\]])\}", lambda tag: _literal(tag[1], token_id), lark)
+
+
+def grammar_parts(grammar: str) -> list[dict[str, Any]]:
+    """The grammars of which one consists, its own first."""
     return json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
 
 

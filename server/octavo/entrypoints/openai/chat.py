@@ -176,7 +176,7 @@ class _Events(ChunkEvents):
         self._last: RequestOutput | None = None
         self._templates: dict[int, EventTemplate] = {}  # by choice, for pieces that are text and nothing else
         more = context.body.logprobs or context.body.return_token_ids or self.continuous_usage
-        self._only_text = not (more or context.chat.plan is not None or context.state.args.reasoning_parser is not None)
+        self._only_text = not more and context.chat.is_plain(context.state)
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The chunks of one output; empty if all of its text is held back."""

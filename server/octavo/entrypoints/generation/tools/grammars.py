@@ -11,6 +11,7 @@ from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.parsers import ToolParser
 from octavo.entrypoints.generation.tools.parsers.formats import HermesParser, Llama3JsonParser, MistralParser
+from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
@@ -34,6 +35,11 @@ def call_grammar(
     if issubclass(parser, HermesParser):
         rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
         return CallGrammar(rule, {"call": grammar(_one_call(functions, "arguments"))})
+    if issubclass(parser, HarmonyParser):  # a call ends the answer
+        to = [f"{json.dumps(' to=functions.' + f['name'] + ' ')} {{<|constrain|>}} \"json\" {{<|message|>}} @args{i}"
+              for i, f in enumerate(functions)]  # fmt: skip
+        rule = f'({{<|channel|>}} "commentary" ({" | ".join(to)}) {{<|call|>}})'
+        return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
     if issubclass(parser, Llama3JsonParser):
         return CallGrammar(f"(@call /(; )?/){more}", {"call": grammar(_one_call(functions, "parameters"))})
     if not issubclass(parser, MistralParser):

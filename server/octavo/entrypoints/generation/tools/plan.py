@@ -13,8 +13,10 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of, parameters_of
+from octavo.entrypoints.generation.tools.harmony import speaks_harmony
 from octavo.entrypoints.generation.tools.parsers import (
     TOOL_PARSERS,
+    HarmonyParser,
     JsonListParser,
     NamedCallParser,
     ToolParser,
@@ -71,7 +73,9 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     if not names:
         raise bad_request("tool_choice needs tools; send tools or drop it", "tool_choice")
     max_calls = 1 if conversation.parallel_tool_calls is False else None
+    harmony = speaks_harmony(args, template)
     known = args.tool_call_parser or (detect(template) if knows_tools(template) else "hermes")
+    known = "openai" if harmony else known
     short_ids = known is not None and TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
         if not args.enable_auto_tool_choice:
@@ -92,7 +96,8 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
         functions = [{**function, "parameters": closed(function.get("parameters"))} for function in functions]
     if choice == "required":
         constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
-        return ToolPlan(JsonListParser, names, max_calls, short_ids, constraint)
+        parser: type[ToolParser] = HarmonyParser if harmony else JsonListParser
+        return ToolPlan(parser, names, max_calls, short_ids, constraint, functions, args.strict_json_schema)
     name = _named(choice)
     if name not in names:
         raise bad_request(
@@ -101,7 +106,8 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
         )
     index = names.index(name)
     constraint = constraint_of(parameters_of(functions[index]), f"tools.{index}.function.parameters")
-    return ToolPlan(NamedCallParser, (name,), 1, short_ids, constraint)
+    parser = HarmonyParser if harmony else NamedCallParser
+    return ToolPlan(parser, (name,), 1, short_ids, constraint, [functions[index]], args.strict_json_schema)
 
 
 def combine_constraints(
@@ -112,7 +118,8 @@ def combine_constraints(
         raise bad_request(
             f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
         )
-    if asked is not None and asked.allows_calls:
+    demanded = plan.constraint is not None and plan.parser is HarmonyParser  # in the model's own format
+    if demanded or (asked is not None and asked.allows_calls):
         plan.or_calls = call_grammar(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint
 

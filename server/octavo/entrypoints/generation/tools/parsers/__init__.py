@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser
 from octavo.entrypoints.generation.tools.parsers.formats import (
     HermesParser,
     JsonListParser,
@@ -10,18 +10,21 @@ from octavo.entrypoints.generation.tools.parsers.formats import (
     MistralParser,
     NamedCallParser,
 )
+from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
 from octavo.entrypoints.generation.tools.parsers.pythonic import PythonicParser
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
+    "openai": HarmonyParser,
     "pythonic": PythonicParser,
     "qwen3": HermesParser,
 }
 
 # What a template that describes a format contains, the most specific first.
 _SIGNS = (
+    ("<|channel|>final", "openai"),
     ("[TOOL_CALLS]", "mistral"),
     ("<tool_call>", "hermes"),
     ("<|python_start|>", "pythonic"),
@@ -38,9 +41,11 @@ def detect(template: str) -> str | None:
 __all__ = [
     "TOOL_PARSERS",
     "CallPiece",
+    "HarmonyParser",
     "JsonListParser",
     "NamedCallParser",
     "Piece",
+    "Reasoning",
     "ToolParser",
     "detect",
 ]

@@ -38,7 +38,14 @@ class CallPiece:
     arguments: str
 
 
-Piece = str | CallPiece  # a str is content
+@dataclass
+class Reasoning:
+    """A piece of the model's thoughts, of formats in which tool calls and thoughts are written alike."""
+
+    text: str
+
+
+Piece = str | CallPiece | Reasoning  # a str is content
 
 
 class ToolParser(TextReader, ABC):
@@ -101,6 +108,11 @@ class ToolParser(TextReader, ABC):
             if isinstance(last, str):
                 self._pieces[-1] = last + piece
             elif piece:
+                self._pieces.append(piece)
+        elif isinstance(piece, Reasoning):
+            if isinstance(last, Reasoning):
+                last.text += piece.text
+            else:
                 self._pieces.append(piece)
         elif isinstance(last, CallPiece) and last.index == piece.index:
             last.arguments += piece.arguments
@@ -174,7 +186,7 @@ class ToolParser(TextReader, ABC):
                 self._at = found.start()
                 self._settle_as_content(self._at)
                 return found.group()
-            hold = max((_overlap(self._text, marker) for marker in markers), default=0)
+            hold = max((overlap(self._text, marker) for marker in markers), default=0)
             if self._ended and not self._cut:
                 hold = 0
             self._at = max(self._at, len(self._text) - hold)
@@ -310,7 +322,7 @@ def _begins_value(text: str) -> bool:
     return bool(_NUMBER_BEGIN.fullmatch(text)) or any(word.startswith(text) for word in ("true", "false", "null"))
 
 
-def _overlap(text: str, marker: str) -> int:
+def overlap(text: str, marker: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``marker``, but not the whole of it."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):

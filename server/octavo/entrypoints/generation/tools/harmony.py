@@ -1,0 +1,102 @@
+"""Chats with models that speak harmony (gpt-oss): what their templates expect, and the form of constrained answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.generation.structured import CallGrammar, grammar_parts, with_tokens
+from octavo.entrypoints.generation.tools.parsers import detect
+from octavo.entrypoints.generation.tools.parsers.harmony import CALL, RETURN
+
+REASONING_PARSER = "openai_gptoss"  # vLLM's name
+STOPS = (RETURN, CALL)
+# The templates know low, medium and high: other efforts are the nearest of them.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def speaks_harmony(args: ServerArgs, template: str) -> bool:
+    """Whether answers are in harmony: where the template is, unless flags name other formats."""
+    if args.reasoning_parser is not None:
+        return args.reasoning_parser == REASONING_PARSER
+    return (args.tool_call_parser or detect(template)) == "openai"
+
+
+def nearest_effort(effort: str) -> str:
+    """``reasoning_effort`` in the words of harmony."""
+    return _EFFORTS.get(effort, effort)
+
+
+def harmony_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as harmony's templates want them: thoughts as ``thinking``, and a message for each call, followed by
+    its result."""
+    found, at = [], 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        if message["role"] != "assistant":
+            found.append(message)
+            continue
+        calls = message.get("tool_calls")
+        message = _with_thinking(message, bool(calls))
+        if not calls:
+            found.append(message)
+            continue
+        end = at
+        while end < len(messages) and messages[end]["role"] in ("tool", "function"):
+            end += 1
+        found += _one_by_one(message, calls, messages[at:end])
+        at = end
+    return found
+
+
+def _with_thinking(message: dict[str, Any], calls: bool) -> dict[str, Any]:
+    """Beside calls a template takes either thoughts or content: both become thoughts there."""
+    names = ("thinking", "reasoning_content", "reasoning")
+    thoughts = [text for name in names if isinstance(text := message.get(name), str) and text][:1]
+    kept = {key: value for key, value in message.items() if key not in names}
+    if calls:
+        thoughts += [kept["content"]] if kept["content"] else []
+        kept["content"] = ""
+    return {**kept, "thinking": "\n".join(thoughts)} if thoughts else kept
+
+
+def _one_by_one(
+    message: dict[str, Any], calls: list[dict[str, Any]], results: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    found, left = [], list(results)
+    plain = {key: value for key, value in message.items() if key != "thinking"}
+    for i, call in enumerate(calls):
+        found.append({**(plain if i else message), "tool_calls": [call]})
+        mine = next(
+            (r for r in left if r.get("tool_call_id") is not None and r["tool_call_id"] == call.get("id")), None
+        )
+        if mine is None and left and left[0].get("tool_call_id") is None:
+            mine = left[0]  # results without ids come in the order of the calls
+        if mine is not None:
+            left.remove(mine)
+            found.append(mine)
+    return found + left
+
+
+def harmony_grammar(answer: str | None, calls: CallGrammar | None, token_id: Callable[[str], int | None]) -> str:
+    """The grammar of thoughts, perhaps, and then a final message that is an ``answer`` (a grammar) or a call. One of
+    both may be None. ``token_id`` gives the id of a text that is one token of the vocabulary, else None."""
+    ends, rules, parts = [], "", {}
+    if answer is not None:
+        ends.append('{<|channel|>} "final" (" "? {<|constrain|>} "json")? {<|message|>} @answer')
+        parts["answer"] = answer
+    if calls is not None:
+        ends.append(calls.rule)
+        rules, parts = calls.rules, {**parts, **calls.parts}
+    lead = f'start: thoughts? ({" | ".join(ends)})\nthoughts: {{<|channel|>}} "analysis" {{<|message|>}} thinking'
+    lead += ' {<|start|>} "assistant"\n'
+    if token_id("<|end|>") is None:
+        lead += "thinking[suffix={<|end|>}]: /(.|\\n)*/\n"
+    else:
+        lead += "thinking: /(.|\\n)*/ {<|end|>}\n"
+    first = {"lark_grammar": with_tokens(lead + rules, token_id)}
+    others = [{**grammar_parts(part)[0], "name": name} for name, part in parts.items()]
+    return json.dumps({"grammars": [first, *others]})
