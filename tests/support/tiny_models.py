@@ -43,10 +43,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(config_class: str, settings: dict[str, Any], seed: int = 0) -> PreTrainedModel:
     """A causal language model in float32 whose logits are spread enough to have clear winners."""
+    return model_of(getattr(transformers, config_class)(**settings), seed)
+
+
+def model_of(config: Any, seed: int = 0) -> PreTrainedModel:
+    """`make_model` of transformers' ``config``."""
     torch.manual_seed(seed)
-    config = getattr(transformers, config_class)(**settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    low = -0.5 if config_class.startswith("Gemma") else 0.5  # its norms multiply by 1 + weight
+    low = -0.5 if type(config).__name__.startswith("Gemma") else 0.5  # its norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):

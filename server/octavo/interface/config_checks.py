@@ -134,6 +134,7 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
         if len(types) != layers:
             length = f"{len(types)} entries for {fields.name('num_hidden_layers')} ({layers})"
             raise fields.error(f"{fields.name('layer_types')} has {length}")
+        _check_windows(fields, types)
     turns = fields.config.get("no_rope_layers")
     if turns is not None and (
         not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)
@@ -141,6 +142,16 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
         fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
     for key in ("no_rope_layer_interval", "sliding_window_pattern"):
         fields.integer(key, 1, MAX_LAYERS, optional=True)
+
+
+def _check_windows(fields: Fields, types: list[str]) -> None:
+    """Raise ModelError for layers that are said to have a window where other fields say that there is none."""
+    if "sliding_attention" not in types:
+        return
+    for field, none in (("use_sliding_window", False), ("sliding_window", None)):
+        if field in fields.config and fields.config[field] is none:
+            said = f"{fields.name(field)} says that there is no window"
+            raise fields.error(f"{fields.name('layer_types')} has sliding_attention, but {said}")
 
 
 def _check_gemma(fields: Fields, layers: int) -> None:

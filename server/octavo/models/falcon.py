@@ -42,6 +42,11 @@ class FalconForCausalLM(LlamaForCausalLM):
         hf = config.hf_config
         if hf.get("alibi"):
             raise ModelError(f"{config.model}: Falcon models with ALiBi positions (falcon-rw) are not supported")
+        if hf.get("new_decoder_architecture") and not hf.get("parallel_attn", True):
+            raise ModelError(
+                f"{config.model}: config.json's parallel_attn must be true with new_decoder_architecture; models where "
+                "it is false are not supported"
+            )
         if hf.get("multi_query", True) and not hf.get("new_decoder_architecture"):  # whatever num_kv_heads says
             config = replace(config, hf_config={**hf, "num_key_value_heads": 1})
         super().__init__(config, tp)

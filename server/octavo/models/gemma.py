@@ -34,10 +34,10 @@ class GemmaForCausalLM(LlamaForCausalLM):
         return RMSNorm(self.config.hidden_size, self.config.hf_config["rms_norm_eps"], self.norm_offset)
 
     def create_mlp(self) -> nn.Module:
-        """The MLP of one layer. Whatever the first configurations say, its GELU is the tanh approximation."""
+        """The MLP of one layer. What the first configurations call gelu in ``hidden_act`` is the tanh approximation."""
         hf = self.config.hf_config
-        act = hf.get("hidden_activation") or hf.get("hidden_act", "gelu_pytorch_tanh")
-        act = "gelu_pytorch_tanh" if act == "gelu" else act
+        act = hf.get("hidden_act", "gelu")
+        act = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if act == "gelu" else act)
         return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp)
 
 
@@ -51,6 +51,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
         *CausalLM.checkpoint_names,
     ]
     qk_norm: ClassVar[bool] = False
+    caps_scores: ClassVar[bool] = True
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
@@ -71,15 +72,16 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
             qk_norm=self.qk_norm,
             window=hf["sliding_window"] if hf["layer_types"][layer] == "sliding_attention" else None,
             scale=hf["query_pre_attn_scalar"] ** -0.5,
-            softcap=hf.get("attn_logit_softcapping"),
+            softcap=hf.get("attn_logit_softcapping") if self.caps_scores else None,
             norm_offset=self.norm_offset,
         )
 
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
-    """Gemma 2 with norms of queries and keys, nothing capped, and positions of their own in layers with a window."""
+    """Gemma 2 with norms of queries and keys, no capped scores, and positions of their own in layers with a window."""
 
     qk_norm: ClassVar[bool] = True
+    caps_scores: ClassVar[bool] = False  # whatever attn_logit_softcapping says
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
         """One for each type of layer."""

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-types": (
         "Gemma3TextConfig",
         GEMMA | {
+            "hidden_activation": "gelu", "attn_logit_softcapping": 2.0,  # this one without effect
             "layer_types": ["full_attention", "sliding_attention"], "final_logit_softcapping": 3.0, "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},

@@ -24,7 +24,8 @@ BAD: list[tuple[str, str, Any]] = [
     ("glm4", "partial_rotary_factor", "half"), ("cohere", "logit_scale", "x"), ("cohere", "layer_norm_eps", -1),
     ("cohere2", "sliding_window_pattern", 0), ("starcoder2", "use_bias", "yes"), ("falcon-40b", "n_head_kv", 3),
     ("gpt2", "n_embd", 1 << 30), ("gpt2", "n_inner", -1), ("gpt-neox", "use_parallel_residual", 1),
-    ("olmo3", "layer_types", ["full_attention"]), ("phi3", "sliding_window", -3),
+    ("olmo3", "layer_types", ["full_attention"]), ("smollm3-window", "use_sliding_window", False),
+    ("olmo3", "sliding_window", None), ("falcon-40b", "parallel_attn", False), ("phi3", "sliding_window", -3),
 ]  # fmt: skip
 
 
