@@ -32,6 +32,7 @@ from octavo_kernels.dispatch import (
     select_backend,
 )
 from octavo_kernels.group_weight import GroupWeight
+from octavo_kernels.moe import Experts, ExpertTable
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
 from octavo_kernels.scaled_weight import ScaledWeight
@@ -42,6 +43,8 @@ __all__ = [
     "Constraints",
     "DecodeStep",
     "DenseWeight",
+    "ExpertTable",
+    "Experts",
     "GroupWeight",
     "PackedLinear",
     "QuantizedRows",
@@ -62,6 +65,7 @@ __all__ = [
     "dense_linear",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "gated_linear_quantize",
     "group_dequantize",
     "group_linear",
@@ -87,6 +91,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "take_columns",
     "top_logprobs",
+    "topk_route",
 ]
 
 
@@ -267,6 +272,46 @@ def dense_linear(
 def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Tensor:
     """Rows ``ids`` int64 [T] of a packed table of 16 or 32 bits: ``[T, K]`` in ``dtype``."""
     return backend_for(ids).dense_embedding(ids, weight, dtype)
+
+
+# ---- mixtures of experts (see octavo_kernels.moe)
+
+
+def topk_route(
+    logits: Tensor,
+    k: int,
+    kind: str = "softmax",
+    bias: Tensor | None = None,
+    groups: tuple[int, int] | None = None,
+    renormalise: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The ``k`` experts of each row and their weights, from ``logits [T, E]``: ids int32 ``[T, k]``, the best first and
+    the lowest id first among equals, and weights float32 ``[T, k]``.
+
+    A score is the softmax over all experts or, ``kind`` "sigmoid", the sigmoid of the expert's logit. ``bias`` float32
+    [E] is added to scores for the choice only. ``groups`` (n, m): only experts of the best m of n groups are chosen; a
+    group's score is that of its best expert, for "sigmoid" the sum of its two best. ``renormalise`` divides the chosen
+    scores by their sum; ``scale`` multiplies them. Raises ValueError for a ``k`` or ``groups`` that E does not allow.
+    """
+    return backend_for(logits).topk_route(logits, k, kind, bias, groups, renormalise, scale)
+
+
+def fused_moe(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    experts: Experts,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+) -> Tensor:
+    """Each row of ``x [T, H]`` through its experts ``ids`` int32 ``[T, k]``, times ``weights`` float32 ``[T, k]``, and
+    added up in that order in float32: ``[T, H]`` in x.dtype.
+
+    ``shared [T, H]`` is added last, times the sigmoid of ``shared_gate`` float32 ``[T, 1]`` where there is one. The
+    result of a row does not depend on T.
+    """
+    return backend_for(x).fused_moe(x, ids, weights, experts, shared, shared_gate)
 
 
 # ---- sampling

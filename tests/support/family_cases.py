@@ -99,3 +99,9 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPT2Config", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 80, "tie_word_embeddings": False},
     ),
 }  # fmt: skip
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("MixtralConfig", SMALL | MOE),
+    "mixtral-window": ("MixtralConfig", SMALL | MOE | {"sliding_window": 19, "num_experts_per_tok": 4}),
+}  # fmt: skip
+FAMILY_CASES |= MOE_CASES

@@ -27,6 +27,7 @@ from octavo_kernels.cpu.elementwise import (
     take_columns,
 )
 from octavo_kernels.cpu.library import unavailable_reason
+from octavo_kernels.cpu.moe import fused_moe, topk_route
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (
     gated_linear_quantize,
@@ -70,6 +71,7 @@ __all__ = [
     "embedding",
     "fill_dense",
     "fused_add_rms_norm",
+    "fused_moe",
     "gated_linear_quantize",
     "group_dequantize",
     "group_linear",
@@ -97,6 +99,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "take_columns",
     "top_logprobs",
+    "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
 ]

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, WEIGHT_DTYPES, as_contiguous, get_library, threads_for
 from octavo_kernels.dense import DenseWeight
-
-_WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # csrc/simd.h: enum dtype
 
 
 def fill_dense(data: Tensor, first: int, rows: Tensor) -> bool:
@@ -19,7 +17,7 @@ def fill_dense(data: Tensor, first: int, rows: Tensor) -> bool:
         return False
     rows = as_contiguous(rows)
     op = library.pack("pack_dense", rows.data_ptr(), data.data_ptr(), len(rows), first, rows.shape[1],
-                      _WEIGHT_DTYPES[rows.dtype])  # fmt: skip
+                      WEIGHT_DTYPES[rows.dtype])  # fmt: skip
     library.run(op, threads=1)
     return True
 
@@ -42,7 +40,7 @@ def dense_linear(
             "dense_linear",
             x.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr() + 4 * offset, out.data_ptr(),
             len(x), part.channels, weight.width, weight.channels, offset,
-            DTYPES[x.dtype], _WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
+            DTYPES[x.dtype], WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
         )  # fmt: skip
         offset += part.channels
     library.run(program)
@@ -59,7 +57,7 @@ def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Ten
     op = library.pack(
         "dense_embedding",
         ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, weight.width,
-        _WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
+        WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
     )  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, weight.width)

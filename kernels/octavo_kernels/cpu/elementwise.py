@@ -71,7 +71,7 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return out
 
 
-_ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}  # csrc/ops.h: enum activation
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}  # csrc/ops.h: enum activation
 
 
 def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
@@ -83,7 +83,7 @@ def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
     width = x.shape[-1] // (2 if gated else 1)
     out = x.new_empty((*x.shape[:-1], width))
     op = library.pack("activation", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width,
-                      _ACTIVATIONS[kind], gated, dtype)  # fmt: skip
+                      ACTIVATIONS[kind], gated, dtype)  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out
 

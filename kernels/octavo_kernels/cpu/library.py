@@ -23,6 +23,7 @@ logger = logging.getLogger("octavo_kernels")
 
 ISA_ENV = "OCTAVO_CPU_ISA"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
+WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # weights may have one more
 
 # Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "R" number of rows of
 # the step, "S" number of sequences of the step, "q" another integer, "d" float.
@@ -53,6 +54,13 @@ _OPS = {
     "take_columns": (23, "PPPRqqq"),
     "scale": (24, "PPRqqdd"),
     "rms_norm_columns": (25, "PPRqqqqd"),
+    "topk_route": (26, "PPPPR" + "q" * 6 + "d"),
+    "sort_choices": (27, "PPRqq"),
+    "quantized_experts_gated": (28, "P" * 11 + "R" + "q" * 8 + "d"),
+    "quantized_experts_down": (29, "P" * 6 + "R" + "q" * 5),
+    "dense_experts_gated": (30, "P" * 8 + "R" + "q" * 7 + "d"),
+    "dense_experts_down": (31, "P" * 6 + "R" + "q" * 6),
+    "add_choices": (32, "P" * 5 + "Rqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

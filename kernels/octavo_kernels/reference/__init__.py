@@ -21,6 +21,7 @@ from octavo_kernels.reference.elementwise import (
     take_columns,
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
+from octavo_kernels.reference.moe import fused_moe, topk_route
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,
@@ -43,6 +44,7 @@ __all__ = [
     "dense_linear",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "gated_linear_quantize",
     "group_dequantize",
     "group_linear",
@@ -66,6 +68,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "take_columns",
     "top_logprobs",
+    "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
 ]

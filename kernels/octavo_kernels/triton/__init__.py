@@ -14,6 +14,7 @@ from octavo_kernels.reference import (
     add,
     dense_embedding,
     dense_linear,
+    fused_moe,
     gated_linear_quantize,
     layer_norm,
     quantize_rows,
@@ -24,6 +25,7 @@ from octavo_kernels.reference import (
     scale,
     silu_and_mul_quantize,
     take_columns,
+    topk_route,
 )
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
@@ -47,6 +49,7 @@ __all__ = [
     "dense_linear",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "gated_linear_quantize",
     "group_dequantize",
     "group_linear",
@@ -70,6 +73,7 @@ __all__ = [
     "silu_and_mul_quantize",
     "take_columns",
     "top_logprobs",
+    "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
 ]

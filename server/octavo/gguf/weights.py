@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from math import lcm
 from pathlib import Path
 
@@ -93,6 +94,18 @@ class GGUFWeight:
         """See `WeightSource`."""
         for raw in self.raw_pieces(rows):
             yield dequantize(raw, self.qtype, dtype)
+
+    def __getitem__(self, index: int | slice) -> GGUFWeight:
+        """See `WeightSource`."""
+        stride = self._info.nbytes // self.shape[0]
+        if isinstance(index, int):
+            name, start, count, shape = f"{self.name}[{index}]", index, 1, self.shape[1:]
+        else:
+            name, start, count = f"{self.name}[{index.start}:{index.stop}]", index.start, index.stop - index.start
+            shape = (count, *self.shape[1:])
+        offset = self._info.offset + start * stride
+        info = replace(self._info, shape=shape, offset=offset, nbytes=count * stride)
+        return GGUFWeight(name, self._file, info, None)
 
 
 def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:

@@ -41,6 +41,7 @@ MODELS = {
     "Qwen3VLForConditionalGeneration": "text_of_vision",
     "Mistral3ForConditionalGeneration": "text_of_vision",
     "Gemma3ForConditionalGeneration": "text_of_vision",
+    "MixtralForCausalLM": "mixtral",
 }
 _GEMMA_1: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 256, "tie_word_embeddings": True,
@@ -49,6 +50,7 @@ _GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sl
 _GEMMA_3 = _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
+    "MixtralForCausalLM": {"num_local_experts": "num_experts"},
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
     "GPTNeoXForCausalLM": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "FalconForCausalLM": {

@@ -17,6 +17,7 @@ from octavo.interface.architectures import LAYER_TYPES, NONE_BY_NULL, WHOLE_ROTA
 MAX_VOCAB = 1 << 24
 MAX_WIDTH = 1 << 20  # of hidden states and of what lies between two layers of an MLP
 MAX_LAYERS = 1024
+MAX_EXPERTS = 4096  # of a layer
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 1024
 MAX_POSITIONS = 1 << 27
@@ -111,6 +112,8 @@ def _check_llama(fields: Fields, layers: int) -> None:
         fields.number(key, 0.0, MAX_FACTOR, above=True)
     fields.number("partial_rotary_factor", 0.0, 1.0, above=True)
     _check_layer_lists(fields, layers)
+    if fields.config.get("num_experts") is not None:
+        _check_experts(fields)
     fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
     for key in ("rope_scaling", "rope_parameters"):
         table = fields.table(key)
@@ -152,6 +155,18 @@ def _check_windows(fields: Fields, types: list[str]) -> None:
         if field in fields.config and fields.config[field] is none:
             said = f"{fields.name(field)} says that there is no window"
             raise fields.error(f"{fields.name('layer_types')} has sliding_attention, but {said}")
+
+
+def _check_experts(fields: Fields) -> None:
+    """Of a mixture of experts."""
+    count = fields.integer("num_experts", 1, MAX_EXPERTS)
+    chosen = fields.integer("num_experts_per_tok", 1, MAX_EXPERTS)
+    if chosen > count:
+        limit = f"{fields.name('num_experts')} ({count})"
+        raise fields.error(f"{fields.name('num_experts_per_tok')} ({chosen}) must be at most {limit}")
+    for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+        fields.integer(key, 1, MAX_WIDTH * 4, optional=True)
+    fields.flag("norm_topk_prob")
 
 
 def _check_gemma(fields: Fields, layers: int) -> None:

@@ -19,16 +19,17 @@ _KINDS = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The function that config.json calls ``name``, elementwise. Raises ModelError for an unknown one."""
-    return partial(octavo_kernels.activate, kind=_kind(name))
+    return partial(octavo_kernels.activate, kind=activation_kind(name))
 
 
 def gated_activation(name: str) -> Callable[[Tensor], Tensor]:
     """``f(gate) * up``, ``[T, I]``, of a ``[T, 2 I]`` that holds gate and up side by side. Raises as `activation`."""
-    kind = _kind(name)
+    kind = activation_kind(name)
     return octavo_kernels.silu_and_mul if kind == "silu" else partial(octavo_kernels.activate, kind=kind, gated=True)
 
 
-def _kind(name: str) -> str:
+def activation_kind(name: str) -> str:
+    """The name that `octavo_kernels.activate` has for config.json's ``name``. Raises as `activation`."""
     if name not in _KINDS:
         raise ModelError(f"config.json asks for activation {name!r}; known are {', '.join(_KINDS)}")
     return _KINDS[name]

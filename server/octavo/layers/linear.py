@@ -147,5 +147,10 @@ class ReplicatedLinear(LinearBase):
         return self.method.apply(self, x, self.bias)
 
 
+class ExactLinear(ReplicatedLinear):
+    """A weight that decides something: in the numbers that the checkpoint has, whatever the others are held in, with a
+    result in float32 (in the model's dtype on other devices than a CPU)."""
+
+
 def _rows(total: int, columns: int, start: int, size: int, offset: int, order: Tensor | None = None) -> Shard:
     return Shard((total, columns), slice(start, start + size), slice(0, columns), offset, order)

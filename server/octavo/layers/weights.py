@@ -6,6 +6,7 @@ by name (`loader.load_model`), and reports tensors without a slot and slots with
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -45,6 +46,10 @@ class WeightSource(Protocol):
     def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
         """Read ``rows`` (start and stop given) of its first dimension as ``dtype``, some at a time and in order. A
         piece is valid until the next one."""
+        ...
+
+    def __getitem__(self, index: int | slice) -> WeightSource:
+        """A part of it along its first dimension (start and stop given), as torch would index it; nothing is read."""
         ...
 
 
@@ -123,12 +128,30 @@ class _Rearranged(ABC):
         """See `WeightSource`."""
         yield self.load(dtype)[rows]
 
+    def __getitem__(self, index: int | slice) -> WeightSource:
+        """See `WeightSource`; the whole is read for each part."""
+        return _Part(self, index)
+
+
+class _Part(_Rearranged):
+    """What `source[index]` is of a tensor that is rearranged."""
+
+    def __init__(self, source: _Rearranged, index: int | slice) -> None:
+        first, *rest = source.shape
+        shape = (*rest,) if isinstance(index, int) else (len(range(first)[index]), *rest)
+        super().__init__(source, shape)
+        self._index = index
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+        return self._source.load(dtype)[self._index]
+
 
 class ReorderedRows(_Rearranged):
     """Row i is row ``order[i]`` of ``source``."""
 
     def __init__(self, source: WeightSource, order: Tensor) -> None:
-        super().__init__(source, source.shape)
+        super().__init__(source, (len(order), *source.shape[1:]))
         self._order = order
 
     def raw_pieces(self, rows: slice, multiple: int = 1) -> Iterator[np.ndarray[Any, Any]]:
@@ -149,6 +172,38 @@ class Transposed(_Rearranged):
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `WeightSource`."""
         return self._source.load(dtype).T.contiguous()
+
+
+_STACKED = re.compile(r"(.*\.experts)\.(gate_up|gate|up|down)_proj(?:[._](.+))?")
+
+
+def experts_apart(
+    name: str, source: WeightSource, transposed: bool = False, interleaved: bool = False
+) -> Iterator[tuple[str, WeightSource]]:
+    """Of a tensor of all experts, ``experts.down_proj.weight`` [E, ...], those of each: ``experts.0.down_proj.weight``
+    [...]; any other tensor as it is. Gates and ups that are stored as one become two.
+
+    ``transposed``: weights are stored as [E, inputs, outputs]. ``interleaved``: gates and ups take turns.
+    """
+    match = _STACKED.fullmatch(name)
+    if match is None:
+        yield name, source
+        return
+    experts, part, leaf = match[1], match[2], match[3] or "weight"
+    for number in range(source.shape[0] if source.shape else 0):
+        one = source[number]
+        if transposed and leaf == "weight" and len(one.shape) == 2:
+            one = Transposed(one)
+        if part != "gate_up" or not one.shape:
+            yield f"{experts}.{number}.{part}_proj.{leaf}", one
+            continue
+        rows, half = one.shape[0], one.shape[0] // 2
+        for i, half_part in enumerate(("gate", "up")):
+            if interleaved:
+                taken: WeightSource = ReorderedRows(one, torch.arange(i, rows, 2, device="cpu"))
+            else:
+                taken = one[i * half : rows if i else half]
+            yield f"{experts}.{number}.{half_part}_proj.{leaf}", taken
 
 
 def copy_slot(leaf: str, param: Tensor) -> WeightSlot:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
+from octavo.models.registry import model_class
 
 
 def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
@@ -25,8 +27,12 @@ def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
 
 
 def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple[str, WeightSource]]:
-    """The checkpoint's tensors, unread; none for a dummy. Raises ModelError."""
-    return [] if load_format == "dummy" else list(iterate_weights(config.files))
+    """The checkpoint's tensors, unread, those of experts one by one; none for a dummy. Raises ModelError."""
+    if load_format == "dummy":
+        return []
+    cls = model_class(config.architecture)
+    stored = iterate_weights(config.files)
+    return list(chain.from_iterable(cls.experts_apart(name, source, config.files.format) for name, source in stored))
 
 
 def linear_modules(

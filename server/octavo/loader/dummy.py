@@ -42,6 +42,12 @@ class DummyWeight:
         generator.manual_seed(zlib.crc32(f"{self._seed} {self.name}".encode()))
         target.uniform_(-_SPREAD, _SPREAD, generator=generator)
 
+    def __getitem__(self, index: int | slice) -> DummyWeight:
+        """See `WeightSource`; other numbers than those of the whole."""
+        first, *rest = self.shape
+        shape = (*rest,) if isinstance(index, int) else (len(range(first)[index]), *rest)
+        return DummyWeight(f"{self.name}[{index}]", shape, self._seed, self._device)
+
     def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
         """See `WeightSource`."""
         yield self.load(dtype)[rows]

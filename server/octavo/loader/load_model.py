@@ -20,9 +20,10 @@ from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.fusion import fuse_neighbours
+from octavo.layers.linear import ExactLinear
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.quantization import quantization_config
-from octavo.layers.quantization.base import LinearBase, QuantizationConfig
+from octavo.layers.quantization import exact_method, quantization_config
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, QuantizationConfig
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import linear_modules, stored_weights
@@ -65,6 +66,9 @@ def load_model(
         for module in model.modules():
             if isinstance(module, LinearBase):
                 module.method.process_weights_after_loading(module)
+        for module in model.modules():
+            if isinstance(module, ExpertsBase):
+                module.method.process_weights_after_loading(module)
     fuse_neighbours(model)
     return model
 
@@ -89,10 +93,18 @@ def build_model(
     try:
         with torch.device("meta" if without_memory else device):
             model = cls(config, tp)
-            for name, module in model.named_modules():
+            for name, module in list(model.named_modules()):
                 if isinstance(module, LinearBase):
                     module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]
-                    module.create_weights(quantization.linear_method(name, module), dtype)
+                    exact = isinstance(module, ExactLinear)
+                    method = exact_method(config, device) if exact else quantization.linear_method(name, module)
+                    module.create_weights(method, dtype)
+                elif isinstance(module, ExpertsBase):
+                    module.stored_types = [
+                        {part: _stored_type(modules, f"{name}.{number}.{part}") for part in module.PROJECTIONS}
+                        for number in range(module.settings.num_experts)
+                    ]
+                    module.create_weights(quantization.moe_method(name, module), dtype)
             pack_embedding(model, quantization, modules)
     except KeyError as error:
         raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error

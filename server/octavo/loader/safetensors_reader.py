@@ -62,6 +62,17 @@ class SafetensorsWeight:
                 self._read_from(piece.view(-1).view(torch.uint8).numpy().data, first * width * stored.itemsize)
             yield piece.to(dtype)
 
+    def __getitem__(self, index: int | slice) -> SafetensorsWeight:
+        """See `WeightSource`."""
+        row = self._nbytes // max(1, self.shape[0])
+        if isinstance(index, int):
+            name, start, shape = f"{self.name}[{index}]", index, self.shape[1:]
+        else:
+            name, start = f"{self.name}[{index.start}:{index.stop}]", index.start
+            shape = (index.stop - index.start, *self.shape[1:])
+        nbytes = prod(shape) * _DTYPES[self.qtype].itemsize
+        return SafetensorsWeight(self._path, name, self.qtype, shape, self._offset + start * row, nbytes)
+
     def _read(self, tensor: torch.Tensor) -> None:
         if self._nbytes:
             self._read_from(tensor.view(-1).view(torch.uint8).numpy().data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
-from octavo.layers.weights import Transposed, WeightSource
+from octavo.layers.weights import Transposed, WeightSource, experts_apart
 
 # On a CPU torch's float32 GEMM, which runs where there are no C kernels, gives a row the same bits for every number of
 # rows that is a multiple of 8, not below 8. cuBLAS promises nothing of the kind.
@@ -52,6 +53,8 @@ class CausalLM(nn.Module):
     ]
     # Regular expression for the weights, by their names here, that safetensors hold as [inputs, outputs]; None: none.
     transposed_weights: ClassVar[str | None] = None
+    # Of tensors of all experts in safetensors: whether they hold [inputs, outputs], whether gates and ups take turns.
+    stacked_experts: ClassVar[tuple[bool, bool]] = (False, False)
     # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
     leaves_out: ClassVar[str | None] = None
     model: Decoder
@@ -71,6 +74,14 @@ class CausalLM(nn.Module):
             elif re.search(pattern, name):
                 return None
         return name
+
+    @classmethod
+    def experts_apart(cls, name: str, source: WeightSource, file_format: str) -> Iterator[tuple[str, WeightSource]]:
+        """Of a checkpoint's tensor of all experts, those of each, by the weights' own names; of any other, itself."""
+        own, stored_otherwise = cls.weight_name(name), file_format != "gguf"
+        transposed, interleaved = (flag and stored_otherwise for flag in cls.stacked_experts)
+        for number, (found, part) in enumerate(experts_apart(own or name, source, transposed, interleaved)):
+            yield (name if number == 0 and part is source else found), part
 
     def as_weight(self, name: str | None, source: WeightSource) -> WeightSource:
         """The checkpoint's tensor ``source`` as the weight that is called ``name`` here."""

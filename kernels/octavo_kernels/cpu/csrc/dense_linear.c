@@ -5,6 +5,7 @@
 //     bfloat16 [steps][DENSE_BLOCK][2], as products of pairs take them; float16 and float32 [steps][2][DENSE_BLOCK].
 // Each sum of a row and a channel is added up column by column in one register: its bits do not depend on the other rows, the
 // tiling or the threads.
+#include "moe.h"
 #include "ops.h"
 #include "simd.h"
 
@@ -146,33 +147,35 @@ static tile_fn tile_function(enum product product) {
 static int64_t num_tiles(int64_t rows) { return CEIL_DIV(rows, TILE_ROWS); }
 static int64_t tile_begin(int64_t rows, int64_t i) { return rows * i / num_tiles(rows); }
 
-// Steps [first, end) of the rows of a tile, in the order in which tile() reads them: pairs [steps][rows], or float32
-// [steps][2][rows].
-INLINE void pack_rows(const struct dense_linear_args *a, void *to, int64_t row, int64_t rows, int64_t first, int64_t end,
-                      const int pairs, const int dtype) {
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t at = (row + i) * a->width;
-        for (int64_t s = first; s < end; s++) {
-            const int64_t k = 2 * s, two = k + 1 < a->width;
-            if (pairs) {
-                uint32_t pair = 0;
-                memcpy(&pair, (const uint16_t *)a->x + at + k, two ? 4 : 2);
-                ((uint32_t *)to)[s * rows + i] = pair;
+// Steps [first, end) of row `row` of x, as row i of a tile, in the order in which tile() reads them: pairs [steps][rows], or
+// float32 [steps][2][rows].
+INLINE void pack_row(const struct dense_linear_args *a, void *to, int64_t row, int64_t i, int64_t rows, int64_t first, int64_t end,
+                     const int pairs, const int dtype) {
+    const int64_t at = row * a->width;
+    for (int64_t s = first; s < end; s++) {
+        const int64_t k = 2 * s, two = k + 1 < a->width;
+        if (pairs) {
+            uint32_t pair = 0;
+            memcpy(&pair, (const uint16_t *)a->x + at + k, two ? 4 : 2);
+            ((uint32_t *)to)[s * rows + i] = pair;
+        } else {
+            float even, odd = 0.0f;
+            if (dtype == BFLOAT16) {
+                uint32_t bits[2] = {(uint32_t)((const uint16_t *)a->x)[at + k] << 16, 0};
+                if (two) bits[1] = (uint32_t)((const uint16_t *)a->x)[at + k + 1] << 16;
+                memcpy(&even, bits, 4), memcpy(&odd, bits + 1, 4);
             } else {
-                float even, odd = 0.0f;
-                if (dtype == BFLOAT16) {
-                    uint32_t bits[2] = {(uint32_t)((const uint16_t *)a->x)[at + k] << 16, 0};
-                    if (two) bits[1] = (uint32_t)((const uint16_t *)a->x)[at + k + 1] << 16;
-                    memcpy(&even, bits, 4), memcpy(&odd, bits + 1, 4);
-                } else {
-                    even = ((const float *)a->x)[at + k];
-                    if (two) odd = ((const float *)a->x)[at + k + 1];
-                }
-                ((float *)to)[2 * s * rows + i] = even;
-                ((float *)to)[(2 * s + 1) * rows + i] = odd;
+                even = ((const float *)a->x)[at + k];
+                if (two) odd = ((const float *)a->x)[at + k + 1];
             }
+            ((float *)to)[2 * s * rows + i] = even;
+            ((float *)to)[(2 * s + 1) * rows + i] = odd;
         }
     }
+}
+INLINE void pack_rows(const struct dense_linear_args *a, void *to, int64_t row, int64_t rows, int64_t first, int64_t end,
+                      const int pairs, const int dtype) {
+    for (int64_t i = 0; i < rows; i++) pack_row(a, to, row + i, i, rows, first, end, pairs, dtype);
 }
 
 // All rows as tile() reads them, tile by tile; x itself where that is the same. Two phases.
@@ -340,4 +343,104 @@ void op_dense_embedding(const struct dense_embedding_args *a, struct team_member
         }
     }
     team_finish_phase(m, team_row_items(m, a->count));
+}
+
+// ---- mixtures of experts (moe.h)
+
+// Rows as tile() reads them, in sorted order. `per_row` choices read the same row of x (0: x is sorted itself). One phase.
+static void pack_sorted_rows(const struct dense_linear_args *a, const struct plan *p, int64_t per_row,
+                             char *packed, int64_t row_bytes, struct team_member *m) {
+    const int pairs = product_of(a) == PAIRS;
+    const int64_t steps = CEIL_DIV(a->width, 2);
+    for (int64_t e, part; take_expert(p, 1, m, &e, &part); team_item_done(m)) {
+        if (e < 0) continue;
+        const int64_t begin = p->first[e], count = p->first[e + 1] - begin;
+        for (int64_t t = 0; t < num_tiles(count); t++) {
+            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
+            for (int64_t i = 0; i < rows; i++) {
+                const int64_t from = per_row ? p->choices[row + i] / per_row : row + i;
+                char *to = packed + row * row_bytes;
+                if (pairs) pack_row(a, to, from, i, rows, 0, steps, 1, BFLOAT16);
+                else if (a->x_dtype == BFLOAT16) pack_row(a, to, from, i, rows, 0, steps, 0, BFLOAT16);
+                else pack_row(a, to, from, i, rows, 0, steps, 0, FLOAT32);
+            }
+        }
+    }
+    team_finish_phase(m, p->most);
+}
+
+void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct team_member *m) {
+    const struct dense_linear_args a = {.x = g->x, .width = g->width, .x_dtype = g->x_dtype, .weight_dtype = g->weight_dtype};
+    const struct plan p = plan_of(g->plan, g->experts, g->rows * g->k);
+    const enum product product = product_of(&a);
+    const tile_fn compute = tile_function(product);
+    const int64_t steps = CEIL_DIV(g->width, 2), stride = step_bytes(g->weight_dtype), row_bytes = steps * (product == PAIRS ? 4 : 8),
+                  blocks = CEIL_DIV(g->inner, DENSE_BLOCK);
+    const int dtype = (int)g->x_dtype;
+    pack_sorted_rows(&a, &p, g->k, g->packed, row_bytes, m);
+    for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m)) {
+        if (e < 0) continue;
+        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(count);
+        const uint8_t *weights[2] = {g->gates[e].data + block * steps * stride, g->ups[e].data + block * steps * stride};
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
+            vf sums[2][BLOCK_VECTORS][TILE_ROWS];
+            for (int part = 0; part < 2; part++)
+                compute(weights[part], (const char *)g->packed + row * row_bytes, steps,
+                        plan_prefetch(weights[part], stride, steps, t, tiles), sums[part], rows);
+            for (int v = 0; v < BLOCK_VECTORS; v++) {
+                const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, g->inner - channel);
+                if (n <= 0) break;
+                for (int64_t i = 0; i < rows; i++) {
+                    vf both[2];
+                    for (int part = 0; part < 2; part++) {
+                        vf sum = sums[part][v][i];
+                        if (g->row_weights) sum *= splat(g->row_weights[p.choices[row + i]]);
+                        if (g->bias) {
+                            const float *bias = g->bias + (2 * e + part) * g->inner;
+                            sum += n == VW ? vload(bias + channel) : load_part(bias, channel, n, FLOAT32);
+                        }
+                        both[part] = round_as(sum, dtype);
+                    }
+                    const vf y = gated_product(both[0], both[1], (int)g->activation, (float)g->limit, dtype);
+                    const int64_t at = (row + i) * g->inner + channel;
+                    if (n == VW) store_as(g->out, at, y, dtype);
+                    else store_part(g->out, at, n, y, dtype);
+                }
+            }
+        }
+    }
+    team_finish_phase(m, p.most * blocks);
+}
+
+void op_dense_experts_down(const struct dense_experts_down_args *d, struct team_member *m) {
+    const struct dense_linear_args a = {.x = d->x, .width = d->width, .x_dtype = d->x_dtype, .weight_dtype = d->weight_dtype};
+    const struct plan p = plan_of(d->plan, d->experts, d->rows * d->k);
+    const enum product product = product_of(&a);
+    const tile_fn compute = tile_function(product);
+    const int64_t steps = CEIL_DIV(d->width, 2), stride = step_bytes(d->weight_dtype), row_bytes = steps * (product == PAIRS ? 4 : 8),
+                  blocks = CEIL_DIV(d->channels, DENSE_BLOCK);
+    pack_sorted_rows(&a, &p, 0, d->packed, row_bytes, m);
+    for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m)) {
+        if (e < 0) continue;
+        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(count);
+        const uint8_t *weight = d->weights[e].data + block * steps * stride;
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
+            vf sums[BLOCK_VECTORS][TILE_ROWS];
+            compute(weight, (const char *)d->packed + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t, tiles), sums, rows);
+            for (int v = 0; v < BLOCK_VECTORS; v++) {
+                const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, d->channels - channel);
+                if (n <= 0) break;
+                for (int64_t i = 0; i < rows; i++) {
+                    vf sum = sums[v][i];
+                    if (d->bias) sum += load_part(d->bias + e * d->channels, channel, n, FLOAT32);
+                    const int64_t at = p.choices[row + i] * d->channels + channel;
+                    if (n == VW) vstore(d->out + at, sum);
+                    else store_part(d->out, at, n, sum, FLOAT32);
+                }
+            }
+        }
+    }
+    team_finish_phase(m, p.most * blocks);
 }

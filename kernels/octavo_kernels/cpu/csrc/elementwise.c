@@ -88,15 +88,6 @@ void op_layer_norm(const struct layer_norm_args *a, struct team_member *m) {
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
-INLINE vf activate(vf x, int kind, int dtype) {
-    switch (kind) {
-        case RELU: return vselect_less(x, splat(0.0f), splat(0.0f), x);
-        case SILU: return vsilu(x, dtype);
-        case GELU: return vgelu(x);
-        default: return vgelu_tanh(x);
-    }
-}
-
 INLINE void activation_row(const struct activation_args *a, int64_t row, int kind, int dtype) {
     const int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
     const char *x = (const char *)a->x + row * (a->gated ? 2 : 1) * width * size, *up = a->gated ? x + width * size : NULL;

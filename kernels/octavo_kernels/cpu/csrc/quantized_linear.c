@@ -1,4 +1,5 @@
 // Products of quantised rows and packed weights (quant.h): how work is split into tiles, and what happens to the results.
+#include "moe.h"
 #include "quantized_tile.h"
 #include "rows.h"
 
@@ -85,10 +86,24 @@ static void run_block(const struct quantized_linear_args *a, const struct activa
     }
 }
 
+// Group `index` of `blocks` of a row of the result; the last one also pads its pair. finish_row_scales() must follow.
+INLINE void store_quantized(const float *group, struct row_pair *values, void *metas, int64_t row, int64_t index, int64_t blocks,
+                            int64_t terms) {
+    const int64_t groups = blocks + blocks % 2, last = index == blocks - 1 ? groups : index + 1;
+    struct row_pair *first = values + row * terms * groups / 2, *second = terms == 2 ? first + groups / 2 : NULL;
+    const struct row_meta meta = row_meta_at(metas, row, groups);
+    for (int64_t n = index; n < last; n++) {
+        int8_t q1[GROUP], q2[GROUP];
+        quantize_group(n == index ? group : (float[GROUP]){0}, n, q1, second ? q2 : NULL, 0.0f, meta);
+        store_group(first + n / 2, n % 2, q1);
+        if (second) store_group(second + n / 2, n % 2, q2);
+    }
+}
+
 // Rows [begin, end) times one block of gates and the matching block of ups, which together give one group of the result
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
                             int64_t begin, int64_t end) {
-    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(begin, end), groups = blocks + blocks % 2;
+    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(begin, end);
     const struct activations x = activations_of(a, a->terms);
     const int dtype = (int)g->dtype;
     struct weight_block both[2] = {block_at(a, index), block_at(a, blocks + index)};
@@ -107,18 +122,8 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
                 vstore(group[i] + v * VW, silu_mul(gate, up, dtype));
             }
         }
-        for (int64_t i = 0; i < rows; i++) {
-            struct row_pair *first = g->out_values + (row + i) * g->out_terms * groups / 2;
-            struct row_pair *second = g->out_terms == 2 ? first + groups / 2 : NULL;
-            const struct row_meta meta = row_meta_at(g->out_meta, row + i, groups);
-            const int64_t last = index == blocks - 1 ? groups : index + 1;  // the last block also pads its pair
-            for (int64_t n = index; n < last; n++) {
-                int8_t q1[GROUP], q2[GROUP];
-                quantize_group(n == index ? group[i] : (float[GROUP]){0}, n, q1, second ? q2 : NULL, 0.0f, meta);
-                store_group(first + n / 2, n % 2, q1);
-                if (second) store_group(second + n / 2, n % 2, q2);
-            }
-        }
+        for (int64_t i = 0; i < rows; i++)
+            store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
     }
 }
 
@@ -305,4 +310,100 @@ void op_quantized_embedding(const struct quantized_embedding_args *a, struct tea
     for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_item_done(m))
         for (; i < end; i++) embed_row(a, i);
     team_finish_phase(m, team_row_items(m, a->count));
+}
+
+// ---- mixtures of experts (moe.h)
+
+static struct quantized_linear_args expert_args(const struct expert_weight *w, int64_t groups, int64_t terms) {
+    return (struct quantized_linear_args){.weight = w->data, .groups = groups, .terms = terms, .bits = w->bits, .flags = w->flags};
+}
+
+// The rows of an expert, which are [first[e], first[e + 1]) of x, times one block of gates and the matching block of ups
+static void run_expert_gated_block(const struct quantized_experts_gated_args *g, const struct plan *p, const struct activations *x,
+                                   int64_t e, int64_t index) {
+    const int64_t begin = p->first[e], end = p->first[e + 1], num_tiles = row_tiles(begin, end), blocks = CEIL_DIV(g->inner, BLOCK);
+    const struct quantized_linear_args parts[2] = {expert_args(g->gates + e, g->groups, g->terms),
+                                                   expert_args(g->ups + e, g->groups, g->terms)};
+    struct weight_block both[2] = {block_at(parts, index), block_at(parts + 1, index)};
+    const struct weight_block next[2] = {block_at(parts, index + 1), block_at(parts + 1, index + 1)};
+    const int64_t channels = MIN(BLOCK, g->inner - index * BLOCK);
+    const int dtype = (int)g->dtype;
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
+        const int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
+        vf sums[2][BLOCK / VW][QMR];
+        for (int part = 0; part < 2; part++) {
+            plan_prefetch(&both[part], &next[part], tile, num_tiles);
+            tile_function(parts + part, g->terms)(&both[part], x, g->rows == 1 ? 0 : row, sums[part], rows);
+            for (int64_t i = 0; g->row_weights && i < rows; i++)
+                for (int v = 0; v < BLOCK / VW; v++) sums[part][v][i] *= splat(g->row_weights[p->choices[row + i]]);
+            if (g->bias) add_bias(g->bias + (2 * e + part) * g->inner, g->inner, rows, index, sums[part]);
+        }
+        float group[QMR][BLOCK];
+        for (int64_t i = 0; i < rows; i++) {
+            for (int v = 0; v < BLOCK / VW; v++) {
+                const vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
+                const vf y = gated_product(gate, up, (int)g->activation, (float)g->limit, dtype);
+                vstore(group[i] + v * VW, y);
+            }
+            for (int64_t c = channels; c < BLOCK; c++) group[i][c] = 0.0f;
+        }
+        for (int64_t i = 0; i < rows; i++) store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
+    }
+}
+
+void op_quantized_experts_gated(const struct quantized_experts_gated_args *g, struct team_member *m) {
+    const struct plan p = plan_of(g->plan, g->experts, g->rows * g->k);
+    const int64_t count = g->rows * g->k, blocks = CEIL_DIV(g->inner, BLOCK), out_groups = CEIL_DIV(g->inner, PAIR) * 2;
+    struct activations x = {g->values, g->meta, g->groups, g->terms, g->terms};
+    if (g->rows > 1) {
+        const size_t pair_bytes = (size_t)(g->terms * g->groups / 2) * sizeof(struct row_pair), meta_bytes = (size_t)row_words(g->groups) * 4;
+        for (int64_t i, end; team_take_rows(m, count, &i, &end); team_item_done(m)) {
+            for (; i < end; i++) {
+                const size_t from = (size_t)(p.choices[i] / g->k);
+                memcpy((char *)g->sorted_values + (size_t)i * pair_bytes, (const char *)g->values + from * pair_bytes, pair_bytes);
+                memcpy((char *)g->sorted_meta + (size_t)i * meta_bytes, (const char *)g->meta + from * meta_bytes, meta_bytes);
+            }
+        }
+        team_finish_phase(m, team_row_items(m, count));
+        x.pairs = g->sorted_values, x.meta = g->sorted_meta;
+    }
+    for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m))
+        if (e >= 0) run_expert_gated_block(g, &p, &x, e, block);
+    team_finish_phase(m, p.most * blocks);
+    for (int64_t r, end; team_take_rows(m, count, &r, &end); team_item_done(m)) {
+        for (; r < end; r++) {
+            struct row_pair *pairs = g->out_values + r * g->out_terms * out_groups / 2;
+            finish_row_scales(pairs, g->out_terms, out_groups, row_meta_at(g->out_meta, r, out_groups));
+        }
+    }
+    team_finish_phase(m, team_row_items(m, count));
+}
+
+void op_quantized_experts_down(const struct quantized_experts_down_args *d, struct team_member *m) {
+    const struct plan p = plan_of(d->plan, d->experts, d->rows * d->k);
+    const struct activations x = {d->values, d->meta, d->groups, d->terms, d->terms};
+    const int64_t blocks = CEIL_DIV(d->channels, BLOCK);
+    for (int64_t e, index; take_expert(&p, blocks, m, &e, &index); team_item_done(m)) {
+        if (e < 0) continue;
+        const struct quantized_linear_args a = expert_args(d->weights + e, d->groups, d->terms);
+        const int64_t begin = p.first[e], end = p.first[e + 1], num_tiles = row_tiles(begin, end);
+        struct weight_block b = block_at(&a, index), next = block_at(&a, index + 1);
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            const int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
+            vf sums[BLOCK / VW][QMR];
+            plan_prefetch(&b, &next, tile, num_tiles);
+            tile_function(&a, d->terms)(&b, &x, row, sums, rows);
+            if (d->bias) add_bias(d->bias + e * d->channels, d->channels, rows, index, sums);
+            for (int v = 0; v < BLOCK / VW; v++) {
+                const int64_t channel = index * BLOCK + v * VW, n = MIN(VW, d->channels - channel);
+                if (n <= 0) break;
+                for (int64_t i = 0; i < rows; i++) {
+                    const int64_t at = p.choices[row + i] * d->channels + channel;
+                    if (n == VW) vstore(d->out + at, sums[v][i]);
+                    else store_part(d->out, at, n, sums[v][i], FLOAT32);
+                }
+            }
+        }
+    }
+    team_finish_phase(m, p.most * blocks);
 }

@@ -1,5 +1,6 @@
 // Arithmetic on one row, shared by the plain and the quantising operations so that their results have the same bits.
 #pragma once
+#include "ops.h"
 #include "quant.h"
 #include "simd.h"
 
@@ -34,6 +35,15 @@ INLINE float sum_of_squares(const void *x, const void *residual, void *total, in
 
 // 1 / root mean square: the factor of an RMS norm
 INLINE float inverse_rms(float squares, int64_t width, float eps) { return 1.0f / sqrtf(squares / (float)width + eps); }
+
+INLINE vf activate(vf x, int kind, int dtype) {
+    switch (kind) {
+        case RELU: return vselect_less(x, splat(0.0f), splat(0.0f), x);
+        case SILU: return vsilu(x, dtype);
+        case GELU: return vgelu(x);
+        default: return vgelu_tanh(x);
+    }
+}
 
 INLINE vf silu_mul(vf gate, vf up, int dtype) { return round_as(round_as(vsilu(gate, dtype), dtype) * up, dtype); }
 

@@ -53,6 +53,13 @@ static const struct {
     {(op_fn)op_take_columns, sizeof(struct take_columns_args)},
     {(op_fn)op_scale, sizeof(struct scale_args)},
     {(op_fn)op_rms_norm_columns, sizeof(struct rms_norm_columns_args)},
+    {(op_fn)op_topk_route, sizeof(struct topk_route_args)},
+    {(op_fn)op_sort_choices, sizeof(struct sort_choices_args)},
+    {(op_fn)op_quantized_experts_gated, sizeof(struct quantized_experts_gated_args)},
+    {(op_fn)op_quantized_experts_down, sizeof(struct quantized_experts_down_args)},
+    {(op_fn)op_dense_experts_gated, sizeof(struct dense_experts_gated_args)},
+    {(op_fn)op_dense_experts_down, sizeof(struct dense_experts_down_args)},
+    {(op_fn)op_add_choices, sizeof(struct add_choices_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -1,7 +1,7 @@
 """How a linear layer's weights are stored and multiplied: the one place where quantisation plugs in."""
 
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
-from octavo.layers.quantization.registry import quantization_config
+from octavo.layers.quantization.registry import exact_method, quantization_config
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 
 __all__ = [
@@ -9,5 +9,6 @@ __all__ = [
     "QuantizationConfig",
     "UnquantizedConfig",
     "UnquantizedLinearMethod",
+    "exact_method",
     "quantization_config",
 ]

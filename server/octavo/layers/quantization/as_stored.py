@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig
 from octavo.layers.quantization.dense import FLOAT_TYPES, DenseConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.unquantized import UnquantizedConfig
@@ -21,3 +21,8 @@ class AsStoredConfig(QuantizationConfig):
         """See `QuantizationConfig`."""
         plain = any(qtype in FLOAT_TYPES for qtype in layer.stored_types)
         return (self._values if plain else self._codes).linear_method(name, layer)
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        plain = any(qtype in FLOAT_TYPES for types in layer.stored_types for qtype in types.values())
+        return (self._values if plain else self._codes).moe_method(name, layer)

@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from octavo.errors import ConfigError
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSlot
 
@@ -105,10 +106,83 @@ class LinearMethod(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class ExpertSettings:
+    """What the experts of a layer compute, see `octavo_kernels.Experts`; sizes are those of all ranks together."""
+
+    num_experts: int
+    hidden_size: int
+    inner_size: int
+    activation: str = "silu"
+    bias: bool = False
+    limit: float = 7.0
+    weighs_input: bool = False
+
+
+class ExpertsBase(nn.Module):
+    """The experts of a layer. Their weights come with `create_weights`, once it is known how they are stored.
+
+    The checkpoint's tensors are called ``E.gate_proj.weight``, ``E.up_proj.weight`` and ``E.down_proj.weight`` of
+    expert number E, whether it holds them one by one or all in one (`octavo.layers.weights.experts_apart`).
+    """
+
+    PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+    method: MoEMethod
+
+    def __init__(self, settings: ExpertSettings, tp: TensorParallel) -> None:
+        super().__init__()
+        self.settings, self.tp = settings, tp
+        self.inner_size = tp.divide(settings.inner_size, "the experts' inner size")  # of this rank
+        # How the checkpoint stores the weights of each expert, by projection, set before `create_weights`.
+        self.stored_types: list[dict[str, str | None]] = [
+            dict.fromkeys(self.PROJECTIONS) for _ in range(settings.num_experts)
+        ]
+
+    def create_weights(self, method: MoEMethod, dtype: torch.dtype) -> None:
+        """Let ``method`` hold the weights, see `MoEMethod.create_weights`."""
+        self.method = method
+        method.create_weights(self, dtype)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """See `MoEMethod.weight_slots`."""
+        return self.method.weight_slots(self)
+
+
+class MoEMethod(ABC):
+    """One way to hold and apply the weights of experts. Called in the order of the functions here."""
+
+    @abstractmethod
+    def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
+        """Register empty parameters, or linear layers, on ``layer``; ``dtype`` is that of activations."""
+
+    def weight_slots(self, layer: ExpertsBase) -> Iterator[WeightSlot]:
+        """The checkpoint tensors that the layer is filled from, but for those of linear layers within it."""
+        return iter(())
+
+    def process_weights_after_loading(self, layer: ExpertsBase) -> None:
+        """Repack what was loaded, once every slot is filled and linear layers have seen to theirs."""
+        return None
+
+    @abstractmethod
+    def apply(
+        self, layer: ExpertsBase, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None
+    ) -> Tensor:
+        """See `octavo_kernels.fused_moe`; this rank's part of the sum."""
+
+    def warm_up(self, layer: ExpertsBase, max_rows: int) -> None:
+        """Run `apply` for so many rows, up to ``max_rows``, that every kernel which it may launch is compiled."""
+        return None
+
+
 class QuantizationConfig(ABC):
     """A choice of methods for a whole model."""
 
     name: str
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """The method of the experts at module path ``name`` ("model.layers.0.mlp.experts"). Raises ConfigError where
+        there is none."""
+        raise ConfigError(f"experts cannot be held as {self.name} on this device; use --quantization none, or a CPU")
 
     @abstractmethod
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.errors import ModelError
-from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, TableCodes, row_pieces
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
+from octavo.layers.quantization.experts import PackedMoEMethod
 from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import keeps_codes, pack_stored
@@ -230,6 +231,12 @@ class CheckpointConfig(QuantizationConfig):
         packed = self._plain.linear_method(name, layer)
         assert isinstance(packed, Int8LinearMethod)
         return PackedLinearMethod(formats, names, packed)
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        if self._on_gpu or not (self.packed or isinstance(self._values, DenseConfig)):
+            return super().moe_method(name, layer)
+        return PackedMoEMethod(self, name)
 
     def _part_names(self, name: str) -> list[str]:
         parent, dot, own = name.rpartition(".")

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.quantization.base import LinearBase, QuantizationConfig, Shard
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, MoEMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.experts import PackedMoEMethod
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.dense import DenseWeight, empty_dense
@@ -94,6 +95,12 @@ class DenseLinearMethod(PackedMethod):
         """See `PackedMethod`: a table of its own would be rounded in the same way, or more."""
         return True
 
+    @property
+    def held(self) -> DenseWeight:
+        """See `PackedMethod`."""
+        assert self.weight is not None
+        return self.weight
+
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """See `PackedMethod`."""
         assert self.weight is not None
@@ -111,3 +118,7 @@ class DenseConfig(QuantizationConfig):
     def linear_method(self, name: str, layer: LinearBase) -> DenseLinearMethod:
         """See `QuantizationConfig`."""
         return DenseLinearMethod(self._types, torch.float32 if name.endswith("lm_head") else None)
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        return PackedMoEMethod(self, name)

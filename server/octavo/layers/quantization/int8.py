@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.experts import PackedMoEMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
@@ -114,6 +115,12 @@ class Int8LinearMethod(QuantizedRowsMethod):
         """See `PackedMethod`: where the file's own codes are kept."""
         return qtype in GGUF_TYPES
 
+    @property
+    def held(self) -> PackedLinear:
+        """See `PackedMethod`."""
+        assert self.packed is not None
+        return self.packed
+
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """See `PackedMethod`."""
         assert self.packed is not None
@@ -136,6 +143,10 @@ class Int8Config(QuantizationConfig):
             return Int8LinearMethod(activation_terms=2, margin=HEAD_MARGIN)
         terms_if_rounded = 2 if name.endswith("down_proj") else 1
         return Int8LinearMethod(2 if _needs_precision(name) else 1, terms_if_rounded=terms_if_rounded)
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        return PackedMoEMethod(self, name)
 
 
 def _needs_precision(name: str) -> bool:

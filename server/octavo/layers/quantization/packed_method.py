@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.layers.quantization.base import LinearMethod
+from octavo_kernels.dense import DenseWeight
+from octavo_kernels.quant import PackedLinear
 
 
 class PackedMethod(LinearMethod):
@@ -16,6 +18,11 @@ class PackedMethod(LinearMethod):
     @abstractmethod
     def keeps_values(self, qtype: str) -> bool:
         """Whether `embed` gives the values that a table of its own would have, of a tensor stored as ``qtype``."""
+
+    @property
+    @abstractmethod
+    def held(self) -> DenseWeight | PackedLinear:
+        """The weight of a loaded layer."""
 
     @abstractmethod
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,18 +13,18 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, STORED
 from octavo.layers.quantization.as_stored import AsStoredConfig
 from octavo.layers.quantization.awq import AWQ
-from octavo.layers.quantization.base import QuantizationConfig
+from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.quantization.bitsandbytes import BitsAndBytes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.compressed_tensors import CompressedTensors
-from octavo.layers.quantization.dense import DenseConfig, WeightTypes
+from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod, WeightTypes
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
 from octavo.layers.quantization.gpu_weights import OnlineConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.modelopt import ModelOpt
-from octavo.layers.quantization.unquantized import UnquantizedConfig
+from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule
 
 # By quant_method of the description.
@@ -72,13 +72,24 @@ def quantization_config(
     if asked == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for plain weights on this device, not for GGUF files; leave it out")
     packed = on_cpu and asked != "none" and _has_kernels()
-    dense = on_cpu and config.dtype in ("float32", "bfloat16") and _has_kernels()
+    dense = _has_dense_kernels(config, device)
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
         return CheckpointConfig(stored, modules or {}, parts or {}, packed, values, not on_cpu and asked != "none")
     if asked == "int8":
         return Int8Config()
     return AsStoredConfig(values) if packed and config.files.format == "gguf" else values
+
+
+def exact_method(config: ModelConfig, device: torch.device | str = "cpu") -> LinearMethod:
+    """The method of an `ExactLinear`."""
+    if _has_dense_kernels(config, device):
+        return DenseLinearMethod(WeightTypes(torch.float32, False), torch.float32)
+    return UnquantizedLinearMethod()
+
+
+def _has_dense_kernels(config: ModelConfig, device: torch.device | str) -> bool:
+    return torch.device(device).type == "cpu" and config.dtype in ("float32", "bfloat16") and _has_kernels()
 
 
 def stored_format(config: ModelConfig) -> CheckpointFormat | None:

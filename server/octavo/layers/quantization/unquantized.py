@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.experts import UnquantizedMoEMethod
 from octavo.layers.weights import WeightSlot, fill_tensor
 
 
@@ -44,3 +45,7 @@ class UnquantizedConfig(QuantizationConfig):
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
         """See `QuantizationConfig`."""
         return UnquantizedLinearMethod()
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        return UnquantizedMoEMethod()

@@ -1,0 +1,90 @@
+"""Mixtures of experts: blocks that send each row through a few of many MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.layers.activation import activation_kind
+from octavo.layers.linear import ExactLinear
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import ExpertsBase, ExpertSettings
+from octavo.layers.weights import WeightSlot, fill_tensor
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How experts are chosen, see `octavo_kernels.topk_route`. ``correction``: with a bias of the choice
+    (e_score_correction_bias); ``bias``: the router's logits have one."""
+
+    top_k: int
+    kind: str = "softmax"
+    renormalise: bool = True
+    scale: float = 1.0
+    groups: tuple[int, int] | None = None
+    correction: bool = False
+    bias: bool = False
+
+
+class Router(ExactLinear):
+    """Logits float32 ``[T, E]``, of which the experts are chosen."""
+
+    e_score_correction_bias: Tensor | None
+
+    def __init__(self, hidden_size: int, num_experts: int, routing: Routing, tp: TensorParallel) -> None:
+        super().__init__(hidden_size, num_experts, routing.bias, tp)
+        correction = torch.empty(num_experts, dtype=torch.float32) if routing.correction else None
+        self.register_buffer("e_score_correction_bias", correction, persistent=False)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """The weight's, and the correction."""
+        yield from super().weight_slots()
+        target = self.e_score_correction_bias
+        if target is not None:
+            yield WeightSlot(0, "e_score_correction_bias", tuple(target.shape), lambda s: fill_tensor(target, s))
+
+
+class FusedMoE(nn.Module):
+    """Each row through the experts that ``gate`` chooses for it, and, where there is one, through a ``shared`` MLP,
+    which may have a gate of its own (Qwen2-MoE)."""
+
+    def __init__(
+        self,
+        settings: ExpertSettings,
+        routing: Routing,
+        tp: TensorParallel,
+        shared: GatedMLP | None = None,
+        gates_shared: bool = False,
+    ) -> None:
+        super().__init__()
+        self.routing, self.tp = routing, tp
+        self.gate = Router(settings.hidden_size, settings.num_experts, routing, tp)
+        self.experts = ExpertsBase(settings, tp)
+        self.shared_expert = shared
+        self.shared_expert_gate = ExactLinear(settings.hidden_size, 1, False, tp) if gates_shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, H]``; returns ``[T, H]``."""
+        ids, weights = self.route(x)
+        shared = None if self.shared_expert is None else self.shared_expert(x)
+        gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
+        if self.tp.rank > 0:
+            shared = None  # it is whole on every rank: one of them adds it
+        return self.tp.all_reduce(self.experts.method.apply(self.experts, x, ids, weights, shared, gate))
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts of each row and their weights, see `octavo_kernels.topk_route`."""
+        how = self.routing
+        return octavo_kernels.topk_route(
+            self.gate(x), how.top_k, how.kind, self.gate.e_score_correction_bias, how.groups, how.renormalise, how.scale
+        )
+
+
+def expert_settings(num_experts: int, hidden_size: int, inner_size: int, act: str) -> ExpertSettings:
+    """Of gated experts without biases; ``act`` is config.json's name."""
+    return ExpertSettings(num_experts, hidden_size, inner_size, activation_kind(act))

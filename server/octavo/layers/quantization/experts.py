@@ -1,0 +1,168 @@
+"""Ways to hold the weights of experts (see `MoEMethod`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.errors import ConfigError, ModelError
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, MoEMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.packed_method import PackedMethod
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
+from octavo_kernels.dense import DenseWeight
+from octavo_kernels.moe import Experts, ExpertTable, expert_table
+from octavo_kernels.quant import PackedLinear
+
+
+class ExpertsMethod(MoEMethod):
+    """A method whose weights are `octavo_kernels.Experts`."""
+
+    held: Experts | None = None
+
+    def apply(
+        self, layer: ExpertsBase, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None
+    ) -> Tensor:
+        """See `MoEMethod`."""
+        assert self.held is not None
+        return octavo_kernels.fused_moe(x, ids, weights, self.held, shared, gate)
+
+    def hold(
+        self,
+        layer: ExpertsBase,
+        gate_up: Tensor | ExpertTable,
+        down: Tensor | ExpertTable,
+        gate_up_bias: Tensor | None,
+        down_bias: Tensor | None,
+    ) -> None:
+        """Take the weights in the kernels' form. One rank alone adds the bias of results."""
+        how = layer.settings
+        down_bias = down_bias if layer.tp.rank == 0 else None
+        self.held = Experts(gate_up, down, gate_up_bias, down_bias, how.activation, how.limit, how.weighs_input)
+
+
+class UnquantizedMoEMethod(ExpertsMethod):
+    """``w13 [E, 2 I, H]``, gates before ups, and ``w2 [E, H, I]`` in the dtype of activations, as parameters; biases
+    float32 ``w13_bias [E, 2 I]`` and ``w2_bias [E, H]``."""
+
+    def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
+        """See `MoEMethod`."""
+        settings, inner = layer.settings, layer.inner_size
+        count, hidden = settings.num_experts, settings.hidden_size
+
+        def empty(name: str, *shape: int, of: torch.dtype = dtype) -> Tensor:
+            layer.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=of), requires_grad=False))
+            return layer.get_parameter(name)
+
+        weights = empty("w13", count, 2 * inner, hidden), empty("w2", count, hidden, inner)
+        if not settings.bias:
+            self.hold(layer, *weights, None, None)
+            return
+        biases = [
+            empty(f"{name}_bias", *w.shape[:2], of=torch.float32)
+            for name, w in zip(("w13", "w2"), weights, strict=True)
+        ]
+        self.hold(layer, *weights, *biases)
+
+    def weight_slots(self, layer: ExpertsBase) -> Iterator[WeightSlot]:
+        """See `MoEMethod`."""
+        settings, inner, parameters = layer.settings, layer.inner_size, dict(layer.named_parameters())
+        mine, whole = slice(layer.tp.rank * inner, (layer.tp.rank + 1) * inner), slice(0, settings.hidden_size)
+        shape, ups = (settings.inner_size, settings.hidden_size), slice(inner, 2 * inner)
+        places = [
+            ("gate_proj", "w13", slice(0, inner), shape, (mine, whole)),
+            ("up_proj", "w13", ups, shape, (mine, whole)),
+            ("down_proj", "w2", whole, shape[::-1], (whole, mine)),
+        ]
+        for number in range(settings.num_experts):
+            for name, own, rows, stored, taken in places:
+                target = parameters[own][number, rows]
+                yield WeightSlot(0, f"{number}.{name}.weight", stored, partial(_fill, target, taken))
+                if settings.bias:
+                    target = parameters[f"{own}_bias"][number, rows]
+                    yield WeightSlot(0, f"{number}.{name}.bias", stored[:1], partial(_fill, target, taken[:1]))
+
+
+def _fill(target: Tensor, taken: tuple[slice, ...], source: WeightSource) -> None:
+    fill_tensor(target, source, *taken)
+
+
+class ExpertLinears(nn.Module):
+    """One expert's projections as linear layers, of which this rank has the part that a dense MLP's have."""
+
+    def __init__(self, layer: ExpertsBase) -> None:
+        super().__init__()
+        settings, inner, tp = layer.settings, layer.inner_size, layer.tp
+        mine, whole = slice(tp.rank * inner, (tp.rank + 1) * inner), slice(0, settings.hidden_size)
+        shape = settings.inner_size, settings.hidden_size
+        self.gate_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
+        self.up_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
+        self.down_proj = LinearBase([Shard(shape[::-1], whole, mine, 0)], settings.bias, tp)
+
+    def layers(self) -> list[LinearBase]:
+        """In the order of `ExpertsBase.PROJECTIONS`."""
+        return [self.gate_proj, self.up_proj, self.down_proj]
+
+
+class PackedMoEMethod(ExpertsMethod):
+    """For the CPU's kernels: the weights of each expert as linear layers' ones, in whatever form ``config`` holds
+    those; the kernels find them by address.
+
+    All formats that linear layers are read from are experts' formats so.
+    """
+
+    def __init__(self, config: QuantizationConfig, name: str) -> None:
+        self._config, self._name = config, name
+
+    def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
+        """See `MoEMethod`."""
+        settings = layer.settings
+        stored = layer.stored_types
+        # The kernels multiply experts of one dtype: where tensors differ, that of the model.
+        for names in (ExpertsBase.PROJECTIONS[:2], ExpertsBase.PROJECTIONS[2:]):
+            if len({types[name] for types in stored for name in names}) != 1:
+                stored = [types | dict.fromkeys(names) for types in stored]
+        for number in range(settings.num_experts):
+            expert = ExpertLinears(layer)
+            layer.add_module(str(number), expert)
+            for name, linear in zip(ExpertsBase.PROJECTIONS, expert.layers(), strict=True):
+                linear.stored_types = [stored[number][name]]
+                linear.create_weights(self._config.linear_method(f"{self._name}.{number}.{name}", linear), dtype)
+
+    def process_weights_after_loading(self, layer: ExpertsBase) -> None:
+        """See `MoEMethod`. Raises ConfigError or ModelError for weights that the kernels cannot take by address."""
+        count = layer.settings.num_experts
+        linears = [layer.get_submodule(str(number)).layers() for number in range(count)]  # type: ignore[operator]
+        gates, ups, downs = ([self._held(expert[part]) for expert in linears] for part in range(3))
+        try:
+            gate_up, down = expert_table(_of_one_kind(gates, ups)), expert_table(_of_one_kind(downs))
+        except ValueError as error:
+            raise ConfigError(f"{self._name}: {error}; use --quantization none") from None
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
+        if layer.settings.bias:
+            gate_up_bias = torch.stack([torch.cat([gate.bias, up.bias]) for gate, up, _ in linears])
+            biases = gate_up_bias.float(), torch.stack([linear.bias for *_, linear in linears]).float()
+        self.hold(layer, gate_up, down, *biases)
+
+    def _held(self, linear: LinearBase) -> DenseWeight | PackedLinear:
+        method = linear.method
+        if not isinstance(method, PackedMethod):
+            raise ConfigError(f"{self._name}: experts cannot be held as {self._config.name} on this device")
+        if isinstance(method, QuantizedRowsMethod) and method.column_order is not None:
+            raise ModelError(
+                f"{self._name}: experts with act order (desc_act, g_idx) have no kernel; use --quantization none"
+            )
+        return method.held
+
+
+def _of_one_kind(*parts: list[DenseWeight | PackedLinear]) -> list[list[DenseWeight | PackedLinear]]:
+    """The same weights, all of which take rows of as many terms as one of them needs."""
+    terms = [weight.activation_terms for part in parts for weight in part if isinstance(weight, PackedLinear)]
+    return [
+        [replace(w, activation_terms=max(terms)) if isinstance(w, PackedLinear) else w for w in part] for part in parts
+    ]
