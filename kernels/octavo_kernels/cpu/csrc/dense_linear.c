@@ -214,34 +214,48 @@ static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t
 }
 
 // Which memory to prefetch while tile `n` of `count` of a block computes: half of the next block in each of the first two. With
-// one tile nothing: the hardware follows a block from its first line to its last, and is 5 to 15 % faster left alone.
-INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64_t steps, int64_t n, int64_t count) {
+// one tile the hardware follows the blocks from the first line to the last, and is 5 to 15 % faster left alone; only pairs of
+// many rows take so long that it falls behind.
+INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64_t steps, int64_t n, int64_t count, int far) {
     const int64_t lines = stride / 128;
-    return (struct prefetch){block + steps * stride + n * lines * 64 * steps, count > 1 && n < 2 ? lines : 0};
+    if (count == 1) return (struct prefetch){block + 4096, far ? 2 * lines : 0};
+    return (struct prefetch){block + steps * stride + n * lines * 64 * steps, n < 2 ? lines : 0};
+}
+
+// A block of channels times tiles [first, end) of rows
+INLINE void multiply_block(const struct dense_linear_args *a, int64_t block, int64_t first, int64_t end, const char *x,
+                           const enum product product) {
+    const int64_t steps = CEIL_DIV(a->width, 2), stride = step_bytes(a->weight_dtype),
+                  row_bytes = steps * (product == PAIRS ? 4 : 8);
+    const tile_fn compute = tile_function(product);
+    const uint8_t *weight = a->weight + block * steps * stride;
+    for (int64_t t = first; t < end; t++) {
+        const int64_t row = tile_begin(a->rows, t), rows = tile_begin(a->rows, t + 1) - row;
+        const int far = product == PAIRS && rows > WIDE_ROWS;
+        const struct prefetch ahead = plan_prefetch(weight, stride, steps, t - first, end - first, far);
+        vf sums[BLOCK_VECTORS][TILE_ROWS];
+        compute(weight, x + row * row_bytes, steps, ahead, sums, rows);
+        store_sums(a, block, row, rows, sums);
+    }
 }
 
 void op_dense_linear(const struct dense_linear_args *a, struct team_member *m) {
     const enum product product = product_of(a);
-    const int64_t steps = CEIL_DIV(a->width, 2), stride = step_bytes(a->weight_dtype), tiles = num_tiles(a->rows),
-                  blocks = CEIL_DIV(a->channels, DENSE_BLOCK), row_bytes = steps * (product == PAIRS ? 4 : 8);
-    const char *x = packed_rows(a, product, steps, m);
-    const tile_fn compute = tile_function(product);
+    const int64_t tiles = num_tiles(a->rows), blocks = CEIL_DIV(a->channels, DENSE_BLOCK), many = 4 * m->size;
+    const char *x = packed_rows(a, product, CEIL_DIV(a->width, 2), m);
     // With enough tiles for each thread, a thread gets the same rows in all operations of a layer and reads every weight; with
     // fewer, each weight is read by one thread, unless there are too few blocks for that.
-    int64_t chunks = MIN(m->size, tiles / 4), many = 4 * m->size;
+    int64_t chunks = MIN(m->size, tiles / 4);
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), tiles) : 1;
     chunks = MAX(1, chunks);
-    for (int64_t n; (n = team_take_item(m, blocks * chunks)) >= 0; team_item_done(m)) {
-        const int64_t block = n % blocks, first = tiles * (n / blocks) / chunks, end = tiles * (n / blocks + 1) / chunks;
-        const uint8_t *weight = a->weight + block * steps * stride;
-        for (int64_t t = first; t < end; t++) {
-            const int64_t row = tile_begin(a->rows, t), rows = tile_begin(a->rows, t + 1) - row;
-            vf sums[BLOCK_VECTORS][TILE_ROWS];
-            compute(weight, x + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t - first, end - first), sums, rows);
-            store_sums(a, block, row, rows, sums);
-        }
+    // Blocks of an item: a thread waits for its stores after each.
+    const int64_t group = tiles > 2 ? 1 : MAX(1, blocks / (64 * m->size)), groups = CEIL_DIV(blocks, group);
+    for (int64_t n; (n = team_take_item(m, groups * chunks)) >= 0; team_item_done(m)) {
+        const int64_t first = tiles * (n / groups) / chunks, end = tiles * (n / groups + 1) / chunks,
+                      block = n % groups * group;
+        for (int64_t i = block; i < MIN(blocks, block + group); i++) multiply_block(a, i, first, end, x, product);
     }
-    team_finish_phase(m, blocks * chunks);
+    team_finish_phase(m, groups * chunks);
 }
 
 // Where column k of a channel lies
