@@ -100,8 +100,34 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+GLM4_MOE = {
+    "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "num_hidden_layers": 3, "routed_scaling_factor": 1.7, **rope("default", partial_rotary_factor=0.5),
+}  # fmt: skip
 MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", SMALL | MOE),
+    "qwen2-moe": ("Qwen2MoeConfig", SMALL | QWEN_MOE | {"shared_expert_intermediate_size": 36}),
+    "qwen2-moe-some-layers": (
+        "Qwen2MoeConfig",
+        SMALL | QWEN_MOE | {
+            "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1], "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 36,
+        },
+    ),
+    "qwen3-moe": ("Qwen3MoeConfig", SMALL | QWEN_MOE | {"norm_topk_prob": True, "head_dim": 16}),
+    "qwen3-moe-plain": ("Qwen3MoeConfig", SMALL | QWEN_MOE | {"tie_word_embeddings": True, "attention_bias": True}),
+    "olmoe": ("OlmoeConfig", SMALL | {"num_experts": 5, "num_experts_per_tok": 3}),
+    "granite-moe": ("GraniteMoeConfig", SMALL | GRANITE | MOE | {"tie_word_embeddings": True}),
+    "granite-moe-shared": ("GraniteMoeSharedConfig", SMALL | GRANITE | MOE | {"shared_intermediate_size": 36}),
+    "glm4-moe": ("Glm4MoeConfig", SMALL | GLM4_MOE),
+    "glm4-moe-groups": (
+        "Glm4MoeConfig",
+        SMALL | GLM4_MOE | {
+            "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
     "mixtral-window": ("MixtralConfig", SMALL | MOE | {"sliding_window": 19, "num_experts_per_tok": 4}),
 }  # fmt: skip
 FAMILY_CASES |= MOE_CASES

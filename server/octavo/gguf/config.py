@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import ARCHITECTURES, PARTIAL_ROTARY, family_fields, long_rope
+from octavo.gguf.families import ARCHITECTURES, PARTIAL_ROTARY, expert_fields, family_fields, long_rope
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import check_config, shown_value
 
@@ -22,7 +22,8 @@ _NAMES = {  # config.json's field -> metadata key
     "rope_scaling.beta_fast": "{arch}.rope.scaling.yarn_beta_fast",
     "rope_scaling.beta_slow": "{arch}.rope.scaling.yarn_beta_slow",
     "attn_logit_softcapping": "{arch}.attn_logit_softcapping",
-    "final_logit_softcapping": "{arch}.final_logit_softcapping",
+    "final_logit_softcapping": "{arch}.final_logit_softcapping", "num_experts": "{arch}.expert_count",
+    "num_experts_per_tok": "{arch}.expert_used_count", "moe_intermediate_size": "{arch}.expert_feed_forward_length",
     "rope_local_base_freq": "{arch}.rope.freq_base_swa",
     "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
 }  # fmt: skip
@@ -67,7 +68,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["use_sliding_window"] = True
     if arch.startswith("gemma"):
         config |= _gemma(file, heads)
-    config |= family_fields(file)
+    config |= family_fields(file) | expert_fields(file)
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
     rotary = _stated(file, "rope.dimension_count", head_dim)
@@ -109,8 +110,6 @@ def _check_supported(file: GGUFFile) -> None:
     parts = file.metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts > 1:
         raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
-    if file.metadata.get(f"{arch}.expert_count"):
-        raise ModelError(f"{file.path}: mixture-of-experts models are not supported as GGUF; use a dense model")
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in file.tensors:
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")

@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo.errors import ModelError
 from octavo.gguf.header import GGUFFile
+from octavo.interface.architectures import ALIASES
 
 # GGUF architecture -> (model_type, class name). Mistral, SmolLM and InternLM 2 files have the layout of llama's.
 ARCHITECTURES = {
@@ -27,11 +28,16 @@ ARCHITECTURES = {
     "starcoder2": ("starcoder2", "Starcoder2ForCausalLM"),
     "glm4": ("glm4", "Glm4ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "olmoe": ("olmoe", "OlmoeForCausalLM"),
+    "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
+    "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
-INTERLEAVED = {"llama", "internlm2", "granite", "smollm3"}
+INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
 # Architectures in which part of each head is turned.
-PARTIAL_ROTARY = {"phi3", "glm4"}
+PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe"}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {  # norms before and behind the MLP, and behind attention
@@ -47,18 +53,29 @@ TENSORS: dict[str, dict[str, str]] = {
     "starcoder2": _MLP,
     "glm4": {**_FUSED_GATE, "post_attention_norm": "attention_output_norm", "post_ffw_norm": "mlp_output_norm"},
     "gpt2": {"attn_qkv": "self_attn.qkv_proj", **_MLP},
+    "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
 }
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 # config.json's field -> metadata key without the architecture, where there is one.
+_GRANITE = {
+    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
+}  # fmt: skip
 FIELDS: dict[str, dict[str, str]] = {
-    "granite": {
-        "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-        "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-    },
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
     "command-r": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "cohere2": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "starcoder2": _LAYER_NORM,
     "gpt2": _LAYER_NORM,
+}  # fmt: skip
+_EXPERTS = {
+    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
+    "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
 }  # fmt: skip
 _ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
 
@@ -73,6 +90,35 @@ def family_fields(file: GGUFFile) -> dict[str, Any]:
     if arch == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):
         return {**fields, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
     return fields
+
+
+def expert_fields(file: GGUFFile) -> dict[str, Any]:
+    """Fields of config.json of a mixture of experts; none where there are no experts. Raises ModelError."""
+    arch, metadata = file.architecture, file.metadata
+    if not metadata.get(f"{arch}.expert_count"):
+        return {}
+    fields = {field: metadata.get(f"{arch}.{key}") for field, key in _EXPERTS.items()}
+    if arch == "llama":
+        fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    elif ARCHITECTURES[arch][1] not in ALIASES or "n_routed_experts" not in ALIASES[ARCHITECTURES[arch][1]]:
+        raise ModelError(f"{file.path}: experts are not part of architecture {arch!r}; use a dense model")
+    shared = fields["shared_expert_intermediate_size"]
+    fields["shared_intermediate_size"] = shared if arch == "granitemoe" else None
+    if arch == "qwen3moe":
+        fields["norm_topk_prob"] = True  # as llama.cpp has it, whatever the file says
+    downs = next((info for name, info in file.tensors.items() if name.endswith("ffn_down_exps.weight")), None)
+    if downs is not None and fields["moe_intermediate_size"] is None:
+        fields["moe_intermediate_size"] = downs.shape[-1]
+    fields["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
+    fields["num_hidden_layers"] = layers_of(file)
+    return {field: value for field, value in fields.items() if value is not None}
+
+
+def layers_of(file: GGUFFile) -> Any:
+    """The number of layers, without those that foretell further tokens."""
+    arch, metadata = file.architecture, file.metadata
+    layers, further = metadata.get(f"{arch}.block_count"), metadata.get(f"{arch}.nextn_predict_layers", 0)
+    return layers - further if type(layers) is int and type(further) is int else layers
 
 
 def long_rope(file: GGUFFile) -> dict[str, Any] | None:

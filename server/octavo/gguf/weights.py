@@ -13,7 +13,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import dequantize, dequantize_into
-from octavo.gguf.families import INTERLEAVED, TENSORS
+from octavo.gguf.families import INTERLEAVED, TENSORS, layers_of
 from octavo.gguf.header import GGUFFile, TensorInfo
 
 _TOP = {
@@ -27,6 +27,10 @@ _LAYER = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 # Part of the configuration, not of the weights.
@@ -36,9 +40,13 @@ _DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 def hf_name(name: str, arch: str) -> str | None:
     """The checkpoint name of a GGUF tensor of architecture ``arch``; None where there is none."""
     parts = _LAYER | TENSORS.get(arch, {})
+    if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
+        return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         layer, part, kind = match.groups()
         return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
+    if match := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight", name):  # Mixtral's first files
+        return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
     base, _, kind = name.rpartition(".")
     return f"{_TOP[base]}.{kind}" if base in _TOP else None
 
@@ -114,9 +122,13 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
     arch = file.architecture
     heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
     kv_heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count_kv", heads)))
+    layers, further = layers_of(file), file.metadata.get(f"{arch}.nextn_predict_layers")
     for info in file.tensors.values():
-        if info.name in _DERIVED:
+        layer = re.match(r"blk\.(\d+)\.", info.name)
+        if info.name in _DERIVED or (layer and further and int(layer[1]) >= layers):
             continue
+        if info.name.endswith("ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
+            info = replace(info, shape=(1, *info.shape))
         name = hf_name(info.name, arch)
         if name is None:
             raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")

@@ -41,16 +41,31 @@ MODELS = {
     "Qwen3VLForConditionalGeneration": "text_of_vision",
     "Mistral3ForConditionalGeneration": "text_of_vision",
     "Gemma3ForConditionalGeneration": "text_of_vision",
+    "Qwen3VLMoeForConditionalGeneration": "text_of_vision",
     "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen_moe",
+    "Qwen3MoeForCausalLM": "qwen_moe",
+    "OlmoeForCausalLM": "olmoe",
+    "GraniteMoeForCausalLM": "granite_moe",
+    "GraniteMoeSharedForCausalLM": "granite_moe",
+    "Glm4MoeForCausalLM": "glm4_moe",
 }
 _GEMMA_1: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 256, "tie_word_embeddings": True,
 }  # fmt: skip
 _GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA_3 = _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
+_EXPERTS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
-    "MixtralForCausalLM": {"num_local_experts": "num_experts"},
+    "MixtralForCausalLM": _EXPERTS,
+    "Qwen2MoeForCausalLM": _EXPERTS,
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "Qwen3VLMoeForConditionalGeneration": _EXPERTS,
+    "OlmoeForCausalLM": _EXPERTS,
+    "GraniteMoeForCausalLM": _EXPERTS,
+    "GraniteMoeSharedForCausalLM": _EXPERTS,
+    "Glm4MoeForCausalLM": _EXPERTS,
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
     "GPTNeoXForCausalLM": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "FalconForCausalLM": {
@@ -67,6 +82,9 @@ ALIASES: dict[str, Mapping[str, str]] = {
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "Glm4MoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},
     "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},

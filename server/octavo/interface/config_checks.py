@@ -104,6 +104,8 @@ def _check_llama(fields: Fields, layers: int) -> None:
     fields.number("logit_scale", 0.0, MAX_FACTOR, above=True)
     fields.number("rope_theta", 1.0, 1e15, above=True)
     fields.text("hidden_act")
+    if fields.config.get("use_sliding_window") is False and fields.config.get("sliding_window") == 0:
+        del fields.config["sliding_window"]  # as transformers 5 writes that there is none
     fields.integer("sliding_window", 1, MAX_WINDOW, optional=True)
     fields.integer("max_window_layers", 0, MAX_LAYERS, optional=True)
     for key in _FLAGS:
@@ -164,8 +166,22 @@ def _check_experts(fields: Fields) -> None:
     if chosen > count:
         limit = f"{fields.name('num_experts')} ({count})"
         raise fields.error(f"{fields.name('num_experts_per_tok')} ({chosen}) must be at most {limit}")
-    for key in ("moe_intermediate_size", "shared_expert_intermediate_size"):
+    for key in ("moe_intermediate_size", "decoder_sparse_step", "n_group", "topk_group"):
         fields.integer(key, 1, MAX_WIDTH * 4, optional=True)
+    for key in (
+        "shared_expert_intermediate_size",
+        "shared_intermediate_size",
+        "n_shared_experts",
+        "first_k_dense_replace",
+    ):
+        fields.integer(key, 0, MAX_WIDTH * 4, optional=True)
+    groups, kept = (fields.config.get(key) or 1 for key in ("n_group", "topk_group"))
+    if count % groups or kept > groups or chosen > count // groups * kept:
+        raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
+    fields.number("routed_scaling_factor", 0.0, MAX_FACTOR, above=True)
+    dense = fields.config.get("mlp_only_layers")
+    if not isinstance(dense, (list, type(None))) or any(type(layer) is not int for layer in dense or []):
+        fields.refuse("mlp_only_layers", "must be a list of numbers of layers")
     fields.flag("norm_topk_prob")
 
 

@@ -174,6 +174,7 @@ class Transposed(_Rearranged):
         return self._source.load(dtype).T.contiguous()
 
 
+_FUSED_SHARED = re.compile(r"(.*\.shared_expert)\.gate_up_proj\.(\w+)")
 _STACKED = re.compile(r"(.*\.experts)\.(gate_up|gate|up|down)_proj(?:[._](.+))?")
 
 
@@ -181,10 +182,13 @@ def experts_apart(
     name: str, source: WeightSource, transposed: bool = False, interleaved: bool = False
 ) -> Iterator[tuple[str, WeightSource]]:
     """Of a tensor of all experts, ``experts.down_proj.weight`` [E, ...], those of each: ``experts.0.down_proj.weight``
-    [...]; any other tensor as it is. Gates and ups that are stored as one become two.
+    [...]; any other tensor as it is. Gates and ups that are stored as one become two, a shared expert's as well.
 
     ``transposed``: weights are stored as [E, inputs, outputs]. ``interleaved``: gates and ups take turns.
     """
+    if match := _FUSED_SHARED.fullmatch(name):
+        yield from _gate_and_up(match[1], match[2], source, False)
+        return
     match = _STACKED.fullmatch(name)
     if match is None:
         yield name, source
@@ -194,16 +198,17 @@ def experts_apart(
         one = source[number]
         if transposed and leaf == "weight" and len(one.shape) == 2:
             one = Transposed(one)
-        if part != "gate_up" or not one.shape:
+        if part == "gate_up" and one.shape:
+            yield from _gate_and_up(f"{experts}.{number}", leaf, one, interleaved)
+        else:
             yield f"{experts}.{number}.{part}_proj.{leaf}", one
-            continue
-        rows, half = one.shape[0], one.shape[0] // 2
-        for i, half_part in enumerate(("gate", "up")):
-            if interleaved:
-                taken: WeightSource = ReorderedRows(one, torch.arange(i, rows, 2, device="cpu"))
-            else:
-                taken = one[i * half : rows if i else half]
-            yield f"{experts}.{number}.{half_part}_proj.{leaf}", taken
+
+
+def _gate_and_up(module: str, leaf: str, both: WeightSource, interleaved: bool) -> Iterator[tuple[str, WeightSource]]:
+    rows, half = both.shape[0], both.shape[0] // 2
+    for number, (part, taken) in enumerate((("gate_proj", slice(0, half)), ("up_proj", slice(half, rows)))):
+        order = torch.arange(number, rows, 2, device="cpu")
+        yield f"{module}.{part}.{leaf}", ReorderedRows(both, order) if interleaved else both[taken]
 
 
 def copy_slot(leaf: str, param: Tensor) -> WeightSlot:

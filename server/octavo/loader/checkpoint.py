@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
@@ -32,7 +33,14 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         return []
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
+    if cls.leaves_out_further_layers:
+        stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     return list(chain.from_iterable(cls.experts_apart(name, source, config.files.format) for name, source in stored))
+
+
+def _layer_of(name: str) -> int:
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 def linear_modules(

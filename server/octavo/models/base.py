@@ -55,6 +55,8 @@ class CausalLM(nn.Module):
     transposed_weights: ClassVar[str | None] = None
     # Of tensors of all experts in safetensors: whether they hold [inputs, outputs], whether gates and ups take turns.
     stacked_experts: ClassVar[tuple[bool, bool]] = (False, False)
+    # Whether checkpoints may hold layers beyond num_hidden_layers, which foretell further tokens: they are left out.
+    leaves_out_further_layers: ClassVar[bool] = False
     # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
     leaves_out: ClassVar[str | None] = None
     model: Decoder

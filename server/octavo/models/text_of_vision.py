@@ -11,6 +11,7 @@ from octavo.models.gemma import Gemma3ForCausalLM
 from octavo.models.llama import MistralForCausalLM
 from octavo.models.qwen2 import Qwen2ForCausalLM
 from octavo.models.qwen3 import Qwen3ForCausalLM
+from octavo.models.qwen_moe import Qwen3MoeForCausalLM
 
 _NAMES: list[tuple[str, str | None]] = [
     (r"^(model\.)?(visual|vision_tower|multi_modal_projector)\.", None),
@@ -35,6 +36,14 @@ class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
 
     leaves_out: ClassVar[str | None] = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3ForCausalLM.checkpoint_names]
+
+
+class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
+    """The text of Qwen3-VL's mixtures of experts."""
+
+    leaves_out: ClassVar[str | None] = "images"
+    stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3MoeForCausalLM.checkpoint_names]
 
 
 class Mistral3ForConditionalGeneration(MistralForCausalLM):

@@ -20,7 +20,14 @@ from support.tiny_models import make_model
 from transformers import PreTrainedModel
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
-LLAMA = {**NAMES, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+EXPERTS = {
+    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}  # fmt: skip
+for shared in ("mlp.shared_expert", "mlp.shared_experts"):
+    EXPERTS |= {f"{shared}.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+LLAMA = {**NAMES, **EXPERTS, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 GPT2 = {
@@ -42,6 +49,27 @@ FILES: dict[str, tuple[str, dict[str, str], dict[str, Any], bool]] = {
     "starcoder2": ("starcoder2-gguf", {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}, {}, False),
     "glm4": ("glm4", GLM4, {"rope.dimension_count": 8}, False),
     "gpt2": ("gpt2", GPT2, {}, False),
+    "llama": ("mixtral", {}, {"expert_count": 4, "expert_used_count": 2}, True),
+    "qwen2moe": (
+        "qwen2-moe", {},
+        {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20,
+         "expert_shared_feed_forward_length": 36}, False,
+    ),
+    "qwen3moe": (
+        "qwen3-moe", {}, {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20}, False,
+    ),
+    "olmoe": ("olmoe", {}, {"expert_count": 5, "expert_used_count": 3}, False),
+    "granitemoe": (
+        "granite-moe-shared", {},
+        {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0,
+         "expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 36}, True,
+    ),
+    "glm4moe": (
+        "glm4-moe", {"post_attention_layernorm": "post_attention_norm"},
+        {"rope.dimension_count": 8, "block_count": 4, "nextn_predict_layers": 1, "expert_count": 8,
+         "expert_used_count": 3, "expert_feed_forward_length": 20, "expert_shared_count": 1,
+         "expert_weights_scale": 1.7, "expert_weights_norm": True, "leading_dense_block_count": 1}, False,
+    ),
 }  # fmt: skip
 CASES = {"starcoder2-gguf": ("Starcoder2Config", SMALL)}
 
@@ -84,8 +112,25 @@ def write_family(path: Path, model: PreTrainedModel, arch: str) -> None:
             if interleaved and ("q_proj" in base or "k_proj" in base):
                 heads = config.num_attention_heads if "q_proj" in base else config.num_key_value_heads
                 values = interleave(values, heads)
+            if (layer and "experts." in name and values.ndim == 3) or "shared_mlp.input" in name:
+                halves = np.split(values, 2, axis=-2) if "down_proj" not in name else [values]
+                kinds, stack = (
+                    ("gate", "up") if len(halves) == 2 else ("down",),
+                    "exps" if values.ndim == 3 else "shexp",
+                )
+                for part, half in zip(kinds, halves, strict=True):
+                    writer.add_tensor(f"blk.{layer[1]}.ffn_{part}_{stack}.weight", np.ascontiguousarray(half))
+                continue
+            if "e_score" in name:
+                writer.add_tensor(f"blk.{layer[1]}.exp_probs_b.bias", values)
+                continue
+            if "shared_expert_gate" in name:
+                values = values[0]
             own = f"blk.{layer[1]}.{names[layer[2]]}" if layer else names[base]
             writer.add_tensor(f"{own}.{kind}", values)
+
+        if "nextn_predict_layers" in more:  # whose tensors nobody reads
+            writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 4), np.float32))
 
     values = {f"{arch}.{key}": value for key, value in metadata(config, more).items()}
     write_metadata(path, arch, values, fill)
