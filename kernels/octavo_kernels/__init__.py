@@ -71,6 +71,8 @@ __all__ = [
     "group_linear",
     "group_row_counts",
     "kv_scale_bytes",
+    "latent_attention",
+    "latent_queries",
     "layer_norm",
     "linear",
     "paged_attention",
@@ -237,6 +239,38 @@ def paged_attention(
     Those at or past the end of the sequence do not count.
     """
     return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
+
+
+def latent_queries(
+    q: Tensor,
+    latent: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    key_weight: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    """Queries of multi-head latent attention (DeepSeek V2); writes what is kept of each token to the cache.
+
+    ``latent [T, L + R]`` is a token's latent, of which all heads' keys and values are made, and its rotary key. The
+    cache ``[1, num_blocks, 1, block_size, L + R]`` gets the RMS norm of the first (``norm_weight [L]``) and the second
+    rotated. ``q [T, Hq, N + R]``: instead of making keys ``[Hq, N]`` of each latent, the first N are multiplied with
+    ``key_weight [Hq, N, L]``; the last R are rotated. Returns ``[T, Hq, L + R]``. ``cos_sin_cache [positions, R]``, and
+    what else is here, as in `rope_and_cache`.
+    """
+    return backend_for(q).latent_queries(
+        q, latent, positions, cos_sin_cache, kv_cache, slot_mapping, key_weight, norm_weight, eps
+    )
+
+
+def latent_attention(
+    queries: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, value_weight: Tensor
+) -> Tensor:
+    """Causal attention of every row of ``queries [T, Hq, L + R]`` to the latents of its sequence, as `paged_attention`;
+    sums of latents ``[L]`` become values by ``value_weight [Hq, L, V]``: returns ``[T, Hq, V]``."""
+    return backend_for(queries).latent_attention(queries, kv_cache, metadata, scale, value_weight)
 
 
 def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:

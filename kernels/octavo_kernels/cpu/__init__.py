@@ -26,6 +26,7 @@ from octavo_kernels.cpu.elementwise import (
     silu_and_mul,
     take_columns,
 )
+from octavo_kernels.cpu.latent import latent_attention, latent_queries
 from octavo_kernels.cpu.library import unavailable_reason
 from octavo_kernels.cpu.moe import fused_moe, topk_route
 from octavo_kernels.cpu.prefault import Prefault
@@ -77,6 +78,8 @@ __all__ = [
     "group_linear",
     "group_row_counts",
     "kv_scale_bytes",
+    "latent_attention",
+    "latent_queries",
     "layer_norm",
     "linear",
     "pack_gguf",

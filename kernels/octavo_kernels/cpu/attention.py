@@ -9,7 +9,7 @@ from octavo_kernels import reference
 from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
-MAX_HEAD_SIZE = 512  # csrc/attention.c
+MAX_HEAD_SIZE = 576  # csrc/attention.c
 _BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
 
 
@@ -46,6 +46,7 @@ def has_pair_layout(kv_cache: Tensor) -> bool:
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
         library is not None and library.isa == "avx512bf16" and kv_cache.dtype == torch.bfloat16
+        and len(kv_cache) == 2 and kv_cache.stride(0) != 0
         and has_dense_blocks(kv_cache) and block_size % _CHUNK == head_size % 32 == 0 and head_size <= MAX_HEAD_SIZE
     )  # fmt: skip
 

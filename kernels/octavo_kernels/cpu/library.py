@@ -61,6 +61,8 @@ _OPS = {
     "dense_experts_gated": (30, "P" * 8 + "R" + "q" * 7 + "d"),
     "dense_experts_down": (31, "P" * 6 + "R" + "q" * 6),
     "add_choices": (32, "P" * 5 + "Rqqq"),
+    "latent_cache": (33, "P" * 8 + "R" + "q" * 10 + "d"),
+    "head_linear": (34, "PPPR" + "q" * 9),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -22,6 +22,7 @@ from octavo_kernels.reference.elementwise import (
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.reference.moe import fused_moe, topk_route
+from octavo_kernels.reference.latent import latent_attention, latent_queries
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,
@@ -49,6 +50,8 @@ __all__ = [
     "group_dequantize",
     "group_linear",
     "group_row_counts",
+    "latent_attention",
+    "latent_queries",
     "layer_norm",
     "linear",
     "paged_attention",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,12 +37,12 @@ def rope_and_cache(
     if cos_sin_cache is not None:
         # Rows of padding may carry any position; theirs is looked up as 0.
         table = cos_sin_cache[positions.clamp(0, cos_sin_cache.shape[0] - 1)]
-        q, k = _rotate(q, table), _rotate(k, table)
-    write_kv(k, v, kv_cache, slot_mapping, k_scale, v_scale)
+        q, k = rotate(q, table), rotate(k, table)
+    write_kv([k, v], kv_cache, slot_mapping, (k_scale, v_scale))
     return q.contiguous()
 
 
-def _rotate(x: Tensor, table: Tensor) -> Tensor:
+def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotate ``x [T, heads, D]`` by ``table [T, rot_dim]`` (cosines, then sines): computed in float32, rounded once."""
     half = table.shape[-1] // 2
     cos, sin = table[:, None, :half], table[:, None, half:]
@@ -49,14 +51,16 @@ def _rotate(x: Tensor, table: Tensor) -> Tensor:
 
 
 def write_kv(
-    k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor, k_scale: float = 1.0, v_scale: float = 1.0
+    parts: Sequence[Tensor], kv_cache: Tensor, slot_mapping: Tensor, scales: Sequence[float] = (1.0, 1.0)
 ) -> None:
-    """Write ``k, v [T, Hkv, D]``, divided by their scales, into the slots given, row by row; slot -1 is skipped."""
+    """Write ``parts``, keys and values ``[T, Hkv, D]``, divided by their scales, into the slots given, row by row; slot
+    -1 is skipped."""
     rows = (slot_mapping >= 0).nonzero().squeeze(1)
     slots = slot_mapping[rows]
     block_size = kv_cache.shape[3]
     blocks, offsets = slots // block_size, slots % block_size
-    for cache, values, scale in ((kv_cache[0], k[rows], k_scale), (kv_cache[1], v[rows], v_scale)):
+    for cache, part, scale in zip(kv_cache, parts, scales, strict=False):
+        values = part[rows]
         if scale != 1.0:
             values = values.float() / scale
         if cache.dtype == torch.float8_e4m3fn:

@@ -9,18 +9,24 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """One layer's keys and values."""
+    """One layer's keys and values. ``kind`` "mla": one latent of ``head_size`` elements stands for both."""
 
     num_kv_heads: int
     head_size: int
     dtype: str  # float32 | float16 | bfloat16 | int8 | float8_e4m3fn
     scale_bytes: int = 0  # beside the elements of each key and each value, in a dtype that has scales
+    kind: str = "attention"  # attention | mla
+
+    @property
+    def parts(self) -> int:
+        """Keys and values, or latents."""
+        return 1 if self.kind == "mla" else 2
 
     def bytes_per_token(self) -> int:
         """Bytes of one token's key and value in this layer."""
-        return 2 * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
+        return self.parts * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of a block's keys and values: [2, num_kv_heads, block_size, head_size and what scales need]."""
+        """Of a block's keys and values: [2 (mla: 1), num_kv_heads, block_size, head_size and what scales need]."""
         width = self.head_size + self.scale_bytes // DTYPE_BYTES[self.dtype]
-        return (2, self.num_kv_heads, block_size, width)
+        return (self.parts, self.num_kv_heads, block_size, width)

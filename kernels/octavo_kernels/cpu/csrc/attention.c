@@ -13,7 +13,7 @@
 #include "attention_items.h"
 #include "attention_tile.h"
 
-#define MAX_HEAD_SIZE 512  // also in octavo_kernels/cpu/attention.py
+#define MAX_HEAD_SIZE 576  // also in octavo_kernels/cpu/attention.py
 
 static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of BF16_PAIRS
 

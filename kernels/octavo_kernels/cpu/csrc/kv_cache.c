@@ -168,6 +168,40 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct team_member *
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
+INLINE void latent_row(const struct latent_cache_args *a, int64_t row, float *head, int dtype, int kv_dtype) {
+    const int64_t width = dtype == BFLOAT16 ? 2 : 4, kv_width = kv_dtype == BFLOAT16 ? 2 : 4, latent = a->latent_size,
+                  rot = a->rot_dim, slot = a->slots[row];
+    const int64_t position = MAX(0, MIN(a->positions[row], a->max_position - 1));
+    const float *table = a->cos_sin + position * rot;
+    for (int64_t h = 0; h < a->num_heads; h++) {
+        const char *in = (const char *)a->q + ((row * a->num_heads + h + 1) * a->q_size - rot) * width;
+        char *out = (char *)a->queries + ((row * a->num_heads + h) * (latent + rot) + latent) * width;
+        norm_and_rotate_head(in, head, NULL, table, rot, rot, 0.0f, dtype, dtype);
+        store_head(out, head, rot, FLOAT32, dtype);
+    }
+    if (slot < 0) return;
+    const char *in = (const char *)a->latent + row * (latent + rot) * width;
+    char *to = (char *)a->kv_cache + slot / a->block_size * a->block_stride +
+               slot % a->block_size * (latent + rot) * kv_width;
+    norm_and_rotate_head(in, head, a->norm, NULL, latent, 0, (float)a->eps, dtype, (int)a->norm_dtype);
+    store_head(to, head, latent, dtype, kv_dtype);
+    norm_and_rotate_head(in + latent * width, head, NULL, table, rot, rot, 0.0f, dtype, dtype);
+    store_head(to + latent * kv_width, head, rot, dtype, kv_dtype);
+}
+
+void op_latent_cache(const struct latent_cache_args *a, struct team_member *m) {
+    float *head = thread_scratch((size_t)(MAX(a->latent_size, a->rot_dim) + VW) * 4);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            if (a->dtype == BFLOAT16 && a->kv_dtype == BFLOAT16) latent_row(a, row, head, BFLOAT16, BFLOAT16);
+            else if (a->dtype == BFLOAT16) latent_row(a, row, head, BFLOAT16, FLOAT32);
+            else if (a->kv_dtype == BFLOAT16) latent_row(a, row, head, FLOAT32, BFLOAT16);
+            else latent_row(a, row, head, FLOAT32, FLOAT32);
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
 // An item is the same part of each block. Within it, all sources are read before anything is written.
 #define COPY_PART (1 << 14)
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m) {

@@ -103,6 +103,28 @@ struct rope_and_cache_args {
     double eps;
 };
 
+// Latent attention: row of latent [rows, latent_size + rot_dim] normalised and rotated to its slot, of which the cache has one
+// "head"; the last rot_dim elements of each of q [rows, num_heads, q_size] rotated to the last of queries [rows, num_heads,
+// latent_size + rot_dim]
+struct latent_cache_args {
+    const void *q, *latent;
+    const int64_t *positions;
+    const float *cos_sin;
+    void *kv_cache;
+    const int64_t *slots;
+    const void *norm;
+    void *queries;
+    int64_t rows, num_heads, q_size, latent_size, rot_dim, max_position, block_size, block_stride, dtype, kv_dtype, norm_dtype;
+    double eps;
+};
+
+// out = x . weight [heads, width, channels], head by head; rows and heads of x and out lie so many elements apart
+struct head_linear_args {
+    const void *x, *weight;
+    void *out;
+    int64_t rows, heads, width, channels, x_row, x_head, out_row, out_head, dtype, weight_dtype;
+};
+
 // window 0, softcap 0, sinks and limit NULL mean none; sinks [num_heads]; limit [rows]: the last position that a row attends to,
 // its own or a later one
 struct paged_attention_args {
@@ -348,6 +370,8 @@ struct dot_products_args {
 void op_rms_norm(const struct rms_norm_args *a, struct team_member *m);
 void op_silu_and_mul(const struct silu_and_mul_args *a, struct team_member *m);
 void op_rope_and_cache(const struct rope_and_cache_args *a, struct team_member *m);
+void op_latent_cache(const struct latent_cache_args *a, struct team_member *m);
+void op_head_linear(const struct head_linear_args *a, struct team_member *m);
 void op_paged_attention(const struct paged_attention_args *a, struct team_member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m);
 void op_argmax(const struct argmax_args *a, struct team_member *m);

@@ -60,6 +60,8 @@ static const struct {
     {(op_fn)op_dense_experts_gated, sizeof(struct dense_experts_gated_args)},
     {(op_fn)op_dense_experts_down, sizeof(struct dense_experts_down_args)},
     {(op_fn)op_add_choices, sizeof(struct add_choices_args)},
+    {(op_fn)op_latent_cache, sizeof(struct latent_cache_args)},
+    {(op_fn)op_head_linear, sizeof(struct head_linear_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
