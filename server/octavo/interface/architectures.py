@@ -36,6 +36,8 @@ MODELS = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
     "Qwen2VLForConditionalGeneration": "text_of_vision",
     "Qwen2_5_VLForConditionalGeneration": "text_of_vision",
     "Qwen3VLForConditionalGeneration": "text_of_vision",

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.embedding import VocabParallelEmbedding
+from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.norm import LayerNorm, RMSNorm
 
 # What the first half leaves for the second one, by row: ``[T, ...]`` each.
@@ -56,7 +57,7 @@ class PreNormDecoderLayer(DecoderLayer):
     def __init__(
         self,
         input_layernorm: RMSNorm | LayerNorm,
-        self_attn: SelfAttention,
+        self_attn: SelfAttention | LatentSelfAttention,
         post_attention_layernorm: RMSNorm | LayerNorm,
         mlp: nn.Module,
         *,

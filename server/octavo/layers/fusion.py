@@ -11,6 +11,7 @@ from functools import partial
 from torch import nn
 
 import octavo_kernels
+from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
@@ -22,7 +23,8 @@ def fuse_neighbours(model: nn.Module) -> None:
     """Connect the layers of a loaded model: the numbers of terms are final when all weights are there."""
     for module in model.modules():
         if isinstance(module, PreNormDecoderLayer):
-            _fuse_norm(module.input_layernorm, module.self_attn.qkv_proj)
+            if isinstance(module.self_attn, SelfAttention):
+                _fuse_norm(module.input_layernorm, module.self_attn.qkv_proj)
             if isinstance(module.mlp, GatedMLP):
                 _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj)
         elif isinstance(module, GatedMLP):

@@ -21,6 +21,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.linear import ExactLinear
+from octavo.layers.latent_attention import absorb_weights
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import exact_method, quantization_config
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, QuantizationConfig
@@ -69,6 +70,7 @@ def load_model(
         for module in model.modules():
             if isinstance(module, ExpertsBase):
                 module.method.process_weights_after_loading(module)
+        absorb_weights(model)
     fuse_neighbours(model)
     return model
 

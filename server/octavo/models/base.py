@@ -15,6 +15,7 @@ from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import PackedTable, ParallelLMHead
+from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
@@ -145,5 +146,6 @@ class CausalLM(nn.Module):
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
-        layers = sorted((m for m in self.modules() if isinstance(m, Attention)), key=lambda attention: attention.layer)
+        kinds = (Attention, LatentSelfAttention)
+        layers = sorted((m for m in self.modules() if isinstance(m, kinds)), key=lambda attention: attention.layer)
         return [attention.kv_cache_spec(self.config.dtype) for attention in layers]

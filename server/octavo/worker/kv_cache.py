@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
+from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.models.base import CausalLM
@@ -17,12 +18,13 @@ from octavo.models.base import CausalLM
 
 def kv_cache_specs(model: CausalLM, config: EngineConfig, device: torch.device) -> list[KVCacheSpec]:
     """One layer's keys and values each, in the dtype of ``config``'s cache."""
-    kv_dtype = config.cache.kv_cache_dtype
+    specs, kv_dtype = model.kv_cache_specs(), config.cache.kv_cache_dtype
+    if any(spec.kind == "mla" for spec in specs):
+        return latent_specs(specs, kv_dtype, model.is_quantized, device)
     if kv_dtype == "auto" and model.is_quantized:
         kv_dtype = quantized_kv_dtype(config, device)
     elif kv_dtype == "auto" and config.model.weight_dtype == "float16":
         kv_dtype = "bfloat16"  # of 16 bits as the weights; it costs 5e-5 nats where float32 activations cost none
-    specs = model.kv_cache_specs()
     return specs if kv_dtype == "auto" else [spec_in_dtype(spec, kv_dtype, device) for spec in specs]
 
 
@@ -35,6 +37,24 @@ def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
         if not octavo_kernels.attention_problem(device, block_size, dtype, getattr(torch, name), head_size):
             return name
     return config.model.dtype
+
+
+def latent_specs(
+    specs: list[KVCacheSpec], kv_dtype: str, is_quantized: bool, device: torch.device
+) -> list[KVCacheSpec]:
+    """Specs of multi-head latent attention, whose cache has 16 or 32 bits. Raises ConfigError."""
+    if device.type != "cpu":
+        raise ConfigError(
+            "multi-head latent attention (DeepSeek) has no kernels for this device yet; use --device cpu, or vLLM"
+        )
+    if kv_dtype == "auto":
+        return [replace(spec, dtype="bfloat16") for spec in specs] if is_quantized else specs
+    if kv_dtype not in ("float32", "bfloat16"):
+        raise ConfigError(
+            f"kv_cache_dtype={kv_dtype}: the cache of multi-head latent attention (DeepSeek) is float32 or bfloat16; "
+            "leave kv_cache_dtype at auto"
+        )
+    return [replace(spec, dtype=kv_dtype) for spec in specs]
 
 
 def spec_in_dtype(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVCacheSpec:
