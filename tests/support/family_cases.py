@@ -43,6 +43,17 @@ GPT2 = {
     "vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+GPT_OSS = {
+    "head_dim": 32, "sliding_window": 19, "num_local_experts": 6, "num_experts_per_tok": 2,
+    **rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False, beta_fast=32.0, beta_slow=1.0),
+}  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "qk_nope_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+MSCALE = rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.9, mscale_all_dim=0.7)
+GROUPS = {"topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "n_shared_experts": 1}
 FALCON = {"alibi": False, "bias": True}
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-nemo": ("MistralConfig", SMALL | {"sliding_window": None, "head_dim": 20}),
@@ -95,6 +106,20 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-serial": ("FalconConfig", SMALL | FALCON | {"multi_query": False, "parallel_attn": False}),
     "gpt2": ("GPT2Config", GPT2),
+    "gpt-oss": ("GptOssConfig", SMALL | GPT_OSS),
+    "gpt-oss-plain": (
+        "GptOssConfig",
+        SMALL | GPT_OSS | rope("default") | {
+            "attention_bias": False, "swiglu_limit": 0.2, "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "deepseek-v3": ("DeepseekV3Config", SMALL | DEEPSEEK | MSCALE),
+    "deepseek-v3-halves": (
+        "DeepseekV3Config",
+        SMALL | DEEPSEEK | {"rope_interleave": False, "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "deepseek-v2-lite": ("DeepseekV2Config", SMALL | DEEPSEEK | {"q_lora_rank": None}),
+    "deepseek-v2": ("DeepseekV2Config", SMALL | DEEPSEEK | MSCALE | GROUPS),
     "gpt2-scaled": (
         "GPT2Config", GPT2 | {"scale_attn_by_inverse_layer_idx": True, "n_inner": 80, "tie_word_embeddings": False},
     ),

@@ -59,6 +59,9 @@ def model_of(config: Any, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(0, 0.1)
             else:
                 parameter.normal_(0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.15)
     return model.eval()
 
 

@@ -21,8 +21,8 @@ from octavo_kernels.reference.elementwise import (
     take_columns,
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
-from octavo_kernels.reference.moe import fused_moe, topk_route
 from octavo_kernels.reference.latent import latent_attention, latent_queries
+from octavo_kernels.reference.moe import fused_moe, topk_route
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,

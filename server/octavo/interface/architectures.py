@@ -36,6 +36,7 @@ MODELS = {
     "GPTNeoXForCausalLM": "gpt_neox",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "Qwen2VLForConditionalGeneration": "text_of_vision",
@@ -58,6 +59,16 @@ _GEMMA_1: dict[str, Any] = {
 _GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA_3 = _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
 _EXPERTS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
+# Heads of latent attention have several sizes; what is turned is `head_dim`, as in transformers.
+_DEEPSEEK_NAMES = {**_EXPERTS, "qk_rope_head_dim": "head_dim"}
+_DEEPSEEK_V2: dict[str, Any] = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "num_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, "first_k_dense_replace": 0,
+}  # fmt: skip
+_DEEPSEEK_V3 = _DEEPSEEK_V2 | {
+    "num_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8,
+    "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
     "MixtralForCausalLM": _EXPERTS,
@@ -68,6 +79,9 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "GraniteMoeForCausalLM": _EXPERTS,
     "GraniteMoeSharedForCausalLM": _EXPERTS,
     "Glm4MoeForCausalLM": _EXPERTS,
+    "GptOssForCausalLM": _EXPERTS,
+    "DeepseekV2ForCausalLM": _DEEPSEEK_NAMES,
+    "DeepseekV3ForCausalLM": _DEEPSEEK_NAMES,
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
     "GPTNeoXForCausalLM": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "FalconForCausalLM": {
@@ -95,6 +109,17 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     "CohereForCausalLM": {"rope_theta": 5e5},
     "Starcoder2ForCausalLM": {"num_key_value_heads": 2},
     "FalconForCausalLM": {"max_position_embeddings": 2048},
+    "GptOssForCausalLM": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "num_experts": 128,
+        "num_experts_per_tok": 4,
+    },
+    "DeepseekV2ForCausalLM": _DEEPSEEK_V2,
+    "DeepseekV3ForCausalLM": _DEEPSEEK_V3,
     "GemmaForCausalLM": _GEMMA_1,
     "Gemma2ForCausalLM": _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": _GEMMA_3,
@@ -108,7 +133,7 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
 }
 # Fields whose null says that there is none, where leaving them out means a default of the family.
-NONE_BY_NULL = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+NONE_BY_NULL = {"sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping"}
 # Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
 WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"}
 WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}

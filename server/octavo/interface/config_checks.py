@@ -70,6 +70,10 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
         _check_llama(fields, layers)
         if architecture.startswith("Gemma"):
             _check_gemma(fields, layers)
+        elif architecture.startswith("Deepseek"):
+            _check_deepseek(fields, architecture)
+        elif architecture == "GptOssForCausalLM":
+            _check_gpt_oss(fields)
     return config
 
 
@@ -183,6 +187,32 @@ def _check_experts(fields: Fields) -> None:
     if not isinstance(dense, (list, type(None))) or any(type(layer) is not int for layer in dense or []):
         fields.refuse("mlp_only_layers", "must be a list of numbers of layers")
     fields.flag("norm_topk_prob")
+
+
+def _check_gpt_oss(fields: Fields) -> None:
+    fields.number("swiglu_limit", 0.0, MAX_FACTOR, above=True)
+    if fields.config.get("swiglu_alpha", 1.702) != 1.702:
+        fields.refuse("swiglu_alpha", "must be 1.702, what gpt-oss' activation has")
+
+
+def _check_deepseek(fields: Fields, architecture: str) -> None:
+    """Sizes of latent attention, and how experts are chosen."""
+    for key in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim"):
+        fields.integer(key, 1, MAX_WIDTH)
+    fields.integer("q_lora_rank", 1, MAX_WIDTH, optional=True)
+    fields.flag("rope_interleave")
+    third = architecture == "DeepseekV3ForCausalLM"
+    asked = {"scoring_func": "sigmoid" if third else "softmax", "moe_layer_freq": 1}
+    asked |= {"topk_method": "noaux_tc"} if third else {"norm_topk_prob": False}
+    for key, value in asked.items():
+        if fields.config.get(key, value) != value:
+            fields.refuse(key, f"must be {value!r}, as {architecture} models have it")
+    method = fields.config.get("topk_method", "greedy")
+    if not third and method not in ("greedy", "group_limited_greedy"):
+        fields.refuse("topk_method", "must be 'greedy' or 'group_limited_greedy'")
+    if third or method == "group_limited_greedy":
+        for key in ("n_group", "topk_group"):
+            fields.integer(key, 1, MAX_EXPERTS)
 
 
 def _check_gemma(fields: Fields, layers: int) -> None:

@@ -41,7 +41,7 @@ class _Projection(LinearBase):
 class LatentSelfAttention(nn.Module):
     """Projections, cache and attention of one layer, with this rank's heads; latents are whole on every rank.
 
-    ``scale``: of the scores. ``interleaved``: the checkpoint's rotary elements are turned in pairs of neighbours.
+    ``interleaved``: the checkpoint's rotary elements are turned in pairs of neighbours.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class LatentSelfAttention(nn.Module):
         super().__init__()
         hf, hidden = config.hf_config, config.hidden_size
         self.layer, self.rotary, self.dtype = layer, rotary, getattr(torch, config.dtype)
-        self.latent_size, self.rotary_size = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
+        self.latent_size, self.rotary_size = hf["kv_lora_rank"], config.head_size
         self.key_size, self.value_size = hf["qk_nope_head_dim"], hf["v_head_dim"]
         self.num_heads = tp.divide(config.num_heads, "num_attention_heads")
         size, bias = self.key_size + self.rotary_size, bool(hf.get("attention_bias", False))

@@ -20,8 +20,8 @@ from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.fusion import fuse_neighbours
-from octavo.layers.linear import ExactLinear
 from octavo.layers.latent_attention import absorb_weights
+from octavo.layers.linear import ExactLinear
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import exact_method, quantization_config
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, QuantizationConfig

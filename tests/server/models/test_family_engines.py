@@ -20,6 +20,7 @@ FAMILIES = [
     "phi3", "phi4-mini", "granite", "granite4-dense", "smollm3", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere2",
     "ministral", "starcoder2", "gpt-neox", "falcon-7b", "falcon-40b", "gpt2",
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "granite-moe-shared", "glm4-moe",
+    "gpt-oss", "deepseek-v2", "deepseek-v3",
 ]  # fmt: skip
 OLDER = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM",
          "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"}  # fmt: skip

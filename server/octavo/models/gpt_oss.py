@@ -1,0 +1,47 @@
+"""gpt-oss (OpenAI): experts with clamped gates, sinks in attention, a window in every other layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from octavo.layers.attention import SelfAttention
+from octavo.layers.moe import FusedMoE, Routing
+from octavo.layers.norm import RMSNorm
+from octavo.layers.quantization.base import ExpertSettings
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.base import CausalLM
+from octavo.models.llama import LlamaForCausalLM
+
+
+class GptOssForCausalLM(LlamaForCausalLM):
+    """A softmax over the logits of the chosen experts, which is that over all of them made to add up to 1."""
+
+    stacked_experts: ClassVar[tuple[bool, bool]] = (True, True)
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        (r"\.self_attn\.sinks(\.weight)?$", ".self_attn.attn.sinks"),
+        (r"\.mlp\.router\.", ".mlp.gate."),
+        *CausalLM.checkpoint_names,
+    ]
+
+    def create_norm(self) -> RMSNorm:
+        """A norm of hidden states, whose weight is applied before anything is rounded."""
+        return RMSNorm(self.config.hidden_size, self.config.hf_config["rms_norm_eps"], 0.0)
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``."""
+        hf = self.config.hf_config
+        types, bias = hf.get("layer_types"), hf.get("attention_bias", True)
+        slides = types[layer] == "sliding_attention" if types else layer % 2 == 0
+        window = hf.get("sliding_window") if slides else None
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, window=window, sinks=True
+        )
+
+    def create_mlp(self) -> nn.Module:
+        """The experts of one layer."""
+        hf = self.config.hf_config
+        sizes = hf["num_experts"], self.config.hidden_size, hf["intermediate_size"]
+        settings = ExpertSettings(*sizes, "clamped_swiglu", bias=True, limit=hf["swiglu_limit"])
+        return FusedMoE(settings, Routing(hf["num_experts_per_tok"], bias=True), self.tp)
