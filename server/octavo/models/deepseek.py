@@ -56,10 +56,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """Experts are chosen within groups, with a bias of the choice."""
 
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
-        (r"^model\.layers\.61\.", None),  # predicts a token more, for speculation
-        *DeepseekV2ForCausalLM.checkpoint_names,
-    ]
+    leaves_out_further_layers: ClassVar[bool] = True  # which predict tokens more, for speculation
 
     def routing(self) -> Routing:
         """How experts are chosen."""

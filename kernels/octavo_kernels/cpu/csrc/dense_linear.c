@@ -401,7 +401,7 @@ void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct tea
             vf sums[2][BLOCK_VECTORS][TILE_ROWS];
             for (int part = 0; part < 2; part++)
                 compute(weights[part], (const char *)g->packed + row * row_bytes, steps,
-                        plan_prefetch(weights[part], stride, steps, t, tiles), sums[part], rows);
+                        plan_prefetch(weights[part], stride, steps, t, tiles, 0), sums[part], rows);
             for (int v = 0; v < BLOCK_VECTORS; v++) {
                 const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, g->inner - channel);
                 if (n <= 0) break;
@@ -442,7 +442,7 @@ void op_dense_experts_down(const struct dense_experts_down_args *d, struct team_
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
             vf sums[BLOCK_VECTORS][TILE_ROWS];
-            compute(weight, (const char *)d->packed + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t, tiles), sums, rows);
+            compute(weight, (const char *)d->packed + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t, tiles, 0), sums, rows);
             for (int v = 0; v < BLOCK_VECTORS; v++) {
                 const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, d->channels - channel);
                 if (n <= 0) break;
