@@ -1,10 +1,13 @@
-"""Small random checkpoints of dense families: name -> (config class of transformers, settings)."""
+"""Small random checkpoints: name -> (config class of transformers, settings). Each is compared with transformers
+(test_families, test_drawn_families), and the first of each architecture on two ranks (test_tensor_parallel)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from support.tiny_models import VOCAB_SIZE
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
@@ -55,7 +58,65 @@ DEEPSEEK = {
 MSCALE = rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.9, mscale_all_dim=0.7)
 GROUPS = {"topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "n_shared_experts": 1}
 FALCON = {"alibi": False, "bias": True}
+OPT = {
+    "vocab_size": VOCAB_SIZE, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}  # fmt: skip
+GEMMA = SMALL | {"head_dim": 20, "sliding_window": 19, "query_pre_attn_scalar": 12}
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa-tied": ("LlamaConfig", SMALL | {"tie_word_embeddings": True}),
+    "llama-mha-biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("LlamaConfig", SMALL | {"head_dim": 20, "rms_norm_eps": 1e-3}),
+    "llama-mqa-gelu": ("LlamaConfig", SMALL | {"num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}),
+    "llama-linear": ("LlamaConfig", SMALL | rope("linear", factor=4.0)),
+    "llama-llama3": ("LlamaConfig", SMALL | LLAMA3),
+    "llama-yarn": ("LlamaConfig", SMALL | YARN),
+    "mistral-window": ("MistralConfig", SMALL | {"sliding_window": 19}),
+    "mistral-no-window": ("MistralConfig", SMALL | {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("Qwen2Config", SMALL | {"sliding_window": 19, "tie_word_embeddings": True}),
+    "qwen2-window-above": (
+        "Qwen2Config", SMALL | {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
+    ),
+    "qwen2-layer-types": (
+        "Qwen2Config",
+        SMALL | {
+            "use_sliding_window": True, "sliding_window": 19, "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "qwen3": ("Qwen3Config", SMALL | {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-bias-window": (
+        "Qwen3Config",
+        SMALL | {"attention_bias": True, "use_sliding_window": True, "sliding_window": 19, "max_window_layers": 0},
+    ),
+    "gemma": ("GemmaConfig", SMALL | {"head_dim": 20}),
+    "gemma-mqa-untied": ("GemmaConfig", SMALL | {"num_key_value_heads": 1, "tie_word_embeddings": False}),
+    "gemma2": ("Gemma2Config", GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma2-uncapped": (
+        "Gemma2Config",
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3": ("Gemma3TextConfig", GEMMA | {"num_hidden_layers": 7}),
+    "gemma3-types": (
+        "Gemma3TextConfig",
+        GEMMA | {
+            "hidden_activation": "gelu", "attn_logit_softcapping": 2.0,  # this one without effect
+            "layer_types": ["full_attention", "sliding_attention"], "final_logit_softcapping": 3.0, "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "opt": ("OPTConfig", OPT),
+    "opt-350m": ("OPTConfig", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 24}),
+    "opt-plain": (
+        "OPTConfig",
+        OPT | {
+            "enable_bias": False, "layer_norm_elementwise_affine": False, "tie_word_embeddings": False,
+            "activation_function": "gelu",
+        },
+    ),
     "mistral-nemo": ("MistralConfig", SMALL | {"sliding_window": None, "head_dim": 20}),
     "phi3": ("Phi3Config", SMALL | PHI3 | {"sliding_window": 19}),
     "phi4-mini": ("Phi3Config", SMALL | PHI3 | LONGROPE | {"tie_word_embeddings": True}),
@@ -156,3 +217,13 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral-window": ("MixtralConfig", SMALL | MOE | {"sliding_window": 19, "num_experts_per_tok": 4}),
 }  # fmt: skip
 FAMILY_CASES |= MOE_CASES
+
+
+def architecture(case: tuple[str, dict[str, Any]]) -> str:
+    """The name that config.json gives it."""
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[getattr(transformers, case[0]).model_type]
+    return name
+
+
+# Architecture -> its first case.
+FIRST_CASES = {architecture(FAMILY_CASES[case]): case for case in reversed(FAMILY_CASES)}

@@ -72,8 +72,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
     rotary = _stated(file, "rope.dimension_count", head_dim)
-    if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary < head_dim:
-        config["partial_rotary_factor"] = (rotary + 0.5) / head_dim  # whose product is cut to an integer
+    if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary <= head_dim:
+        config["partial_rotary_factor"] = min(1.0, (rotary + 0.5) / head_dim)  # whose product is cut to an integer
     elif rotary != head_dim:
         raise ModelError(
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "

@@ -33,12 +33,15 @@ ARCHITECTURES = {
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
     "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "gptneox": ("gpt_neox", "GPTNeoXForCausalLM"),
+    "falcon": ("falcon", "FalconForCausalLM"),
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
 # Architectures in which part of each head is turned.
-PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe"}
+PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox"}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", **_MLP}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {  # norms before and behind the MLP, and behind attention
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
@@ -52,8 +55,11 @@ TENSORS: dict[str, dict[str, str]] = {
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "starcoder2": _MLP,
     "glm4": {**_FUSED_GATE, "post_attention_norm": "attention_output_norm", "post_ffw_norm": "mlp_output_norm"},
-    "gpt2": {"attn_qkv": "self_attn.qkv_proj", **_MLP},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
+    "gpt2": _FUSED,
+    "gptneox": _FUSED,
+    "falcon": _FUSED,
+    "falcon-40b": {**_FUSED, "attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
 }
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 # config.json's field -> metadata key without the architecture, where there is one.
@@ -68,6 +74,8 @@ FIELDS: dict[str, dict[str, str]] = {
     "cohere2": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "starcoder2": _LAYER_NORM,
     "gpt2": _LAYER_NORM,
+    "gptneox": {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
+    "falcon": _LAYER_NORM,
 }  # fmt: skip
 _EXPERTS = {
     "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
@@ -77,16 +85,28 @@ _EXPERTS = {
     "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
 }  # fmt: skip
-_ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new"}
+_ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new", "gptneox": "gelu", "falcon": "gelu"}
+
+
+def layout_of(file: GGUFFile) -> str:
+    """The key of `TENSORS` for the file: its architecture but for Falcon's with two norms, whose names differ."""
+    return "falcon-40b" if "blk.0.attn_norm_2.weight" in file.tensors else file.architecture
 
 
 def family_fields(file: GGUFFile) -> dict[str, Any]:
     """Fields of config.json that the family has beside Llama's. Raises ModelError."""
     arch = file.architecture
     found = {field: file.metadata.get(f"{arch}.{key}") for field, key in FIELDS.get(arch, {}).items()}
-    fields = {field: float(str(np.float32(value))) for field, value in found.items() if isinstance(value, float)}
+    fields = {
+        field: float(str(np.float32(value))) if isinstance(value, float) else value
+        for field, value in found.items()
+        if value is not None
+    }
     if arch in _ACTIVATIONS:
-        return {**fields, "hidden_act": _ACTIVATIONS[arch], "use_bias": "blk.0.attn_output.bias" in file.tensors}
+        bias = "blk.0.attn_output.bias" in file.tensors
+        fields |= {"hidden_act": _ACTIVATIONS[arch], "use_bias": bias, "attention_bias": bias}
+    if arch == "falcon":
+        return {**fields, "multi_query": False, "new_decoder_architecture": layout_of(file) == "falcon-40b"}
     if arch == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):
         return {**fields, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
     return fields

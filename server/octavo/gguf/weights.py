@@ -13,7 +13,7 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import dequantize, dequantize_into
-from octavo.gguf.families import INTERLEAVED, TENSORS, layers_of
+from octavo.gguf.families import INTERLEAVED, TENSORS, layers_of, layout_of
 from octavo.gguf.header import GGUFFile, TensorInfo
 
 _TOP = {
@@ -37,9 +37,9 @@ _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's 
 _DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def hf_name(name: str, arch: str) -> str | None:
-    """The checkpoint name of a GGUF tensor of architecture ``arch``; None where there is none."""
-    parts = _LAYER | TENSORS.get(arch, {})
+def hf_name(name: str, layout: str) -> str | None:
+    """The checkpoint name of a GGUF tensor in a file of that `layout_of`; None where there is none."""
+    parts = _LAYER | TENSORS.get(layout, {})
     if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
         return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
@@ -123,13 +123,14 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
     heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
     kv_heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count_kv", heads)))
     layers, further = layers_of(file), file.metadata.get(f"{arch}.nextn_predict_layers")
+    layout = layout_of(file)
     for info in file.tensors.values():
         layer = re.match(r"blk\.(\d+)\.", info.name)
         if info.name in _DERIVED or (layer and further and int(layer[1]) >= layers):
             continue
         if info.name.endswith("ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
             info = replace(info, shape=(1, *info.shape))
-        name = hf_name(info.name, arch)
+        name = hf_name(info.name, layout)
         if name is None:
             raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")
         interleaved = None

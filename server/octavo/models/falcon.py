@@ -67,7 +67,8 @@ class FalconForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        bias, rows = self.config.hf_config.get("bias", False), QKVRows(fused=True, by_group=True)
+        bias, by_group = self.config.hf_config.get("bias", False), self.config.files.format != "gguf"
+        rows = QKVRows(fused=True, by_group=by_group)  # llama.cpp takes the groups apart
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, rows=rows)
 
     def create_mlp(self) -> nn.Module:

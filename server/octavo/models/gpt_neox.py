@@ -51,7 +51,8 @@ class GPTNeoXForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        bias, rows = self.config.hf_config.get("attention_bias", True), QKVRows(fused=True, by_group=True)
+        bias, by_group = self.config.hf_config.get("attention_bias", True), self.config.files.format != "gguf"
+        rows = QKVRows(fused=True, by_group=by_group)  # llama.cpp takes the groups apart
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, rows=rows)
 
     def create_mlp(self) -> nn.Module:

@@ -7,34 +7,34 @@ from typing import Any
 
 import pytest
 import torch
-from support.family_cases import FAMILY_CASES
+from support.family_cases import FAMILY_CASES, FIRST_CASES, SMALL, architecture
+from support.internlm import save_internlm2, save_internlm3
+from support.tiny_models import FAMILIES as OLDER_FAMILIES
 from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
-from octavo.interface.architectures import MODELS
 
 NUM_TOKENS, TIE = 64, 1e-4
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 4, "num_gpu_blocks_override": 64}
-# One of each family; what is not here is compared in tests/server/engine (test_parity, test_recorded_steps).
+# Compared with more prompts and types in tests/server/engine (test_parity, test_recorded_steps).
+OLDER = {architecture(case) for case in OLDER_FAMILIES.values()}
+INTERNLM = {"internlm2": save_internlm2, "internlm3": save_internlm3}
 FAMILIES = [
-    "phi3", "phi4-mini", "granite", "granite4-dense", "smollm3", "olmo2", "olmo3", "glm", "glm4", "cohere", "cohere2",
-    "ministral", "starcoder2", "gpt-neox", "falcon-7b", "falcon-40b", "gpt2",
-    "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "granite-moe-shared", "glm4-moe",
-    "gpt-oss", "deepseek-v2", "deepseek-v3",
+    *(case for name, case in FIRST_CASES.items() if name not in OLDER), "phi4-mini", "falcon-40b", *INTERNLM,
 ]  # fmt: skip
-OLDER = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "OPTForCausalLM",
-         "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"}  # fmt: skip
-
-RENAMED = {"InternLM2ForCausalLM", "InternLM3ForCausalLM"}  # see test_renamed_families
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found = {}
     for case in FAMILIES:
-        model = make_model(*FAMILY_CASES[case])
-        model.save_pretrained(tmp_path_factory.getbasetemp() / case)
-        found[case] = model, str(tmp_path_factory.getbasetemp() / case)
+        path = tmp_path_factory.getbasetemp() / case
+        if case in INTERNLM:
+            model = INTERNLM[case](path, SMALL)
+        else:
+            model = make_model(*FAMILY_CASES[case])
+            model.save_pretrained(path)
+        found[case] = model, str(path)
     return found
 
 
@@ -67,9 +67,3 @@ def test_steps_with_8_bit_weights_are_recorded(case: str, dtype: str, references
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": list(range(3, 30))}], params, use_tqdm=False)
     assert len(outputs[0].outputs[0].token_ids) == 4 and recorded(llm)
-
-
-def test_every_architecture_has_a_case(references: dict[str, Any]) -> None:
-    tested = {type(model).__name__ for model, _ in references.values()}
-    alike = {name for name, module in MODELS.items() if module == "text_of_vision"}  # see test_text_of_vision
-    assert set(MODELS) - alike == tested | OLDER | RENAMED

@@ -1,0 +1,86 @@
+"""llama.cpp's own greedy tokens of small random files: names, order of rows, norms and metadata are read as it does.
+
+Where two tokens are as good as equal the texts may part: llama.cpp rounds GELU to float16, for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from support.gguf_families import LAYOUTS, write_family
+from support.gguf_files import write_gguf
+from support.paged import load, logits_of
+from support.tiny_models import FAMILIES, make_model
+
+PEERS = Path(os.environ.get("OCTAVO_PEERS") or Path.home() / ".cache" / "octavo" / "peers")
+LLAMA_SERVER = next(
+    (path for name in ("llama-build/bin", "llama.cpp") if (path := PEERS / name / "llama-server").exists()), None
+)
+pytestmark = [pytest.mark.long, pytest.mark.skipif(LLAMA_SERVER is None, reason="llama.cpp is not here: make peers")]
+PROMPTS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 50)], [7, 300, 12]]
+NUM_TOKENS, TIE = 24, 5e-3
+OTHERWISE = {"phi3-window", "glm4moe"}  # it has no window for Phi-3, and wants all of a layer that is left out here
+PLAIN = [name for name in FAMILIES if name != "opt" and name != "mistral"]  # whose files are Llama's but for the name
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [str(LLAMA_SERVER), "-m", str(path), "--port", str(port), "-c", "128", "-np", "1", "-t", "1"]
+    command += ["--poll", "0", "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui", "--no-warmup"]
+    with path.with_suffix(".log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                assert process.poll() is None and time.monotonic() < deadline, path.with_suffix(".log").read_text()
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except (urllib.error.URLError, OSError):
+                    time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}/completion"
+        finally:
+            process.terminate()
+
+
+def greedy(url: str, prompt: list[int]) -> list[int]:
+    body = {"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        tokens: list[int] = json.load(answer)["tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize("layout", [*(name for name in LAYOUTS if name not in OTHERWISE), *PLAIN])
+def test_greedy_tokens_are_those_of_llama_cpp(layout: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    if layout in LAYOUTS:
+        write_family(path, LAYOUTS[layout].model(), LAYOUTS[layout])
+    else:
+        write_gguf(path, make_model(*FAMILIES[layout]), arch=layout)
+    with serving(path) as url:
+        answers = [greedy(url, prompt) for prompt in PROMPTS]
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert len(answer) == NUM_TOKENS
+        logits = logits_of(load(path), [prompt + answer])[0][len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+        allowed = torch.arange(logits.shape[1]) != 2  # the end of a text is not
+        lead = logits[:, allowed].max(dim=-1).values - chosen
+        assert lead.max() < TIE * logits.std(), f"token {int(lead.argmax())}: another one leads by {lead.max():.4f}"

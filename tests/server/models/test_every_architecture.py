@@ -1,0 +1,59 @@
+"""Whatever the registry names is tested and described: a family is not there before it is.
+
+A case of `support.family_cases` is compared with transformers (test_families), drawn (test_drawn_families), run by
+recorded steps (test_family_engines) and on two ranks (test_tensor_parallel), without a word there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.family_cases import FIRST_CASES
+from support.gguf_families import LAYOUTS
+from support.tiny_models import FAMILIES
+
+from octavo.gguf.families import ARCHITECTURES
+from octavo.interface.architectures import MODELS
+from octavo.models.registry import model_class
+
+ROOT = Path(__file__).parents[3]
+# What transformers has no case for -> the tests that compare, record and split it.
+ELSEWHERE = {
+    "InternLM2ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
+    "InternLM3ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
+}
+# Names of the language model alone differ: all else is that of the class above.
+TEXT_OF_VISION = {name for name, module in MODELS.items() if module == "text_of_vision"}
+ROWS = [
+    (set(re.findall(r"`(\w+)`", cells[1])), cells[3].strip())
+    for line in (ROOT / "docs" / "models.md").read_text().splitlines()
+    if len(cells := line.split("|")) == 5
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_compared_recorded_and_split(name: str) -> None:
+    if name in TEXT_OF_VISION:
+        own = {key for key in vars(model_class(name)) if not key.startswith("__")}
+        assert own <= {"checkpoint_names", "leaves_out", "stacked_experts"}, "what is more needs a case of its own"
+        name = next(base.__name__ for base in model_class(name).__mro__ if base.__name__ not in TEXT_OF_VISION)
+    for test in ELSEWHERE.get(name, ()):
+        stem = re.sub("ForCausalLM$", "", name).lower()
+        assert stem in (Path(__file__).parent / f"{test}.py").read_text(), f"{test} lacks {name}"
+    assert name in FIRST_CASES or name in ELSEWHERE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_has_a_row_in_the_docs_that_says_whether_gguf_files_are_read(name: str) -> None:
+    (stated,) = [gguf for names, gguf in ROWS if name in names]
+    read = name in {class_name for _, class_name in ARCHITECTURES.values()}
+    assert stated != "", "GGUF: yes, no, or what is read"
+    assert stated != "no" if read else stated != "yes"
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_its_gguf_files_are_compared(arch: str) -> None:
+    """With transformers in test_family_files and test_files, with llama.cpp in test_llama_cpp."""
+    assert arch in FAMILIES or arch in {layout.arch for layout in LAYOUTS.values()}

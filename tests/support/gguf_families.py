@@ -1,0 +1,174 @@
+"""Files of families other than Llama, laid out as llama.cpp's converter does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+from support.family_cases import FAMILY_CASES, SMALL
+from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
+from support.tiny_models import make_model
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A file of architecture ``arch`` with a model of `FAMILY_CASES` or of its own settings.
+
+    ``names``: parts of names that differ from Llama's. ``metadata``: beside the common keys. ``rows``: how those of q
+    and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
+    that share a key taken apart).
+    """
+
+    arch: str
+    case: str | tuple[str, dict[str, Any]]
+    names: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    rows: str = ""
+
+    def model(self) -> PreTrainedModel:
+        """The model by transformers."""
+        return make_model(*(FAMILY_CASES[self.case] if isinstance(self.case, str) else self.case))
+
+
+EXPERTS = {
+    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp",
+}  # fmt: skip
+for shared in ("mlp.shared_expert", "mlp.shared_experts"):
+    EXPERTS |= {f"{shared}.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+LLAMA = {**NAMES, **EXPERTS, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+POST = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
+MLP = {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+DENSE = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
+GPT2 = MLP | {
+    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+}  # fmt: skip
+NEOX = DENSE | {
+    "gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
+    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
+}  # fmt: skip
+FALCON = DENSE | {
+    "transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm", "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
+}  # fmt: skip
+GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
+FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
+SPARSE = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20}
+GRANITE_MOE = GRANITE | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 36}
+GLM4_MOE = {
+    "rope.dimension_count": 8, "block_count": 4, "nextn_predict_layers": 1, "expert_count": 8, "expert_used_count": 3,
+    "expert_feed_forward_length": 20, "expert_shared_count": 1, "expert_weights_scale": 1.7,
+    "expert_weights_norm": True, "leading_dense_block_count": 1,
+}  # fmt: skip
+OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
+NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
+LAYOUTS = {
+    "granite": Layout("granite", "granite", {}, GRANITE, "halves"),
+    "granite4": Layout("granite", "granite4-dense", {"shared_mlp.output_linear": "ffn_down"}, GRANITE, "halves"),
+    "smollm3": Layout("smollm3", "smollm3", rows="halves"),
+    "internlm2": Layout("internlm2", ("LlamaConfig", SMALL), rows="halves"),
+    "phi3": Layout("phi3", ("Phi3Config", SMALL | {"original_max_position_embeddings": 256, "sliding_window": None})),
+    "phi3-window": Layout("phi3", "phi3", {}, {"attention.sliding_window": 19}),
+    "olmo2": Layout("olmo2", "olmo2", POST),
+    "olmo3": Layout("olmo2", "olmo3", POST, {"attention.sliding_window": 19}),
+    "command-r": Layout("command-r", "cohere", {}, {"logit_scale": 0.0625}),
+    "cohere2": Layout("cohere2", "cohere2", {}, {"logit_scale": 0.0625, "attention.sliding_window": 19}),
+    "starcoder2": Layout("starcoder2", ("Starcoder2Config", SMALL), MLP),
+    "glm4": Layout("glm4", "glm4", GLM4, {"rope.dimension_count": 8}),
+    "gpt2": Layout("gpt2", "gpt2", GPT2),
+    "gptneox": Layout("gptneox", "gpt-neox", NEOX, NEOX_KEYS, "groups"),
+    "gptneox-serial": Layout(
+        "gptneox", "gpt-neox-serial", NEOX, {"use_parallel_residual": False, "attention.head_count_kv": 4}, "groups",
+    ),
+    "mixtral": Layout("llama", "mixtral", {}, {"expert_count": 4, "expert_used_count": 2}, "halves"),
+    "qwen2moe": Layout("qwen2moe", "qwen2-moe", {}, SPARSE | {"expert_shared_feed_forward_length": 36}),
+    "qwen3moe": Layout("qwen3moe", "qwen3-moe", {}, SPARSE),
+    "olmoe": Layout("olmoe", ("OlmoeConfig", OLMOE), {}, {"expert_count": 5, "expert_used_count": 3}),
+    "granitemoe": Layout("granitemoe", "granite-moe-shared", {}, GRANITE_MOE, "halves"),
+    "glm4moe": Layout("glm4moe", "glm4-moe", {"post_attention_layernorm": "post_attention_norm"}, GLM4_MOE),
+    "falcon": Layout("falcon", "falcon-7b", FALCON, {"attention.head_count_kv": 1}, "groups"),
+    "falcon-40b": Layout("falcon", ("FalconConfig", FALCON_40B), FALCON, {}, "groups"),
+}  # fmt: skip
+
+
+def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    inner = (
+        getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
+    )
+    found = {
+        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers, "feed_forward_length": inner, "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads, "attention.key_length": head_dim, "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+    }  # fmt: skip
+    if rope := getattr(config, "rope_parameters", None):
+        found["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
+    for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
+        if hasattr(config, key):
+            name = "layer_norm_rms_epsilon" if key == "rms_norm_eps" else "layer_norm_epsilon"
+            found[f"attention.{name}"] = float(getattr(config, key))
+    return found | more
+
+
+def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
+    """Write ``model`` in float32."""
+    config, arch = model.config, layout.arch
+    names = LLAMA | ({"input_layernorm": "attn_norm"} if arch == "falcon" else {}) | layout.names
+
+    def fill(writer: GGUFWriter) -> None:
+        add_byte_level_vocabulary(writer, config.vocab_size)
+        for name, tensor in model.state_dict().items():
+            base, _, kind = name.rpartition(".")
+            layer = re.match(r"(?:model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.(.*)", base)
+            if base in ("lm_head", "embed_out") and config.tie_word_embeddings:
+                continue
+            values = tensor.float().numpy()
+            if arch == "gpt2" and layer and values.ndim == 2:
+                values = np.ascontiguousarray(values.T)
+            if not layer:
+                writer.add_tensor(f"{names[base]}.{kind}", values)
+                continue
+            part = layer[2]
+            if values.ndim == 3:  # of all experts
+                part, kind = f"{part}.{kind}", "weight"
+            elif kind == "e_score_correction_bias":
+                part, kind = "exp_probs_b", "bias"
+            for own, rows in _parts(part, values, layout, config):
+                writer.add_tensor(f"blk.{layer[1]}.{names.get(own, own)}.{kind}", rows)
+        if "nextn_predict_layers" in layout.metadata:  # whose tensors nobody reads
+            writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 4), np.float32))
+
+    values = {f"{arch}.{key}": value for key, value in metadata(config, layout.metadata).items()}
+    write_metadata(path, arch, values, fill)
+
+
+def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterator[tuple[str, np.ndarray]]:
+    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    kind = "_exps" if values.ndim == 3 else "_shexp" if "expert_count" in layout.metadata else ""
+    if part == "shared_mlp.input_linear" or (values.ndim == 3 and "down_proj" not in part):
+        halves = np.split(values, 2, axis=-2)
+        yield from zip((f"ffn_gate{kind}", f"ffn_up{kind}"), map(np.ascontiguousarray, halves), strict=True)
+    elif values.ndim == 3:
+        yield f"ffn_down{kind}", values
+    elif part == "mlp.shared_expert_gate":
+        yield part, values[0]
+    elif layout.rows == "halves" and part in ("self_attn.q_proj", "self_attn.k_proj"):
+        yield part, interleave(values, heads if "q_proj" in part else kv_heads)
+    elif layout.rows == "groups" and part.endswith("query_key_value"):
+        kv_heads = layout.metadata.get("attention.head_count_kv", getattr(config, "num_kv_heads", heads))
+        groups = values.reshape(kv_heads, heads // kv_heads + 2, config.hidden_size // heads, -1)
+        apart = [groups[:, :-2], groups[:, -2:-1], groups[:, -1:]]
+        yield part, np.concatenate([rows.reshape(-1, *values.shape[1:]) for rows in apart])
+    else:
+        yield part, values
