@@ -373,7 +373,8 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
 
 
 def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
-    """Rows ``x [T, K]`` as int8 in groups of 32 with a scale each; with two ``terms`` as 15-bit numbers."""
+    """Rows ``x [T, K]`` as int8 in groups of 32 with a scale each; with two ``terms`` as 15-bit numbers; with
+    `octavo_kernels.quant.BY_ROW` instead of terms as 8 to 16 bits with one scale a row."""
     return backend_for(x).quantize_rows(x, terms)
 
 

@@ -8,6 +8,9 @@ layout of the packed bytes and what happens to a file's scales.
 Activations of one int8 ``term`` lose about as much accuracy as 8-bit weights do. With two terms they have 15 bits (a
 second int8 holds the remainder of the first) for twice the arithmetic; products with weights of fewer than 8 bits keep
 about 11 bits. Only the largest logits of a head need two terms: with a ``margin`` the others are computed with one.
+
+8-bit weights may have one scale for each channel instead. Rows of activations then have one, too (`BY_ROW`), and sums
+over a whole row are exact. The scale is that of the many small values: larger ones are sums of two integers.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ GROUP = 32  # columns with one scale
 STRIP = 16  # channels that are stored together
 BLOCK = 32  # the number of channels is padded to a multiple of this
 TABLE_ZERO = 128  # is added to the integers of a table
+BY_ROW = -1  # in place of a number of terms: rows with one scale
+SECOND_UNIT = 255  # of the second integers of such rows
 SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
     15,
     9,
@@ -36,9 +41,10 @@ class Kind:
     affine: bool = False  # with offsets
     halves: bool = False  # with two scales a group, one for each half of its columns
     table: bool = False  # 4-bit codes are indices of 16 integers of 8 bits
+    by_row: bool = False  # 8-bit codes with one scale, float32, for a channel
 
     def __str__(self) -> str:
-        flags = ("affine", self.affine), ("halves", self.halves), ("table", self.table)
+        flags = ("affine", self.affine), ("halves", self.halves), ("table", self.table), ("by_row", self.by_row)
         return "_".join([f"{self.bits}bit", *(name for name, there in flags if there)])
 
     @property
@@ -62,7 +68,7 @@ class Kind:
     @property
     def flags(self) -> int:
         """As the C kernels take them (cpu/csrc/quant.h)."""
-        return self.affine | self.halves << 1 | self.table << 2
+        return self.affine | self.halves << 1 | self.table << 2 | self.by_row << 3
 
     @property
     def code_bytes(self) -> int:
@@ -98,7 +104,7 @@ class PackedPart:
 class PackedLinear:
     """A quantised weight ``[channels, width]`` in consecutive parts: merged layers may have parts of several kinds.
 
-    It takes rows of ``activation_terms`` terms. A ``margin`` above 0 is for one part and two terms, as in a head:
+    It takes rows of ``activation_terms`` terms, or `BY_ROW`, if its parts have one scale a channel. A ``margin`` above 0 is for one part and two terms, as in a head:
     products are float32 whatever the rows' dtype, and for each row the second term is applied only to BLOCKs of
     channels with a product (of the first term) within ``margin`` of the row's largest.
     """
@@ -110,6 +116,8 @@ class PackedLinear:
     margin: float = 0.0
 
     def __post_init__(self) -> None:
+        if any(part.kind.by_row != (self.activation_terms == BY_ROW) for part in self.parts):
+            raise ValueError(f"activation_terms: {self.activation_terms} do not fit a scale for each row, or group")
         if self.margin and (self.activation_terms != 2 or len(self.parts) != 1):
             raise ValueError(
                 f"margin: is for one part and two terms, not {len(self.parts)} and {self.activation_terms}"
@@ -133,6 +141,7 @@ class QuantizedRows:
     ``pairs`` uint8 [T, terms, G / 2, 80] holds the integers of two groups and values derived from their sums. ``meta``
     float32 [T, 6 G + 16] holds the scales of groups, the sums of both terms, those of the first half of each group,
     whether there is a second term (all these as the bits of int32), the largest scale, and padding.
+    Rows with one scale are ``pairs`` uint8 [T, bytes] alone (scaled_row), ``meta`` is empty.
     """
 
     pairs: Tensor
@@ -142,8 +151,8 @@ class QuantizedRows:
 
     @property
     def terms(self) -> int:
-        """The int8 terms of each value: 1 or 2."""
-        return self.pairs.shape[1]
+        """The int8 terms of each value: 1 or 2; `BY_ROW`: the row has one scale."""
+        return BY_ROW if self.pairs.dim() == 2 else self.pairs.shape[1]
 
 
 def num_groups(width: int) -> int:
@@ -156,15 +165,30 @@ def row_words(groups: int) -> int:
     return 6 * groups + 16
 
 
+def scaled_row_steps(groups: int) -> int:
+    """Bytes of the bits that say which steps of a row with one scale have second integers (cpu/csrc/quant.h)."""
+    return -(-groups // 64) * 64
+
+
+def scaled_row_bytes(groups: int) -> int:
+    """Bytes of a row with one scale."""
+    return 64 + scaled_row_steps(groups) + 2 * groups * GROUP
+
+
 def empty_rows(rows: int, terms: int, width: int, dtype: torch.dtype) -> QuantizedRows:
     """Rows with undefined contents, for a kernel to fill."""
     groups = num_groups(width)
+    if terms == BY_ROW:
+        pairs = torch.empty((rows, scaled_row_bytes(groups)), dtype=torch.uint8)
+        return QuantizedRows(pairs, torch.empty(0), width, dtype)
     pairs = torch.empty((rows, terms, groups // 2, 16 + 2 * GROUP), dtype=torch.uint8)
     return QuantizedRows(pairs, torch.empty((rows, row_words(groups)), dtype=torch.float32), width, dtype)
 
 
 def part_nbytes(channels: int, width: int, kind: Kind) -> int:
     """Bytes of the data of a `PackedPart`."""
+    if kind.by_row:
+        return -(-channels // BLOCK) * BLOCK * (4 + num_groups(width) * GROUP)
     strip = kind.head_bytes + num_groups(width) // 2 * kind.pair_bytes
     return -(-channels // BLOCK) * (BLOCK // STRIP) * strip
 
@@ -198,6 +222,12 @@ class Unpacked:
 def unpack_part(part: PackedPart, groups: int) -> Unpacked:
     """The codes, scales and offsets that the bytes of ``part`` hold, in rows of ``groups`` groups."""
     kind = part.kind
+    if kind.by_row:
+        block = part.data.view(-1, BLOCK * (4 + groups * GROUP))
+        scales = block[:, : BLOCK * 4].contiguous().view(torch.float32).view(-1, 1, 1)[: part.channels]
+        steps = block[:, BLOCK * 4 :].unflatten(1, (-1, BLOCK, 4)).transpose(1, 2).reshape(-1, groups, GROUP)
+        codes = (steps[: part.channels].to(torch.int16) - kind.zero).to(torch.int8)
+        return Unpacked(kind, codes, scales.expand(-1, groups, 1), None, None)
     stream: Tensor = part.data.view(-(-part.channels // BLOCK) * (BLOCK // STRIP), -1)
     head, stream = stream[:, : kind.head_bytes], stream[:, kind.head_bytes :].unflatten(1, (groups // 2, -1))
     codes = _signed(_unpack_codes(stream[:, :, : kind.code_bytes], kind), head, kind)

@@ -4,9 +4,9 @@ from octavo_kernels.packing.dense import fill_dense, pack_dense
 from octavo_kernels.packing.gguf import GGUF_TYPES, pack_blocks, pack_gguf, packed_kind, packed_nbytes
 from octavo_kernels.packing.group_weight import pack_group_weight
 from octavo_kernels.packing.groups import KINDS, concat, pack_codes, pack_w8, pack_w8_pieces
+from octavo_kernels.packing.row_scaled import fits_row_scales, pack_row_scaled
 
 __all__ = [
-    "GGUF_TYPES", "KINDS", "concat", "fill_dense", "pack_blocks", "pack_codes", "pack_dense", "pack_gguf",
-    "pack_group_weight", "pack_w8", "pack_w8_pieces", "packed_kind",
-    "packed_nbytes",
+    "GGUF_TYPES", "KINDS", "concat", "fill_dense", "pack_blocks", "fits_row_scales", "pack_codes", "pack_dense", "pack_gguf",
+    "pack_group_weight", "pack_row_scaled", "pack_w8", "pack_w8_pieces", "packed_kind", "packed_nbytes",
 ]  # fmt: skip

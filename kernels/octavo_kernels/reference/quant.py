@@ -7,14 +7,18 @@ from torch import Tensor
 
 from octavo_kernels.quant import (
     BLOCK,
+    BY_ROW,
     GROUP,
     OFFSET_BITS,
     RELATIVE_BITS,
     SCALE_BITS,
+    SECOND_UNIT,
     PackedLinear,
     QuantizedRows,
     Unpacked,
     dequantize,
+    num_groups,
+    scaled_row_steps,
     unpack_part,
 )
 from octavo_kernels.reference.elementwise import fused_add_rms_norm, rms_norm, silu_and_mul
@@ -22,6 +26,8 @@ from octavo_kernels.reference.elementwise import fused_add_rms_norm, rms_norm, s
 
 def quantize_rows(x: Tensor, terms: int = 1, *, second_term_where_large: bool = False) -> QuantizedRows:
     """See `octavo_kernels.quantize_rows`. ``second_term_where_large``: as in `octavo_kernels.rms_norm_quantize`."""
+    if terms == BY_ROW:
+        return _scale_rows(x)
     width = x.shape[-1]
     wide = torch.nn.functional.pad(x.float(), (0, -width % (2 * GROUP))).unflatten(-1, (-1, GROUP))
     highest = wide.abs().amax(dim=-1)
@@ -50,6 +56,41 @@ def quantize_rows(x: Tensor, terms: int = 1, *, second_term_where_large: bool = 
     ]
     meta = torch.nn.functional.pad(torch.cat([scale, *integers, unit], dim=-1), (0, 15))
     return QuantizedRows(pairs, meta, width, x.dtype)
+
+
+_OUTLIER = 6.0  # cpu/csrc/quant.h
+
+
+def _scale_rows(x: Tensor) -> QuantizedRows:
+    """Rows with one scale (cpu/csrc/quant.h: scaled_row)."""
+    width, groups = x.shape[-1], num_groups(x.shape[-1])
+    wide = torch.nn.functional.pad(x.float(), (0, groups * GROUP - width))
+    highest = wide.abs().amax(dim=-1)
+    top = torch.minimum(highest, _OUTLIER / width * wide.abs().sum(dim=-1)).maximum(highest * (1.0 / SECOND_UNIT))
+    finite, inverse = highest.isfinite(), 127.0 / top
+    usable = inverse.isfinite() & finite
+    scaled = torch.where(usable[:, None], wide, 0.0) * torch.where(usable, inverse, 0.0)[:, None]
+    values = scaled.round()
+    second = (values * (1.0 / SECOND_UNIT)).round()
+    in_use = second.view(len(x), groups, 8, 4).any(dim=-1)
+    steps = (in_use * (1 << torch.arange(8))).sum(dim=-1).to(torch.uint8)
+    scale = torch.where(finite, top / 127.0, torch.nan)
+    header = torch.stack([scale, values.sum(dim=-1).to(torch.int32).view(torch.float32)], dim=1)
+    fields = [
+        torch.nn.functional.pad(header.view(torch.uint8), (0, 56)),
+        torch.nn.functional.pad(steps, (0, scaled_row_steps(groups) - groups)),
+        (values - second * SECOND_UNIT).to(torch.int8).view(torch.uint8),
+        second.to(torch.int8).view(torch.uint8),
+    ]
+    return QuantizedRows(torch.cat(fields, dim=1), torch.empty(0), width, x.dtype)
+
+
+def unpack_scaled_rows(rows: QuantizedRows) -> tuple[Tensor, Tensor]:
+    """The scales float32 [T] and the integers int32 [T, G * 32] of rows with one scale."""
+    groups = num_groups(rows.width)
+    values = rows.pairs[:, 64 + scaled_row_steps(groups) :].contiguous().view(torch.int8).int()
+    scales: Tensor = rows.pairs[:, :4].contiguous().view(torch.float32).flatten()
+    return scales, values[:, : groups * GROUP] + SECOND_UNIT * values[:, groups * GROUP :]
 
 
 def _pairs(values: Tensor, relative_scale: Tensor) -> Tensor:
@@ -111,6 +152,11 @@ def _product(rows: QuantizedRows, packed: PackedLinear, bias: Tensor | None, ter
     out = []
     for part in packed.parts:
         weight = unpack_part(part, packed.groups)
+        if part.kind.by_row:
+            scales, values = unpack_scaled_rows(rows)
+            exact = values.double() @ weight.codes.flatten(1).double().T
+            out.append(exact.float() * (scales[:, None] * weight.scales[:, 0, 0]))
+            continue
         out.append((_product_in_float if weight.units is None else _product_in_integers)(rows, weight, terms))
     result = torch.cat(out, dim=1)
     return result if bias is None else result + bias.float()

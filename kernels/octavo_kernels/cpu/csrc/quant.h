@@ -27,11 +27,18 @@
 //     5 bit: as 4 bit; after the nibbles the fifth bits, [n: 2][channel: 8][group: 2][column: 4], step s in bit s of a byte;
 //     6 bit: as 4 bit; after them two bits each, [half: 2][n: 2][channel: 8][group: 2][column: 4], step s in bits 2 * (s % 4).
 //
+// 8 bit with one scale a channel (BY_ROW): w = scale * (q - 128), scales in float32. Sums over all of K are exact integers. A
+// block holds its scales [BLOCK], then codes [step][channel: BLOCK][column: 4].
+//
 // Activations are quantised dynamically: each group of a row has its own scale, amax / 127, so that an outlier costs precision
 // in 32 values and not in the row. With two terms, a second int8 holds the remainder: x = scale * (q1 + q2 / 256). The error of
 // 8 bits grows with a group's largest value, and few groups are far above the rest. Operations that have the whole row
 // therefore keep the second term only for groups with a value of at least a third of the row's largest; the others cost no
 // arithmetic.
+//
+// For weights with one scale a channel a row has one scale, too (scaled_row): OUTLIER times the mean size of its values, over 127,
+// or less where none is so large. Larger values are sums of two integers, x = scale * (q1 + SECOND_UNIT * q2). They are few, and
+// only the steps that hold one are multiplied with q2.
 #pragma once
 #include <stdint.h>
 
@@ -45,7 +52,7 @@
 #define TABLE_BYTES 64
 
 // Kinds of codes: bits and flags. Functions that take a kind as a constant have an instance for each.
-enum { AFFINE = 1, HALVES = 2, TABLE = 4 };
+enum { AFFINE = 1, HALVES = 2, TABLE = 4, BY_ROW = 8 };
 #define KIND(bits, flags) ((bits) | (flags) << 4)
 static inline int kind_bits(int kind) { return kind & 15; }
 static inline int kind_has(int kind, int flag) { return (kind >> 4 & flag) != 0; }
@@ -98,4 +105,23 @@ static inline struct row_meta row_meta_at(const void *meta, int64_t row, int64_t
     int32_t *sum = (int32_t *)first + groups;
     return (struct row_meta){
         first, {sum, sum + groups}, {sum + 2 * groups, sum + 3 * groups}, sum + 4 * groups, first + 6 * groups};
+}
+
+// A row with one scale: this header, a byte for each group, padded to 64, whose bits say which of its 8 steps have a q2 that is
+// not 0, then q1 and q2 [groups][GROUP]. `groups` is always even.
+#define OUTLIER 6.0f
+#define SECOND_UNIT 255  // and not 256, so that q1 is in -127 .. 127
+#define ROW_TERMS -1     // in place of a number of terms: rows of this form
+struct scaled_row {
+    float scale;
+    int32_t sum;  // of q1 + SECOND_UNIT * q2
+    int32_t padding[14];
+    uint8_t data[];
+};
+static inline int64_t scaled_row_steps(int64_t groups) { return (groups + 63) / 64 * 64; }
+static inline int64_t scaled_row_bytes(int64_t groups) {
+    return (int64_t)sizeof(struct scaled_row) + scaled_row_steps(groups) + 2 * groups * GROUP;
+}
+static inline struct scaled_row *scaled_row_at(const void *rows, int64_t row, int64_t groups) {
+    return (struct scaled_row *)((uint8_t *)rows + row * scaled_row_bytes(groups));
 }

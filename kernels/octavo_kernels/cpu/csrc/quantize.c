@@ -41,6 +41,10 @@ void op_quantize(const struct quantize_args *a, struct team_member *m) {
             if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, BFLOAT16);
             else if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, FLOAT32);
             else load_float_row(a, r, row, FLOAT32, FLOAT32);
+            if (a->terms == ROW_TERMS) {
+                quantize_scaled_row(row, a->width, a->groups, scaled_row_at(a->values, r, a->groups));
+                continue;
+            }
             struct row_pair *first = a->values + r * a->terms * a->groups / 2;
             struct row_pair *second = a->terms == 2 ? first + a->groups / 2 : NULL;
             struct row_meta meta = row_meta_at(a->meta, r, a->groups);

@@ -6,6 +6,10 @@
 #define PREFETCH_BYTES 8192  // distance in a weight; measured 20 to 60 % faster than the hardware's own prefetching
 
 static struct weight_block weight_block_at(const uint8_t *weight, int64_t index, int64_t groups, int kind) {
+    if (kind_has(kind, BY_ROW)) {
+        const uint8_t *block = weight + index * (BLOCK * 4 + groups * GROUP * BLOCK);
+        return (struct weight_block){block, block + BLOCK * 4, PAIR * BLOCK, groups / 2, 0, block, 0};
+    }
     const int64_t stride = kind_pair_bytes(kind), strip = kind_head_bytes(kind) + groups / 2 * stride;
     const uint8_t *first = weight + index * (BLOCK / STRIP) * strip;
     return (struct weight_block){first, first + kind_head_bytes(kind), stride, groups / 2, strip, first, 0};
@@ -26,11 +30,12 @@ static tile_fn tile_function(const struct quantized_linear_args *a, int64_t term
     case KIND(5, 0): return tile_5bit;
     case KIND(5, AFFINE): return tile_5bit_affine;
     case KIND(6, HALVES): return tile_6bit_halves;
+    case KIND(8, BY_ROW): return tile_8bit_by_row;
     default: return terms == 2 ? tile_8bit_two_terms : tile_8bit;
     }
 }
 
-static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t block, vf (*sums)[QMR]) {
+static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t block, vf (*sums)[MAX_ROWS]) {
     for (int v = 0; bias && v < BLOCK / VW; v++) {
         const int64_t channel = block * BLOCK + v * VW, count = MIN(VW, channels - channel);
         if (count <= 0) return;
@@ -39,7 +44,7 @@ static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t 
     }
 }
 
-static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t block, vf (*sums)[QMR]) {
+static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t block, vf (*sums)[MAX_ROWS]) {
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t channel = block * BLOCK + v * VW, count = MIN(VW, a->channels - channel);
         if (count <= 0) return;
@@ -53,8 +58,12 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
 
 // First row of tile i of rows [begin, end). Tiles have even sizes, 2 x 7 + 3 x 6 for 32 rows instead of 4 x 7 + 4: a tile of
 // few rows has too little work to hide the latency of its own results.
-static int64_t row_tiles(int64_t begin, int64_t end) { return CEIL_DIV(end - begin, QMR); }
-static int64_t tile_begin(int64_t begin, int64_t end, int64_t i) { return begin + (end - begin) * i / row_tiles(begin, end); }
+static int64_t row_tiles(const struct quantized_linear_args *a, int64_t begin, int64_t end) {
+    return CEIL_DIV(end - begin, a->flags & BY_ROW ? SCALED_ROWS : QMR);
+}
+static int64_t tile_begin(int64_t begin, int64_t end, int64_t i, int64_t num_tiles) {
+    return begin + (end - begin) * i / num_tiles;
+}
 
 // Which memory to prefetch while tile `tile` of `num_tiles` computes. With one or two tiles, the bytes PREFETCH_BYTES ahead in
 // this block, which only the first tile waits for; with more, half of block `next` in each of the first two tiles. The lines
@@ -66,7 +75,7 @@ INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *nex
         b->lines = tile == 0 ? lines : 0;
     } else {
         const int64_t share = CEIL_DIV(lines, 2);
-        b->prefetch = next->head + tile * share * 64 * b->count * (BLOCK / STRIP);
+        b->prefetch = next->head + tile * share * 64 * b->count * (b->next_strip ? BLOCK / STRIP : 1);
         b->lines = tile * share < lines ? share : 0;
     }
 }
@@ -74,11 +83,11 @@ INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *nex
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, const struct activations *x, int64_t index, int64_t begin,
                       int64_t end) {
-    const int64_t num_tiles = row_tiles(begin, end);
+    const int64_t num_tiles = row_tiles(a, begin, end);
     struct weight_block b = block_at(a, index), next = block_at(a, index + 1);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-        int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
-        vf sums[BLOCK / VW][QMR];
+        int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
+        vf sums[BLOCK / VW][MAX_ROWS];
         plan_prefetch(&b, &next, tile, num_tiles);
         tile_function(a, x->terms)(&b, x, row, sums, rows);
         add_bias(a->bias, a->channels, rows, index, sums);
@@ -100,30 +109,33 @@ INLINE void store_quantized(const float *group, struct row_pair *values, void *m
     }
 }
 
-// Rows [begin, end) times one block of gates and the matching block of ups, which together give one group of the result
+// Rows [begin, end) times one block of gates and the matching block of ups, which together give one group of the result. Rows
+// with one scale are quantised when all of it is known: until then they are float32 in `wide` [rows][groups * GROUP].
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
-                            int64_t begin, int64_t end) {
-    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(begin, end);
+                            int64_t begin, int64_t end, float *wide) {
+    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(a, begin, end), groups = blocks + blocks % 2;
     const struct activations x = activations_of(a, a->terms);
     const int dtype = (int)g->dtype;
     struct weight_block both[2] = {block_at(a, index), block_at(a, blocks + index)};
     struct weight_block next[2] = {block_at(a, index + 1), block_at(a, blocks + index + 1)};
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-        int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
-        vf sums[2][BLOCK / VW][QMR];
+        int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
+        vf sums[2][BLOCK / VW][MAX_ROWS];
         for (int part = 0; part < 2; part++) {
             plan_prefetch(&both[part], &next[part], tile, num_tiles);
             tile_function(a, a->terms)(&both[part], &x, row, sums[part], rows);
         }
-        float group[QMR][BLOCK];  // two loops instead of one: rows overlap in the core's pipeline
+        float group[MAX_ROWS][BLOCK];  // two loops instead of one: rows overlap in the core's pipeline
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < BLOCK / VW; v++) {
                 vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
                 vstore(group[i] + v * VW, silu_mul(gate, up, dtype));
             }
         }
-        for (int64_t i = 0; i < rows; i++)
-            store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
+        for (int64_t i = 0; i < rows; i++) {
+            if (wide) memcpy(wide + (row + i) * groups * GROUP + index * BLOCK, group[i], sizeof(group[i]));
+            else store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
+        }
     }
 }
 
@@ -137,7 +149,7 @@ struct work_split {
 static struct work_split split_work(const struct quantized_linear_args *a, int64_t blocks, int is_head,
                                     const struct team_member *m) {
     int64_t chunks = is_head ? 1 : MIN(m->size, a->rows / (4 * QMR)), many = 4 * m->size;
-    if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * a->terms / (4 * QMR)) : 1;
+    if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), a->rows * MAX(1, a->terms) / (4 * QMR)) : 1;
     int64_t rows = MAX(1, CEIL_DIV(a->rows, MAX(1, chunks)));
     return (struct work_split){blocks, blocks * CEIL_DIV(a->rows, rows), rows};
 }
@@ -160,12 +172,19 @@ void op_gated_linear(const struct gated_linear_args *g, struct team_member *m) {
                                       .bits = g->bits,
                                       .flags = g->flags};
     const struct work_split s = split_work(&a, g->inner / BLOCK, 0, m);
-    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
-        run_gated_block(g, &a, block, begin, end);
-    team_finish_phase(m, s.items);
     const int64_t groups = CEIL_DIV(g->inner, PAIR) * 2;
+    float *wide = g->out_terms == ROW_TERMS ? team_workspace(m, (size_t)(g->rows * groups * GROUP) * sizeof(float)) : NULL;
+    for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
+        run_gated_block(g, &a, block, begin, end, wide);
+    team_finish_phase(m, s.items);
     for (int64_t r, end; team_take_rows(m, g->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
+            if (wide) {
+                float *row = wide + r * groups * GROUP;
+                if (g->inner % PAIR) memset(row + g->inner, 0, GROUP * sizeof(float));
+                quantize_scaled_row(row, g->inner, groups, scaled_row_at(g->out_values, r, groups));
+                continue;
+            }
             struct row_pair *pairs = g->out_values + r * g->out_terms * groups / 2;
             finish_row_scales(pairs, g->out_terms, groups, row_meta_at(g->out_meta, r, groups));
         }
@@ -182,7 +201,7 @@ void op_quantized_linear(const struct quantized_linear_args *a, struct team_memb
 }
 
 // The largest product of row i of a tile with a block; infinity if one is NaN, so that refine_row() examines the block
-static float block_max(const struct quantized_linear_args *a, int64_t block, int64_t i, vf (*sums)[QMR]) {
+static float block_max(const struct quantized_linear_args *a, int64_t block, int64_t i, vf (*sums)[MAX_ROWS]) {
     vf highest = splat(-INFINITY);
     vi nan_lanes = {0};
     for (int v = 0; v < BLOCK / VW; v++) {
@@ -197,12 +216,12 @@ static float block_max(const struct quantized_linear_args *a, int64_t block, int
 // Rows [begin, end) times one block of the head, with the first term only
 static void run_head_block(const struct quantized_linear_args *a, int64_t index, int64_t begin, int64_t end, int stores_logits,
                            float *block_maxima) {
-    const int64_t num_tiles = row_tiles(begin, end), blocks = CEIL_DIV(a->channels, BLOCK);
+    const int64_t num_tiles = row_tiles(a, begin, end), blocks = CEIL_DIV(a->channels, BLOCK);
     const struct activations x = activations_of(a, 1);
     struct weight_block b = block_at(a, index), next = block_at(a, index + 1);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-        int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
-        vf sums[BLOCK / VW][QMR];
+        int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
+        vf sums[BLOCK / VW][MAX_ROWS];
         plan_prefetch(&b, &next, tile, num_tiles);
         tile_function(a, 1)(&b, &x, row, sums, rows);
         add_bias(a->bias, a->channels, rows, index, sums);
@@ -221,7 +240,7 @@ static void refine_row(const struct quantized_head_args *h, const struct quantiz
     for (int64_t n = 0; n < blocks; n++) top = MAX(top, block_maxima[n]);
     for (int64_t n = 0; n < blocks; n++) {
         if (!(block_maxima[n] >= top - (float)h->margin)) continue;
-        vf sums[BLOCK / VW][QMR];
+        vf sums[BLOCK / VW][MAX_ROWS];
         float values[BLOCK];
         const struct weight_block b = block_at(a, n);
         tile_function(a, 2)(&b, &x, row, sums, 1);
@@ -321,16 +340,17 @@ static struct quantized_linear_args expert_args(const struct expert_weight *w, i
 // The rows of an expert, which are [first[e], first[e + 1]) of x, times one block of gates and the matching block of ups
 static void run_expert_gated_block(const struct quantized_experts_gated_args *g, const struct plan *p, const struct activations *x,
                                    int64_t e, int64_t index) {
-    const int64_t begin = p->first[e], end = p->first[e + 1], num_tiles = row_tiles(begin, end), blocks = CEIL_DIV(g->inner, BLOCK);
+    const int64_t begin = p->first[e], end = p->first[e + 1], blocks = CEIL_DIV(g->inner, BLOCK);
     const struct quantized_linear_args parts[2] = {expert_args(g->gates + e, g->groups, g->terms),
                                                    expert_args(g->ups + e, g->groups, g->terms)};
+    const int64_t num_tiles = row_tiles(parts, begin, end);
     struct weight_block both[2] = {block_at(parts, index), block_at(parts + 1, index)};
     const struct weight_block next[2] = {block_at(parts, index + 1), block_at(parts + 1, index + 1)};
     const int64_t channels = MIN(BLOCK, g->inner - index * BLOCK);
     const int dtype = (int)g->dtype;
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-        const int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
-        vf sums[2][BLOCK / VW][QMR];
+        const int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
+        vf sums[2][BLOCK / VW][MAX_ROWS];
         for (int part = 0; part < 2; part++) {
             plan_prefetch(&both[part], &next[part], tile, num_tiles);
             tile_function(parts + part, g->terms)(&both[part], x, g->rows == 1 ? 0 : row, sums[part], rows);
@@ -338,7 +358,7 @@ static void run_expert_gated_block(const struct quantized_experts_gated_args *g,
                 for (int v = 0; v < BLOCK / VW; v++) sums[part][v][i] *= splat(g->row_weights[p->choices[row + i]]);
             if (g->bias) add_bias(g->bias + (2 * e + part) * g->inner, g->inner, rows, index, sums[part]);
         }
-        float group[QMR][BLOCK];
+        float group[MAX_ROWS][BLOCK];
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < BLOCK / VW; v++) {
                 const vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
@@ -386,11 +406,11 @@ void op_quantized_experts_down(const struct quantized_experts_down_args *d, stru
     for (int64_t e, index; take_expert(&p, blocks, m, &e, &index); team_item_done(m)) {
         if (e < 0) continue;
         const struct quantized_linear_args a = expert_args(d->weights + e, d->groups, d->terms);
-        const int64_t begin = p.first[e], end = p.first[e + 1], num_tiles = row_tiles(begin, end);
+        const int64_t begin = p.first[e], end = p.first[e + 1], num_tiles = row_tiles(&a, begin, end);
         struct weight_block b = block_at(&a, index), next = block_at(&a, index + 1);
         for (int64_t tile = 0; tile < num_tiles; tile++) {
-            const int64_t row = tile_begin(begin, end, tile), rows = tile_begin(begin, end, tile + 1) - row;
-            vf sums[BLOCK / VW][QMR];
+            const int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
+            vf sums[BLOCK / VW][MAX_ROWS];
             plan_prefetch(&b, &next, tile, num_tiles);
             tile_function(&a, d->terms)(&b, &x, row, sums, rows);
             if (d->bias) add_bias(d->bias + e * d->channels, d->channels, rows, index, sums);

@@ -12,6 +12,7 @@
 #else
 #define QMR 2
 #endif
+#define MAX_ROWS MAX(QMR, 12)  // of any kind
 // Vectors of channels of a strip that a tile of one row takes at once
 #define ACROSS MIN(STRIP / VW, QMR)
 // Pairs of groups that are summed in an int32. With the largest scaled sums, offsets and relative scales,
@@ -46,6 +47,8 @@ struct activations {
     const void *meta;
     int64_t groups, stored_terms, terms;
 };
+
+#include "row_scaled_tile.h"
 
 // Codes of two steps, s (low) and s + 4 (high), for lane `n` of a pair of groups that starts at `codes`; of HALVES only one.
 INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, const int kind, vbytes *low, vbytes *high) {
@@ -110,7 +113,7 @@ INLINE void dots(vi (*acc)[2 * ACROSS], const uint8_t *codes, const struct row_p
 // 16 bits once it is shifted. Multiplying it with the channel's 16-bit scale rounds it to whole units of the channel and the row.
 // A dot product over two groups then applies the row's relative scales, and for affine kinds a second one adds offsets times
 // scaled sums. A row alone is multiplied with several vectors of channels at once, so that their latencies overlap.
-INLINE void tile(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int kind,
+INLINE void tile(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[MAX_ROWS], const int kind,
                  const int mr) {
     const int affine = kind_has(kind, AFFINE), halves = kind_has(kind, HALVES), shift = kind_shift(kind);
     const int across = mr == 1 ? ACROSS : 1;
@@ -199,7 +202,7 @@ INLINE void dots_float(vi (*acc)[2], const uint8_t *codes, const struct row_pair
 
 // The same for 8 bits and for tables with one scale a group: the integer sums of groups become float32, and lanes are (channel,
 // group) until the end.
-INLINE void tile_float(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR], const int kind,
+INLINE void tile_float(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[MAX_ROWS], const int kind,
                        const int terms, const int mr) {
     const int64_t pairs = b->count, stride = x->stored_terms * pairs, words = row_words(x->groups);
     const int zero = UNSIGNED_CODES8 ? kind_zero(kind) / INITIAL_ZERO : 0, half = (mr + 1) / 2;
@@ -250,20 +253,20 @@ INLINE void tile_float(const struct weight_block *b, const struct activations *x
         }
     }
 }
-INLINE void tile_one_term(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR],
+INLINE void tile_one_term(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[MAX_ROWS],
                           const int kind, const int mr) {
     tile_float(b, x, row, sums, kind, 1, mr);
 }
-INLINE void tile_two_terms(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[QMR],
+INLINE void tile_two_terms(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[MAX_ROWS],
                            const int kind, const int mr) {
     tile_float(b, x, row, sums, kind, 2, mr);
 }
 
 // One function for each kind of codes, with one instance of the loop for each number of rows
-typedef void (*tile_fn)(const struct weight_block *, const struct activations *, int64_t row, vf (*sums)[QMR], int64_t mr);
+typedef void (*tile_fn)(const struct weight_block *, const struct activations *, int64_t row, vf (*sums)[MAX_ROWS], int64_t mr);
 #define TILE(name, tile, kind)                                                                                         \
     static void __attribute__((noinline)) name(const struct weight_block *b, const struct activations *x, int64_t row, \
-                                               vf(*sums)[QMR], int64_t mr) {                                           \
+                                               vf(*sums)[MAX_ROWS], int64_t mr) {                                           \
         switch (mr) { ROWS(tile, kind) }                                                                               \
     }
 #define CASE(tile, kind, mr) \
@@ -289,3 +292,15 @@ TILE(tile_table, tile_one_term, KIND(4, TABLE))
 TILE(tile_table_two_terms, tile_two_terms, KIND(4, TABLE))
 TILE(tile_8bit, tile_one_term, KIND(8, 0))
 TILE(tile_8bit_two_terms, tile_two_terms, KIND(8, 0))
+#undef ROWS
+#if SCALED_ROWS == 12
+#define ROWS(t, k) \
+    ROWS7(t, k) CASE(t, k, 8) CASE(t, k, 9) CASE(t, k, 10) CASE(t, k, 11) CASE(t, k, 12)
+#elif SCALED_ROWS == 4
+#define ROWS ROWS4
+#elif SCALED_ROWS == 3
+#define ROWS(t, k) ROWS2(t, k) CASE(t, k, 3)
+#else
+#define ROWS ROWS2
+#endif
+TILE(tile_8bit_by_row, tile_by_row, KIND(8, BY_ROW))

@@ -136,3 +136,48 @@ INLINE void finish_row_scales(struct row_pair *pairs, int64_t terms, int64_t gro
         }
     }
 }
+
+// Which of 8 steps of 4 integers are not zeros
+INLINE unsigned steps_in_use(const int8_t *q) {
+#if defined(__AVX2__)
+    const __m256i empty = _mm256_cmpeq_epi32(_mm256_loadu_si256((const __m256i *)q), _mm256_setzero_si256());
+    return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(empty)) ^ 0xff;
+#else
+    unsigned steps = 0;
+    int32_t fours[GROUP / 4];
+    memcpy(fours, q, GROUP);
+    for (int i = 0; i < GROUP / 4; i++) steps |= (unsigned)(fours[i] != 0) << i;
+    return steps;
+#endif
+}
+
+// Quantise a row with one scale. x [groups * GROUP] is followed by zeros from `width` on.
+INLINE void quantize_scaled_row(const float *x, int64_t width, int64_t groups, struct scaled_row *to) {
+    const int32_t bits = max_abs_bits(x, groups * GROUP);
+    vf sizes[2] = {0};
+    for (int64_t i = 0; i < groups * GROUP; i += 2 * VW) {
+        sizes[0] += (vf)((vi)vload(x + i) & 0x7fffffff);
+        sizes[1] += (vf)((vi)vload(x + i + VW) & 0x7fffffff);
+    }
+    float highest;
+    memcpy(&highest, &bits, 4);
+    const float most = MIN(highest, OUTLIER / (float)width * vsum(sizes[0] + sizes[1]));
+    const float top = MAX(most, highest * (1.0f / SECOND_UNIT)), inverse = 127.0f / top;
+    const int is_zero = !(inverse < INFINITY) || bits >= 0x7f800000;  // also for denormal values
+    uint8_t *steps = to->data;
+    int8_t *q1 = (int8_t *)steps + scaled_row_steps(groups), *q2 = q1 + groups * GROUP;
+    vi sum = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        for (int64_t i = g * GROUP; i < (g + 1) * GROUP; i += VW) {
+            const vi q = is_zero ? (vi){0} : vround(vload(x + i) * splat(inverse));
+            const vi second = vround(__builtin_convertvector(q, vf) * splat(1.0f / SECOND_UNIT));
+            store_int8(q1 + i, q - second * SECOND_UNIT);
+            store_int8(q2 + i, second);
+            sum += q;
+        }
+        steps[g] = (uint8_t)steps_in_use(q2 + g * GROUP);
+    }
+    memset(steps + groups, 0, (size_t)(scaled_row_steps(groups) - groups));
+    to->scale = bits >= 0x7f800000 ? NAN : top / 127.0f;  // an infinity or NaN makes the whole row NaN
+    to->sum = vsum_int(sum);
+}
