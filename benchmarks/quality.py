@@ -28,7 +28,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.text.tokenizer import Tokenizer
-from octavo.worker.kv_cache import quantized_kv_dtype, spec_in_dtype
+from octavo.worker.kv_cache import allocate_kv_cache, quantized_kv_dtype, spec_in_dtype
 from octavo_kernels import AttentionMetadata
 
 HERE = Path(__file__).parent
@@ -55,10 +55,8 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
     """float32 [len(tokens), vocabulary], through a paged cache of ``kv_dtype``, as the engine has it."""
     padded = -(-len(tokens) // 8) * 8
     pages = -(-len(tokens) // BLOCK)
-    caches = [
-        torch.zeros(spec_in_dtype(spec, kv_dtype, CPU).shape(pages + 1, BLOCK), dtype=getattr(torch, kv_dtype))
-        for spec in model.kv_cache_specs()
-    ]
+    specs = [spec_in_dtype(spec, kv_dtype, CPU) for spec in model.kv_cache_specs()]
+    caches = allocate_kv_cache(specs, pages + 1, BLOCK, CPU).layers
     slots = torch.full((padded,), -1)
     slots[: len(tokens)] = torch.arange(BLOCK, BLOCK + len(tokens))
     metadata = AttentionMetadata(

@@ -104,9 +104,10 @@ class PackedPart:
 class PackedLinear:
     """A quantised weight ``[channels, width]`` in consecutive parts: merged layers may have parts of several kinds.
 
-    It takes rows of ``activation_terms`` terms, or `BY_ROW`, if its parts have one scale a channel. A ``margin`` above 0 is for one part and two terms, as in a head:
-    products are float32 whatever the rows' dtype, and for each row the second term is applied only to BLOCKs of
-    channels with a product (of the first term) within ``margin`` of the row's largest.
+    It takes rows of ``activation_terms`` terms, or `BY_ROW`, if its parts have one scale a channel. A ``margin`` above
+    0 is for one part and two terms, as in a head: products are float32 whatever the rows' dtype, and for each row the
+    second term is applied only to BLOCKs of channels with a product (of the first term) within ``margin`` of the row's
+    largest.
     """
 
     parts: tuple[PackedPart, ...]

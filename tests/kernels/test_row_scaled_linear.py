@@ -1,4 +1,4 @@
-"""Linears with one scale a channel and a row: integers are exact, rows independent, outliers keep the others' precision."""
+"""Linears with one scale a channel and a row: integers are exact, rows independent, outliers spare the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_rows_are_within_half_a_step(isa, width, dtype):
     expected = reference.quantize_rows(x, BY_ROW)  # the order of a sum may change a scale's last bit
     assert (unpack_scaled_rows(expected)[1] - values).abs().max() <= 1
     products = cpu.quantized_linear(expected, make(40, width)[0])
-    torch.testing.assert_close(products.float(), cpu.quantized_linear(rows, make(40, width)[0]).float(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        products.float(), cpu.quantized_linear(rows, make(40, width)[0]).float(), rtol=1e-2, atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

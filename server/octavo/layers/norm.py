@@ -22,7 +22,7 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, offset: float | None = None) -> None:
         super().__init__()
         self.eps, self.offset = eps, offset
-        self.activation_terms = 0  # above 0: return rows quantised to so many terms (`layers.fusion`)
+        self.activation_terms = 0  # not 0: return rows quantised to so many terms (`layers.fusion`)
         dtype = torch.get_default_dtype() if offset is None else torch.float32
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 

@@ -28,7 +28,8 @@ from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
-from octavo_kernels.quant import QuantizedRows, part_nbytes
+from octavo_kernels.packing import fits_row_scales
+from octavo_kernels.quant import BY_ROW, QuantizedRows, part_nbytes
 
 Formats = Sequence[WeightFormat | None]  # of the checkpoint modules that a layer holds
 
@@ -95,9 +96,12 @@ class PackedLinearMethod(Int8LinearMethod):
     Columns in act order stay in it: rows of activations are brought into the same order (``column_order``).
     """
 
-    def __init__(self, formats: Formats, names: Sequence[str], like: Int8LinearMethod) -> None:
+    def __init__(self, formats: Formats, names: Sequence[str], columns: int, like: Int8LinearMethod) -> None:
         super().__init__(like.activation_terms, like.margin, like.terms_if_rounded)
         self._formats, self._names = formats, names
+        fits = not like.margin and fits_row_scales(columns)
+        if fits and all(format_ is not None and format_.has_row_scales for format_ in formats):
+            self.activation_terms = BY_ROW
         self._orders: dict[int, Tensor | None] = {}
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
@@ -110,7 +114,9 @@ class PackedLinearMethod(Int8LinearMethod):
 
     def _keep(self, part: int, weight: StoredWeight) -> None:
         self._orders[part] = weight.order if isinstance(weight, GroupCodes) else None
-        if isinstance(weight, TableCodes) or not keeps_codes(weight):
+        if self.activation_terms == BY_ROW:
+            pass  # rows with one scale have as many bits as they need
+        elif isinstance(weight, TableCodes) or not keeps_codes(weight):
             # What 8 bits lose twice shows: FP8's SmolLM2 agrees with its values on 96.6 % with one term, on 97.2 % so.
             # Tables need it as well: MXFP4's SmolLM2 agrees on 96.7 % with one term.
             self.activation_terms = 2
@@ -230,7 +236,7 @@ class CheckpointConfig(QuantizationConfig):
             return DequantizedLinearMethod(formats)
         packed = self._plain.linear_method(name, layer)
         assert isinstance(packed, Int8LinearMethod)
-        return PackedLinearMethod(formats, names, packed)
+        return PackedLinearMethod(formats, names, layer.input_size, packed)
 
     def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
         """See `QuantizationConfig`."""

@@ -70,6 +70,11 @@ class IntegerWeight(WeightFormat):
         ]
 
     @property
+    def has_row_scales(self) -> bool:
+        """See `WeightFormat`."""
+        return self.bits == 8 and self.group is None and self.symmetric
+
+    @property
     def activations(self) -> str | None:
         """See `WeightFormat`."""
         return None if self.packed else "int8"

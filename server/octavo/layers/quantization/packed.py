@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, StoredWeight, TableCodes
-from octavo_kernels.packing import pack_codes, pack_w8
-from octavo_kernels.quant import GROUP, TABLE_ZERO, PackedLinear
+from octavo_kernels.packing import pack_codes, pack_row_scaled, pack_w8
+from octavo_kernels.quant import BY_ROW, GROUP, TABLE_ZERO, PackedLinear
 
 _MAX_SCALE = 6e4  # float16's, about
 
@@ -18,7 +18,10 @@ def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     """The weight's own codes where the kernels have their kind: integers of 4 or 8 bits in groups of whole 32 columns,
     8-bit ones around their middle, and places in tables of 16 numbers in such groups or in halves of them. Anything
     else as 8-bit codes of its values. Act order is left to the caller: the columns are those of ``codes``. Raises
-    ValueError for values that 8 bits cannot hold."""
+    ValueError for values that 8 bits cannot hold. With `BY_ROW` for terms the weight has one scale a row."""
+    if activation_terms == BY_ROW:
+        assert isinstance(weight, GroupCodes)
+        return _pack_row_scaled(weight)
     if not keeps_codes(weight):
         ordered = replace(weight, order=None) if isinstance(weight, GroupCodes) else weight
         return pack_w8(ordered.dequantize(), activation_terms)
@@ -35,6 +38,13 @@ def pack_stored(weight: StoredWeight, activation_terms: int) -> PackedLinear:
     codes = _in_groups(weight.codes, groups, weight.zero)
     packed = pack_codes(codes, scales, minima, bits=weight.bits, activation_terms=activation_terms)
     return replace(packed, width=weight.shape[1])
+
+
+def _pack_row_scaled(weight: GroupCodes) -> PackedLinear:
+    scales = weight.scales[:, 0].float()
+    if not bool(scales.isfinite().all()):
+        raise ValueError("scales: must be finite")
+    return pack_row_scaled(weight.codes, scales)
 
 
 def keeps_codes(weight: StoredWeight) -> bool:

@@ -14,7 +14,7 @@ from octavo_kernels.quant import QuantizedRows
 class QuantizedRowsMethod(PackedMethod):
     """A method that computes on activations in int8: ``apply`` takes `octavo_kernels.QuantizedRows`, too."""
 
-    # int8 numbers for each activation: rows of so many terms are taken.
+    # int8 numbers for each activation: rows of so many terms, or `octavo_kernels.quant.BY_ROW`, are taken.
     activation_terms: int
     # The order in which `apply` wants its columns, int32 [K]; None: the model's own. Only then rows that something else
     # has quantised are taken.

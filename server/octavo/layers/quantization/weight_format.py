@@ -54,6 +54,11 @@ class WeightFormat(ABC):
         return Kind(8)
 
     @property
+    def has_row_scales(self) -> bool:
+        """Whether it holds symmetric integers of 8 bits with one scale for each row, which the CPU has kernels for."""
+        return False
+
+    @property
     def activations(self) -> str | None:
         """The 8-bit type ("int8", "fp8") of the activations that the format is made for, None: they keep theirs."""
         return None
