@@ -110,10 +110,10 @@ INLINE void store_quantized(const float *group, struct row_pair *values, void *m
 }
 
 // Rows [begin, end) times one block of gates and the matching block of ups, which together give one group of the result. Rows
-// with one scale are quantised when all of it is known: until then they are float32 in `wide` [rows][groups * GROUP].
+// with one scale are quantised when all of it is known: until then they are in `wide` [rows][inner], of g->dtype.
 static void run_gated_block(const struct gated_linear_args *g, const struct quantized_linear_args *a, int64_t index,
-                            int64_t begin, int64_t end, float *wide) {
-    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(a, begin, end), groups = blocks + blocks % 2;
+                            int64_t begin, int64_t end, void *wide) {
+    const int64_t blocks = g->inner / BLOCK, num_tiles = row_tiles(a, begin, end);
     const struct activations x = activations_of(a, a->terms);
     const int dtype = (int)g->dtype;
     struct weight_block both[2] = {block_at(a, index), block_at(a, blocks + index)};
@@ -128,14 +128,14 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
         float group[MAX_ROWS][BLOCK];  // two loops instead of one: rows overlap in the core's pipeline
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < BLOCK / VW; v++) {
-                vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
-                vstore(group[i] + v * VW, silu_mul(gate, up, dtype));
+                const vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
+                const vf y = silu_mul(gate, up, dtype);
+                if (wide) store_as(wide, (row + i) * g->inner + index * BLOCK + v * VW, y, dtype);
+                else vstore(group[i] + v * VW, y);
             }
         }
-        for (int64_t i = 0; i < rows; i++) {
-            if (wide) memcpy(wide + (row + i) * groups * GROUP + index * BLOCK, group[i], sizeof(group[i]));
-            else store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
-        }
+        for (int64_t i = 0; !wide && i < rows; i++)
+            store_quantized(group[i], g->out_values, g->out_meta, row + i, index, blocks, g->out_terms);
     }
 }
 
@@ -173,16 +173,18 @@ void op_gated_linear(const struct gated_linear_args *g, struct team_member *m) {
                                       .flags = g->flags};
     const struct work_split s = split_work(&a, g->inner / BLOCK, 0, m);
     const int64_t groups = CEIL_DIV(g->inner, PAIR) * 2;
-    float *wide = g->out_terms == ROW_TERMS ? team_workspace(m, (size_t)(g->rows * groups * GROUP) * sizeof(float)) : NULL;
+    const size_t wide_bytes = (size_t)(g->rows * g->inner) * (g->dtype == BFLOAT16 ? 2 : 4);
+    void *wide = g->out_terms == ROW_TERMS ? team_workspace(m, wide_bytes) : NULL;
+    float *one = wide ? thread_scratch((size_t)(groups * GROUP) * sizeof(float)) : NULL;
     for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
         run_gated_block(g, &a, block, begin, end, wide);
     team_finish_phase(m, s.items);
     for (int64_t r, end; team_take_rows(m, g->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
             if (wide) {
-                float *row = wide + r * groups * GROUP;
-                if (g->inner % PAIR) memset(row + g->inner, 0, GROUP * sizeof(float));
-                quantize_scaled_row(row, g->inner, groups, scaled_row_at(g->out_values, r, groups));
+                for (int64_t i = 0; i < groups * GROUP; i += VW)
+                    vstore(one + i, i < g->inner ? load_as(wide, r * g->inner + i, (int)g->dtype) : splat(0.0f));
+                quantize_scaled_row(one, g->inner, groups, scaled_row_at(g->out_values, r, groups));
                 continue;
             }
             struct row_pair *pairs = g->out_values + r * g->out_terms * groups / 2;

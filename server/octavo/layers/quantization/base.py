@@ -55,6 +55,8 @@ class LinearBase(nn.Module):
         self.output_size = sum(shard.num_rows for shard in shards)  # of this rank
         # How the checkpoint stores each part's weight ("BF16", "Q4_1"; None: unknown), set before `create_weights`.
         self.stored_types: list[str | None] = [None] * len(shards)
+        # Whether its kernels take weights with one scale for each row.
+        self.takes_row_scales = True
         self.register_parameter("bias", None)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:

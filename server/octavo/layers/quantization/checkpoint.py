@@ -96,10 +96,10 @@ class PackedLinearMethod(Int8LinearMethod):
     Columns in act order stay in it: rows of activations are brought into the same order (``column_order``).
     """
 
-    def __init__(self, formats: Formats, names: Sequence[str], columns: int, like: Int8LinearMethod) -> None:
+    def __init__(self, formats: Formats, names: Sequence[str], layer: LinearBase, like: Int8LinearMethod) -> None:
         super().__init__(like.activation_terms, like.margin, like.terms_if_rounded)
         self._formats, self._names = formats, names
-        fits = not like.margin and fits_row_scales(columns)
+        fits = layer.takes_row_scales and not like.margin and fits_row_scales(layer.input_size)
         if fits and all(format_ is not None and format_.has_row_scales for format_ in formats):
             self.activation_terms = BY_ROW
         self._orders: dict[int, Tensor | None] = {}
@@ -236,7 +236,7 @@ class CheckpointConfig(QuantizationConfig):
             return DequantizedLinearMethod(formats)
         packed = self._plain.linear_method(name, layer)
         assert isinstance(packed, Int8LinearMethod)
-        return PackedLinearMethod(formats, names, layer.input_size, packed)
+        return PackedLinearMethod(formats, names, layer, packed)
 
     def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
         """See `QuantizationConfig`."""

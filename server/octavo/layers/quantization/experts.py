@@ -103,6 +103,8 @@ class ExpertLinears(nn.Module):
         self.gate_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
         self.up_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
         self.down_proj = LinearBase([Shard(shape[::-1], whole, mine, 0)], settings.bias, tp)
+        for linear in self.layers():
+            linear.takes_row_scales = False
 
     def layers(self) -> list[LinearBase]:
         """In the order of `ExpertsBase.PROJECTIONS`."""
