@@ -83,6 +83,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_",
     "rms_norm_quantize",
+    "rope_",
     "rope_and_cache",
     "sample",
     "scale",
@@ -94,6 +95,7 @@ __all__ = [
     "take_columns",
     "top_logprobs",
     "topk_route",
+    "varlen_attention",
 ]
 
 
@@ -271,6 +273,37 @@ def latent_attention(
     """Causal attention of every row of ``queries [T, Hq, L + R]`` to the latents of its sequence, as `paged_attention`;
     sums of latents ``[L]`` become values by ``value_weight [Hq, L, V]``: returns ``[T, Hq, V]``."""
     return backend_for(queries).latent_attention(queries, kv_cache, metadata, scale, value_weight)
+
+
+def varlen_attention(
+    qkv: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of whole sequences without a KV cache, in which every row sees its whole sequence: ``[T, Hq D]``.
+
+    ``qkv [T, (Hq + 2 Hkv) D]`` holds S sequences one after the other: r is ``seq_lens[r]`` rows from
+    ``query_start_loc[r]`` on (int32 [S], [S + 1]). With a ``window`` a row sees the rows less than that many away, on
+    both sides. Rows of padding, after the last sequence, give zeros.
+    """
+    return backend_for(qkv).varlen_attention(
+        qkv, query_start_loc, seq_lens, num_heads, num_kv_heads, head_size, scale, window
+    )
+
+
+def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, head_size: int) -> None:
+    """Rotate the first ``num_heads`` heads of each row ``x [T, ...]`` in place, as `rope_and_cache` does queries and keys.
+
+    Raises ValueError for a table of rotations that does not fit a head.
+    """
+    if cos_sin_cache.shape[1] > head_size or cos_sin_cache.shape[1] % 2:
+        raise ValueError(f"cos_sin_cache: {cos_sin_cache.shape[1]} elements of a head of {head_size} cannot be rotated")
+    backend_for(x).rope_(x, positions, cos_sin_cache, num_heads, head_size)
 
 
 def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:

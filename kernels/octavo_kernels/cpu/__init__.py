@@ -41,6 +41,7 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
+from octavo_kernels.cpu.varlen import rope_, varlen_attention
 from octavo_kernels.reference import (
     decode_inputs,
     group_dequantize,
@@ -93,6 +94,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_",
     "rms_norm_quantize",
+    "rope_",
     "rope_and_cache",
     "sample",
     "scale",
@@ -105,6 +107,7 @@ __all__ = [
     "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
+    "varlen_attention",
 ]
 
 CAPTURABLE = False

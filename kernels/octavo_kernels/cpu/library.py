@@ -63,6 +63,8 @@ _OPS = {
     "add_choices": (32, "P" * 5 + "Rqqq"),
     "latent_cache": (33, "P" * 8 + "R" + "q" * 10 + "d"),
     "head_linear": (34, "PPPR" + "q" * 9),
+    "varlen_attention": (35, "PPPPRSqqqqqd"),
+    "rope": (36, "PPPR" + "q" * 6),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -33,6 +33,7 @@ from octavo_kernels.reference.quant import (
 )
 from octavo_kernels.reference.sampling import sample, top_logprobs
 from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
+from octavo_kernels.reference.varlen import rope_, varlen_attention
 
 __all__ = [
     "CAPTURABLE",
@@ -62,6 +63,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_",
     "rms_norm_quantize",
+    "rope_",
     "rope_and_cache",
     "sample",
     "scale",
@@ -74,6 +76,7 @@ __all__ = [
     "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
+    "varlen_attention",
 ]
 
 CAPTURABLE = False  # lengths and slots are read on the host

@@ -24,6 +24,7 @@ from octavo_kernels.reference import (
     quantized_linear,
     rms_norm_,
     rms_norm_quantize,
+    rope_,
     scale,
     silu_and_mul_quantize,
     take_columns,
@@ -38,6 +39,7 @@ from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.triton.small_linear import linear
+from octavo_kernels.triton.varlen import varlen_attention
 
 __all__ = [
     "CAPTURABLE",
@@ -68,6 +70,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_",
     "rms_norm_quantize",
+    "rope_",
     "rope_and_cache",
     "sample",
     "scale",
@@ -80,6 +83,7 @@ __all__ = [
     "topk_route",
     "unavailable_reason",
     "unsupported_device_reason",
+    "varlen_attention",
 ]
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton decides when a kernel is defined: when this is imported

@@ -199,7 +199,8 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
     // With few rows, memory bandwidth is the limit: the next tile is then prefetched line by line (prefetch_chunk_line).
     const int by_lines = rows <= 4 * MR && in_chunks(it->a), few_rows = by_lines || (rows <= 4 * MR && !by_lanes);
     int now = 0;
-    const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, piece_bytes = it->row_stride * (TILE / pieces);
+    const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, 
+                  piece_bytes = kv_row_bytes(head_size, it->a->kv_dtype) * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
     int64_t count = locate_tile(it, begin, w->rows[0][0], w->rows[0][1]);
     for (int64_t start = begin; start < end; start += TILE, now ^= 1) {
@@ -282,7 +283,7 @@ static void load_queries(const struct item *it, struct buffers *w) {
     for (int64_t r = 0; r < it->rows; r++, next_row(&at, it), q += it->depth) {
         w->position[r] = (int32_t)(it->first_position + at.token), w->last[r] = (int32_t)last_visible(it, at.token);
         for (int64_t d = 0; d < head_size; d += VW) {
-            vf x = load_row(it->q + at.offset, d, head_size, dtype);
+            vf x = load_row(it->q + at.q, d, head_size, dtype);
             if (int8) vstore(row + d, x);
             else if (pairs) store_as(q, d, x, BFLOAT16);
             else vstore(q + d, x);
@@ -295,7 +296,7 @@ static void load_queries(const struct item *it, struct buffers *w) {
 INLINE void write_output_row(const struct item *it, const struct row_cursor *at, const float *total, float m, float l) {
     const int64_t head_size = it->a->head_size;
     const int dtype = (int)it->a->dtype;
-    char *out = it->out + at->offset;
+    char *out = it->out + at->out;
     float scaling = l == 0.0f ? 1.0f : 1.0f / l;  // keeps NaN
     if (it->sinks && l != 0.0f) {
         const float sink = it->sinks[at->head], highest = MAX(m, sink), keep = exp_scalar(m - highest);
@@ -371,7 +372,7 @@ static void zero_padding(const struct paged_attention_args *a) {
     if (a->rows > a->actual_rows) memset((char *)a->out + a->actual_rows * row, 0, (size_t)((a->rows - a->actual_rows) * row));
 }
 
-void op_paged_attention(const struct paged_attention_args *given, struct team_member *team_member) {
+static void attend_all(const struct paged_attention_args *given, int without_cache, struct team_member *team_member) {
     // Items run from the last row to the first: reversing the ranks gives a thread the same rows as in other operations.
     struct team_member backwards = *team_member, *m = &backwards;
     m->rank = m->size - 1 - m->rank;
@@ -385,7 +386,7 @@ void op_paged_attention(const struct paged_attention_args *given, struct team_me
     if (fair * group >= MIN_ROWS) tokens_per_item = MIN(tokens_per_item, fair);
     int64_t depth = CEIL_DIV(a->head_size, VW) * VW, rows = tokens_per_item * group, items = 0;
     struct buffers w = get_buffers(rows, depth);
-    struct item_iterator k = start_iteration(a, tokens_per_item);
+    struct item_iterator k = start_iteration(a, without_cache, tokens_per_item);
     for (int64_t r = 0; r < a->requests; r++) items += request_items(&k, r);
     if (m->size == 1 || items >= 4 * m->size) {
         // The last item is the padding rows.
@@ -413,7 +414,7 @@ void op_paged_attention(const struct paged_attention_args *given, struct team_me
         run_item_split(&it, &w, n + 1 < parts && next.begin < next.end ? &next : NULL, all + n * part_size);
     }
     team_finish_phase(m, parts);
-    k = start_iteration(a, tokens_per_item);
+    k = start_iteration(a, without_cache, tokens_per_item);
     for (int64_t n; (n = team_take_item(m, items + 1)) >= 0; team_item_done(m)) {
         if (n == items) {
             zero_padding(a);
@@ -425,4 +426,26 @@ void op_paged_attention(const struct paged_attention_args *given, struct team_me
         merge_splits(&it, &w, splits, part_size * k.here, all + (k.parts_before + index) * part_size);
     }
     team_finish_phase(m, items + 1);
+}
+
+void op_paged_attention(const struct paged_attention_args *a, struct team_member *m) { attend_all(a, 0, m); }
+
+void op_varlen_attention(const struct varlen_attention_args *v, struct team_member *m) {
+    const struct paged_attention_args a = {.q = v->qkv,
+                                           .kv_cache = v->qkv,
+                                           .seq_lens = v->seq_lens,
+                                           .query_start_loc = v->query_start_loc,
+                                           .out = v->out,
+                                           .rows = v->rows,
+                                           .actual_rows = v->rows,
+                                           .requests = v->requests,
+                                           .num_heads = v->num_heads,
+                                           .num_kv_heads = v->num_kv_heads,
+                                           .head_size = v->head_size,
+                                           .block_size = INT32_MAX,
+                                           .window = v->window,
+                                           .dtype = v->dtype,
+                                           .kv_dtype = v->dtype,
+                                           .scale = v->scale};
+    attend_all(&a, 1, m);
 }

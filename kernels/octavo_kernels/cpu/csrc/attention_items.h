@@ -16,6 +16,7 @@ struct item {
     const int32_t *table;
     const char *keys;                                    // of this head in block 0
     int64_t block_stride, row_stride, value_offset;      // bytes
+    int64_t q_stride, ahead;                             // bytes from token to token; later positions that a row attends to
     int64_t group, rows, first_position, length, depth;  // depth: head size rounded up to whole vectors
     int64_t begin, end;
     const char *q;
@@ -26,24 +27,25 @@ struct item {
 
 // The last position that a token of the item attends to
 INLINE int64_t last_visible(const struct item *it, int64_t token) {
-    return it->limit ? MIN(it->limit[token], it->length - 1) : it->first_position + token;
+    return MIN(it->limit ? it->limit[token] : it->first_position + token + it->ahead, it->length - 1);
 }
 
-// Iterates over the rows of an item: row r is token r / group and head r % group; `offset` is its place in q and out.
+// Iterates over the rows of an item: row r is token r / group and head r % group; `q` and `out` are its places there.
 struct row_cursor {
-    int64_t token, head, offset;  // offset: bytes
+    int64_t token, head, q, out;  // q, out: bytes
 };
 INLINE void next_row(struct row_cursor *at, const struct item *it) {
     const int64_t bytes = row_bytes(it->a);
-    at->head++, at->offset += bytes;
+    at->head++, at->q += bytes, at->out += bytes;
     if (at->head < it->group) return;
-    at->head = 0, at->token++, at->offset += (it->a->num_heads - it->group) * bytes;
+    at->head = 0, at->token++, at->q += it->q_stride - it->group * bytes, at->out += (it->a->num_heads - it->group) * bytes;
 }
 
 // Iterates over the items in an order that all threads know: sequences from the last to the first (new prompts come last in a
 // step and take longest), tiles from the end of a sequence (which attend to most positions), kv heads.
 struct item_iterator {
     const struct paged_attention_args *a;
+    int without_cache;                 // keys and values lie behind the queries of their rows, see varlen_attention_args
     int64_t tokens_per_item, request;
     int64_t before, here;              // units of the requests already passed, and of the current one
     int64_t parts_before, parts_here;  // the same for parts: an item has one per split of its sequence
@@ -58,13 +60,12 @@ static int64_t request_items(const struct item_iterator *k, int64_t r) {
 }
 static int64_t request_splits(const struct paged_attention_args *a, int64_t r) { return CEIL_DIV(a->seq_lens[r], SPLIT); }
 
-static struct item_iterator start_iteration(const struct paged_attention_args *a, int64_t tokens_per_item) {
-    struct item_iterator k = {.a = a, .tokens_per_item = tokens_per_item, .request = a->requests};
-    return k;
+static struct item_iterator start_iteration(const struct paged_attention_args *a, int without_cache, int64_t tokens_per_item) {
+    return (struct item_iterator){a, without_cache, tokens_per_item, a->requests};
 }
 // Move to the request that holds unit `n`. Units are items or, with `split`, the parts of items.
 static void seek_unit(struct item_iterator *k, int64_t n, int split) {
-    if (n < k->before) *k = start_iteration(k->a, k->tokens_per_item);
+    if (n < k->before) *k = start_iteration(k->a, k->without_cache, k->tokens_per_item);
     while (n >= k->before + k->here) {
         k->request--;
         k->before += k->here, k->parts_before += k->parts_here;
@@ -72,6 +73,19 @@ static void seek_unit(struct item_iterator *k, int64_t n, int split) {
         k->parts_here = items * request_splits(k->a, k->request);
         k->here = split ? k->parts_here : items;
     }
+}
+
+// The keys and values of sequence `r` without a cache: one block, whose rows are those of qkv. Rows attend to both sides.
+INLINE void place_in_rows(struct item *it, int64_t r, int64_t head) {
+    static const int32_t FIRST_BLOCK = 0;
+    const struct paged_attention_args *a = it->a;
+    const int64_t bytes = row_bytes(a), window = a->window ? a->window - 1 : a->seq_lens[r];
+    it->q_stride = it->row_stride = (a->num_heads + 2 * a->num_kv_heads) * bytes;
+    it->table = &FIRST_BLOCK;
+    it->value_offset = a->num_kv_heads * bytes;
+    it->keys = (const char *)a->q + a->query_start_loc[r] * it->q_stride + (a->num_heads + head) * bytes;
+    it->ahead = window;
+    it->end = MIN(it->length, it->end + window);
 }
 
 static struct item make_item(const struct item_iterator *k, int64_t index) {
@@ -93,10 +107,12 @@ static struct item make_item(const struct item_iterator *k, int64_t index) {
     it.row_stride = kv_row_bytes(a->head_size, a->kv_dtype);
     it.block_stride = a->block_stride, it.value_offset = a->value_offset;
     it.keys = (const char *)a->kv_cache + head * a->block_size * it.row_stride;
-    int64_t skip = ((a->query_start_loc[r] + first) * a->num_heads + head * it.group) * row_bytes(a);
-    it.q = (const char *)a->q + skip;
+    const int64_t token = a->query_start_loc[r] + first, bytes = row_bytes(a);
+    it.q_stride = a->num_heads * bytes;
+    if (k->without_cache) place_in_rows(&it, r, head);
+    it.q = (const char *)a->q + token * it.q_stride + head * it.group * bytes;
     it.sinks = a->sinks ? a->sinks + head * it.group : NULL;
-    it.out = (char *)a->out + skip;
+    it.out = (char *)a->out + (token * a->num_heads + head * it.group) * bytes;
     return it;
 }
 

@@ -202,6 +202,22 @@ void op_latent_cache(const struct latent_cache_args *a, struct team_member *m) {
     team_finish_phase(m, team_row_items(m, a->rows));
 }
 
+void op_rope(const struct rope_args *a, struct team_member *m) {
+    const int64_t width = a->dtype == BFLOAT16 ? 2 : 4, size = a->head_size;
+    float *head = thread_scratch((size_t)(size + VW) * 4);
+    for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
+        for (; row < end; row++) {
+            const float *table = a->cos_sin + MAX(0, MIN(a->positions[row], a->max_position - 1)) * a->rot_dim;
+            for (int64_t h = 0; h < a->num_heads; h++) {
+                char *x = (char *)a->x + (row * a->stride + h * size) * width;
+                norm_and_rotate_head(x, head, NULL, table, size, a->rot_dim, 0.0f, (int)a->dtype, FLOAT32);
+                store_head(x, head, size, FLOAT32, (int)a->dtype);
+            }
+        }
+    }
+    team_finish_phase(m, team_row_items(m, a->rows));
+}
+
 // An item is the same part of each block. Within it, all sources are read before anything is written.
 #define COPY_PART (1 << 14)
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m) {

@@ -138,6 +138,24 @@ struct paged_attention_args {
     double scale, softcap;
 };
 
+// Attention of whole sequences without a cache: rows of qkv are [num_heads + 2 num_kv_heads, head_size], those of out
+// [num_heads, head_size]. A row attends to all rows of its sequence or, with a window, to those less than `window` away.
+struct varlen_attention_args {
+    const void *qkv;
+    const int32_t *seq_lens, *query_start_loc;
+    void *out;
+    int64_t rows, requests, num_heads, num_kv_heads, head_size, window, dtype;
+    double scale;
+};
+
+// Turns the first rot_dim elements of the first num_heads heads of each row of x, in place; rows are `stride` elements apart
+struct rope_args {
+    void *x;
+    const int64_t *positions;
+    const float *cos_sin;
+    int64_t rows, num_heads, head_size, stride, rot_dim, max_position, dtype;
+};
+
 // blocks [num_blocks, block_bytes], of all layers; pairs [num_pairs, 2] (source, destination)
 struct copy_blocks_args {
     char *blocks;
@@ -373,6 +391,8 @@ void op_rope_and_cache(const struct rope_and_cache_args *a, struct team_member *
 void op_latent_cache(const struct latent_cache_args *a, struct team_member *m);
 void op_head_linear(const struct head_linear_args *a, struct team_member *m);
 void op_paged_attention(const struct paged_attention_args *a, struct team_member *m);
+void op_varlen_attention(const struct varlen_attention_args *a, struct team_member *m);
+void op_rope(const struct rope_args *a, struct team_member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m);
 void op_argmax(const struct argmax_args *a, struct team_member *m);
 void op_touch_blocks(const struct touch_blocks_args *a, struct team_member *m);

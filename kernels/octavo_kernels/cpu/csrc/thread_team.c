@@ -62,6 +62,8 @@ static const struct {
     {(op_fn)op_add_choices, sizeof(struct add_choices_args)},
     {(op_fn)op_latent_cache, sizeof(struct latent_cache_args)},
     {(op_fn)op_head_linear, sizeof(struct head_linear_args)},
+    {(op_fn)op_varlen_attention, sizeof(struct varlen_attention_args)},
+    {(op_fn)op_rope, sizeof(struct rope_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
@@ -156,6 +158,10 @@ static void run_team(void *data) {
 
 // Whether an operation's arguments keep it within its memory. rot_dim comes from a model's file.
 static int arguments_in_bounds(op_fn run, const void *args) {
+    if (run == (op_fn)op_rope) {
+        const struct rope_args *turned = args;
+        return turned->rot_dim >= 0 && turned->rot_dim % 2 == 0 && turned->rot_dim <= turned->head_size;
+    }
     if (run != (op_fn)op_rope_and_cache) return 1;
     const struct rope_and_cache_args *rope = args;
     return rope->rot_dim >= 0 && rope->rot_dim % 2 == 0 && rope->rot_dim <= rope->head_size;
