@@ -297,7 +297,7 @@ def varlen_attention(
 
 
 def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, head_size: int) -> None:
-    """Rotate the first ``num_heads`` heads of each row ``x [T, ...]`` in place, as `rope_and_cache` does queries and keys.
+    """Rotate the first ``num_heads`` heads of each row ``x [T, ...]`` in place, as `rope_and_cache` does its own.
 
     Raises ValueError for a table of rotations that does not fit a head.
     """

@@ -15,10 +15,13 @@ from octavo.version import __version__ as __version__
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from octavo.interface.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from octavo.interface.outputs import CompletionOutput as CompletionOutput
     from octavo.interface.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from octavo.interface.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.interface.outputs import RequestOutput as RequestOutput
+    from octavo.interface.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from octavo.interface.pooling_params import PoolingParams as PoolingParams
     from octavo.interface.sampling_params import SamplingParams as SamplingParams
     from octavo.interface.structured_output import StructuredOutputsParams as StructuredOutputsParams
     from octavo.llm import LLM as LLM
@@ -31,6 +34,9 @@ _EXPORTS = {
     "CompletionOutput": "octavo.interface.outputs",
     "EmbeddingRequestOutput": "octavo.interface.outputs",
     "PoolingRequestOutput": "octavo.interface.outputs",
+    "PoolingParams": "octavo.interface.pooling_params",
+    "ScoringRequestOutput": "octavo.interface.outputs",
+    "ClassificationRequestOutput": "octavo.interface.outputs",
 }
 __all__ = sorted(_EXPORTS)
 

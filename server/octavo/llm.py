@@ -15,25 +15,18 @@ from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import ConfigError
 from octavo.interface.messages import EngineCoreRequest, SchedulerStats
-from octavo.interface.outputs import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-)
+from octavo.interface.outputs import RequestOutput
+from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
+from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.system.sigint import interrupts_held
 from octavo.text.chat_template import check_variables
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
-from octavo.worker.pooler import POOLINGS
-
-Prompt = str | dict[str, Any] | list[int]
 
 
 @dataclass
@@ -70,7 +63,7 @@ class LLMOptions:
             raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model in this process.
 
     >>> llm = LLM()                                   # the embedded model
@@ -96,6 +89,9 @@ class LLM:
         self._ids = itertools.count()
         self.totals = Totals()
         self._finished: Counts[str] = Counts()
+
+    def _new_id(self) -> str:
+        return str(next(self._ids))
 
     def get_tokenizer(self) -> UserTokenizer:
         """The model's tokenizer under transformers' names. Raises ValueError where there is none."""
@@ -152,7 +148,8 @@ class LLM:
         Returns one RequestOutput a prompt, in their order. Raises ValueError, naming the field, before anything runs
         when a prompt or its parameters cannot be served.
         """
-        many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        check_generates(self._input.pooler)
+        many: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
         params = self._params_for(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
@@ -178,6 +175,7 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
+        check_generates(self._input.pooler)
         tokenizer = self._require_tokenizer("chat")
         check_variables(chat_template_kwargs or {}, "chat_template_kwargs")
         conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
@@ -193,52 +191,6 @@ class LLM:
             )
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
-
-    def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: bool = True, pooling: str = "mean"
-    ) -> list[EmbeddingRequestOutput]:
-        """One vector of length 1 a prompt: the "mean" of its hidden states, or the "last" token's.
-
-        Raises OctavoError when the engine cannot make one of them.
-        """
-        return [
-            EmbeddingRequestOutput(output.request_id, EmbeddingOutput(vector), output.prompt_token_ids)
-            for output, vector in self._pool(prompts, pooling, use_tqdm)
-        ]
-
-    def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        *,
-        use_tqdm: bool = True,
-        pooling_task: str = "embed",
-        pooling: str = "mean",
-    ) -> list[PoolingRequestOutput]:
-        """The vectors of `embed` as float32 tensors. "embed" is the only pooling_task so far."""
-        import torch
-
-        if pooling_task != "embed":
-            raise ValueError(f'pooling_task {pooling_task!r} is not supported yet: only "embed" is')
-        return [
-            PoolingRequestOutput(output.request_id, PoolingOutput(torch.tensor(vector)), output.prompt_token_ids)
-            for output, vector in self._pool(prompts, pooling, use_tqdm)
-        ]
-
-    def _pool(
-        self, prompts: Prompt | Sequence[Prompt], pooling: str, show_progress: bool
-    ) -> Iterator[tuple[RequestOutput, list[float]]]:
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-        many: list[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        requests = []
-        for prompt in many:
-            request = self._input.process(str(next(self._ids)), prompt, SamplingParams(max_tokens=1))
-            request.pooling = pooling
-            requests.append(request)
-        for number, output in enumerate(self._run(requests, [None] * len(requests), show_progress)):
-            if output.embedding is None:
-                raise OctavoError(f"prompt {number} could not be embedded: {output.error}")
-            yield output, output.embedding
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
@@ -356,12 +308,6 @@ class _Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def _is_one_prompt(prompts: Any) -> bool:
-    return isinstance(prompts, (str, dict)) or (
-        isinstance(prompts, (list, tuple)) and bool(prompts) and all(isinstance(p, int) for p in prompts)
-    )
 
 
 def _text_of(prompt: Any) -> str | None:

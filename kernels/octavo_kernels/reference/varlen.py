@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.reference.attention import _rotate
+from octavo_kernels.reference.attention import rotate
 
 
 def varlen_attention(
@@ -40,4 +40,4 @@ def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, h
     """See `octavo_kernels.rope_`."""
     heads = x[:, : num_heads * head_size].unflatten(1, (num_heads, head_size))
     table = cos_sin_cache[positions.clamp(0, len(cos_sin_cache) - 1)]
-    x[:, : num_heads * head_size] = _rotate(heads, table).flatten(1)
+    x[:, : num_heads * head_size] = rotate(heads, table).flatten(1)

@@ -8,8 +8,9 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.fetch.model_config import load_generation_config, load_hf_config
+from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
-from octavo.interface.config_checks import MAX_POSITIONS, shown_value
+from octavo.interface.config_checks import MAX_POSITIONS, num_positions, shown_value
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.interface.quantizations import QUANTIZATIONS
 
@@ -51,6 +52,7 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
+    hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
 
     @classmethod
     def field_names(cls) -> set[str]:
@@ -70,9 +72,11 @@ class EngineArgs:
         )
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
-        hf_config = load_hf_config(files)
-        own_len = int(hf_config.get("max_position_embeddings") or 2048)
+        hf_config = load_hf_config(files, self.hf_overrides)
+        own_len = num_positions(hf_config) or 2048
         max_model_len = self._max_model_len(own_len, hf_config)
+        if self.max_model_len in _FITTING_LENGTHS:
+            max_model_len = min(max_model_len, max_sequence_length(files) or max_model_len)
         max_num_seqs = self.max_num_seqs or 128
         budget = self.max_num_batched_tokens or 0
         if 0 < budget < max_num_seqs:
@@ -90,6 +94,7 @@ class EngineArgs:
             seed=self.seed,
             generation_config=load_generation_config(files) if self.generation_config == "auto" else {},
             dtype_is_asked=self.dtype != "auto",
+            pooler=load_pooler_config(files, hf_config),
         )
         cache = CacheConfig(
             block_size=self.block_size,
@@ -163,6 +168,8 @@ class EngineArgs:
         at_least("long_prefill_token_threshold", 0)
         at_least("num_gpu_blocks_override", 1)
         at_least("kv_cache_memory_bytes", 1)
+        if not isinstance(self.hf_overrides, dict | None):
+            raise ConfigError(f"hf_overrides must be an object of config.json's fields, got {self.hf_overrides!r}")
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
             raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
         if not 0 < self.gpu_memory_utilization <= 1:

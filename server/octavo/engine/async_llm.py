@@ -116,7 +116,7 @@ class AsyncLLM:
         """Wait until the model is loaded. Raises OctavoError when that fails."""
         self.ready = await self.client.wait_ready()
         self.config = self.ready.engine_config
-        self.input_processor.max_model_len = self.config.scheduler.max_model_len
+        self.input_processor.follow(self.config)
         return self.ready
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
@@ -38,8 +39,12 @@ class EngineCore:
         self.config = self.executor.config
         cache = self.config.cache
         blocks = self.executor.num_blocks, cache.block_size
-        kv = KVCacheManager(*blocks, cache.enable_prefix_caching, self.executor.prefix_cache_blocks)
-        self.scheduler = Scheduler(self.config.scheduler, kv)
+        self.scheduler: Scheduler | EncoderScheduler
+        if self.config.model.is_encoder:
+            self.scheduler = EncoderScheduler(self.config.scheduler)
+        else:
+            kv = KVCacheManager(*blocks, cache.enable_prefix_caching, self.executor.prefix_cache_blocks)
+            self.scheduler = Scheduler(self.config.scheduler, kv)
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[None]] = {}  # of unfinished requests

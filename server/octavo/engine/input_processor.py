@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreRequest
-from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.pooling import Pooling
+from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.interface.structured_output import to_grammar
 from octavo.text.prefix_token_cache import PrefixTokens
 
@@ -45,7 +46,15 @@ class InputProcessor:
         self.vocab_size = config.model.vocab_size
         self.max_model_len = config.scheduler.max_model_len
         self.generation_config = config.model.generation_config
+        self.model, self.pooler, self.max_num_batched_tokens = config.model, config.model.pooler, 0
+        self.has_token_types = config.model.is_encoder and config.model.hf_config.get("type_vocab_size", 2) > 1
+        self.follow(config)
         self.eos_token_ids = _eos_token_ids(config, tokenizer)
+
+    def follow(self, config: EngineConfig) -> None:
+        """Take over limits that the core has found."""
+        self.max_model_len = config.scheduler.max_model_len
+        self.max_num_batched_tokens = config.scheduler.max_num_batched_tokens
 
     def default_sampling_params(self, **given: Any) -> SamplingParams:
         """The caller's fields, then the model's defaults (generation_config.json)."""
@@ -99,6 +108,90 @@ class InputProcessor:
             grammar=grammar,
             grammar_field=grammar_field or "structured_outputs",
         )
+
+    def process_pooling(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        pooling: Pooling,
+        *,
+        pair: str | None = None,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: str | None = None,
+    ) -> EngineCoreRequest:
+        """Check a prompt that is to be pooled, or with ``pair`` two texts that are read together. Raises ValueError.
+
+        ``truncate_prompt_tokens``: as in `process`; an encoder's text keeps what ends it for the model (as [SEP]), and
+        by default its beginning (a decoder's its end).
+        """
+        side = truncation_side or ("right" if self.model.is_encoder else "left")
+        if not -(2**31) <= priority < 2**31:
+            raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
+        longest = self.longest_pooled
+        limit = longest if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        if limit is not None and not 1 <= limit <= longest:
+            raise ValueError(
+                f"truncate_prompt_tokens must be -1 or between 1 and {longest} (the longest text here), got {limit}"
+            )
+        text, ids, _ = _split_prompt(prompt)
+        types: list[int] | None = None
+        if ids is not None:
+            ids = self._check_ids(ids)
+        elif pair is None and (limit is None or not self.model.is_encoder):
+            ids = self.tokenize(text or "", add_special_tokens, limit, None)
+        else:
+            ids, types = self._tokenize_within(text or "", pair, limit, side, add_special_tokens)
+        if limit is not None and len(ids) > limit:
+            ids = ids[:limit] if side == "right" else ids[-limit:]
+        if not ids:
+            raise ValueError("prompt must not be empty: it has no tokens; send at least one character or token id")
+        if len(ids) > longest:
+            flag = "max_model_len" if longest == self.max_model_len - self._room else "max_num_batched_tokens"
+            raise ValueError(
+                f"prompt has {len(ids)} tokens, but the model takes at most {longest} ({flag}); shorten it, or set "
+                "truncate_prompt_tokens"
+            )
+        return EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=ids,
+            sampling_params=SamplingParams(max_tokens=1, seed=0, output_kind=RequestOutputKind.FINAL_ONLY),
+            eos_token_ids=[],
+            arrival_time=time.time(),
+            priority=priority,
+            pooling=pooling,
+            token_types=types if self.has_token_types else None,
+        )
+
+    @property
+    def longest_pooled(self) -> int:
+        """Tokens of the longest prompt that can be pooled."""
+        longest = self.max_model_len - self._room
+        return min(longest, self.max_num_batched_tokens or longest) if self.model.is_encoder else longest
+
+    @property
+    def _room(self) -> int:
+        """A decoder keeps a place for a token behind the prompt."""
+        return 0 if self.model.is_encoder else 1
+
+    def _tokenize_within(
+        self, text: str, pair: str | None, limit: int | None, side: str, add_special_tokens: bool
+    ) -> tuple[list[int], list[int]]:
+        if self.tokenizer is None:
+            raise ValueError(
+                "prompt must be token ids, because the engine runs without a tokenizer (skip_tokenizer_init)"
+            )
+        for one in (text, pair or ""):  # what cannot fit is refused before it is tokenised
+            if limit is None and len(one) // self._max_token_chars > self.longest_pooled:
+                raise ValueError(
+                    f"prompt has {len(one)} characters, and the model takes at most {self.longest_pooled} tokens; "
+                    "shorten it, or set truncate_prompt_tokens"
+                )
+        try:
+            return self.tokenizer.encode_pair(text, pair, limit, side, add_special_tokens)
+        except TypeError:
+            raise _not_unicode(text) from None
 
     # -- the prompt --------------------------------------------------------------------------------------------------
 

@@ -263,6 +263,8 @@ class OutputProcessor:
             state.prompt_logprobs.extend(lists.token_ids, lists.logprobs, lists.ranks)
         if output.embedding is not None:
             state.embedding = output.embedding
+            if stats is not None:
+                stats.num_prompt_tokens += len(state.request.prompt_token_ids)
         if finish_reason is not None:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
             self._finish(state, sample, output, timestamp, stats)

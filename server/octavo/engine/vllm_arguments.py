@@ -41,9 +41,9 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer_mode": (("auto", "hf"), "tokenizer.json decides"),
     "config_format": (("auto", "hf"), "config.json as Hugging Face writes it"),
     "model_impl": (("auto", "vllm"), "the engine's own models"),
-    "runner": (("auto", "generate", "pooling"), "every model gives answers and vectors"),
-    "convert": (("auto", "none", "embed"), "every model gives answers and vectors"),
-    "task": (("auto", "generate", "embed"), "every model gives answers and vectors"),
+    "runner": (("auto", "generate", "pooling"), "a model does all that its files say"),
+    "convert": (("auto", "none", "embed", "classify"), "a model does all that its files say"),
+    "task": (("auto", "generate", "embed", "classify", "score"), "a model does all that its files say"),
     "distributed_executor_backend": (("uni", "mp"), "one worker process"),
     "chat_template_content_format": (("auto", "string"), "texts of several parts are joined"),
     "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one backend handles all grammars"),
@@ -118,7 +118,7 @@ _FEATURES = {
     "disable_chunked_mm_input enable_multimodal_encoder_data_parallel",
     "models with a state beside the KV cache": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "mamba_cache_mode disable_hybrid_kv_cache_manager gdn_prefill_backend",
-    "changes to a model's configuration": "hf_config_path hf_overrides rope_scaling rope_theta disable_sliding_window "
+    "changes to a model's configuration": "hf_config_path rope_scaling rope_theta disable_sliding_window "
     "override_attention_dtype tokenizer_revision",
     "a token as an argument (set HF_TOKEN)": "hf_token",
     "configuration of reasoning": "reasoning_config",

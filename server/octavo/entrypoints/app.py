@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from octavo.entrypoints import health, pages
 from octavo.entrypoints.errors import on_http_exception, on_unexpected
-from octavo.entrypoints.openai import chat, completions, embeddings, models, tokenization
+from octavo.entrypoints.openai import chat, completions, embeddings, models, scoring, tokenization
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
@@ -45,6 +45,20 @@ WORK_OPERATIONS = (
     Operation(
         "POST", "/v1/embeddings", embeddings.create_embeddings, "Vectors of texts",
         body=embeddings.EmbeddingRequest, answer=embeddings.EmbeddingList,
+    ),
+    *(
+        Operation("POST", path, scoring.rerank, "Documents in the order of their relevance to a query",
+                  body=scoring.RerankRequest, answer=scoring.RerankResponse, name="rerank" + path.replace("/", "_"))
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+    ),
+    *(
+        Operation("POST", path, scoring.create_score, "How well texts go together",
+                  body=scoring.ScoreRequest, answer=scoring.ScoreList, name="score" + path.replace("/", "_"))
+        for path in ("/v1/score", "/score")
+    ),
+    Operation(
+        "POST", "/classify", scoring.classify, "Classes of texts",
+        body=scoring.ClassifyRequest, answer=scoring.ClassificationList,
     ),
     Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
     Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),

@@ -39,7 +39,7 @@ class ServerArgs:
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: reasoning stays in the content
-    embedding_pooling: str = "mean"
+    embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     root_path: str = ""
     disable_fastapi_docs: bool = False
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])

@@ -73,7 +73,21 @@ def bad_request(error: ValueError | str, param: str | None = None, code: str | N
     return APIError(400, message, param=param, code=code)
 
 
-_FIELDS = {"prompt", "messages", "model", "n", "seed", "stop", "temperature", "logprobs", "priority", "echo", "suffix"}
+_FIELDS = {
+    "prompt",
+    "messages",
+    "model",
+    "n",
+    "seed",
+    "stop",
+    "temperature",
+    "logprobs",
+    "priority",
+    "echo",
+    "suffix",
+    "dimensions",
+    "pooling",
+}
 
 
 def from_validation(error: ValidationError) -> APIError:

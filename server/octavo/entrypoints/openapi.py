@@ -32,11 +32,12 @@ class Operation:
     answer: type[msgspec.Struct] | str = "text/plain"  # body of a 200: a struct as JSON, or a media type
     streams: bool = False  # may respond with server-sent events
     open: bool = False  # needs no API key
+    name: str = ""  # the operationId, where a handler has several paths
 
     @property
     def id(self) -> str:
         """The operationId."""
-        return self.handler.__name__
+        return self.name or self.handler.__name__
 
 
 def document(operations: Sequence[Operation], state: ServerState, title: str, root_path: str) -> dict[str, Any]:
@@ -125,7 +126,11 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
         for option in _options(properties, name, "integer"):
             option["maximum"] = maximum
     for option in _options(properties, "dimensions", "integer"):
-        option["enum"] = [config.model.hidden_size]
+        pooler, size = config.model.pooler, config.model.pooler.width(config.model.hidden_size)
+        if pooler.dimensions == ():
+            option["maximum"] = size
+        else:
+            option["enum"] = sorted({size, *(one for one in pooler.dimensions or () if one <= size)})
     if not state.args.trust_request_chat_template and "chat_template" in properties:
         properties["chat_template"] = {"type": "null"}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import PendingOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    from octavo.worker.request_states import RequestStates
 
 
 class Executor(Protocol):
@@ -81,14 +84,18 @@ class UniProcExecutor:
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
         """Compile in the background."""
-        return self.worker.runner.requests.grammar_pool.prepare(grammar)
+        return self._requests().grammar_pool.prepare(grammar)
 
     def release_grammar(self, prepared: Future[None]) -> None:
         """Release a compiled grammar."""
-        self.worker.runner.requests.grammar_pool.release(prepared)
+        self._requests().grammar_pool.release(prepared)
 
     def poll_grammars(self, seconds: float) -> set[str]:
         """Complete the futures of compiled grammars."""
-        requests = self.worker.runner.requests
+        requests = self._requests()
         requests.grammar_pool.poll(seconds)
         return requests.grammars.held()
+
+    def _requests(self) -> RequestStates:
+        requests: RequestStates = self.worker.runner.requests  # type: ignore[union-attr]  # an encoder has no grammars
+        return requests

@@ -33,7 +33,8 @@ from octavo.fetch.progress import Progress, format_bytes
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")  # at the top level
-_TEMPLATES = "additional_chat_templates/*.jinja"
+# Of folders: chat templates, and sentence-transformers' modules.
+_IN_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json", "[0-9]_Dense/model.safetensors")
 _WORKERS = 4  # files at a time
 
 
@@ -320,7 +321,7 @@ def _parse(sibling: dict[str, Any]) -> _File:
 
 def _is_description(name: str) -> bool:
     if "/" in name:
-        return fnmatch.fnmatch(name, _TEMPLATES)
+        return any(fnmatch.fnmatch(name, pattern) for pattern in _IN_FOLDERS)
     return any(fnmatch.fnmatch(name, pattern) for pattern in _DESCRIPTION)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from octavo.system.file_reading import read_json
 _DESCRIPTIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
-def load_hf_config(files: ModelFiles) -> dict[str, Any]:
-    """config.json as Hugging Face writes it (for GGUF: derived from the header). Raises ModelError."""
+def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """config.json as Hugging Face writes it (for GGUF: derived from the header), with the fields of ``overrides`` in
+    place of its own. Raises ModelError."""
     path = files.path / "config.json"
-    config = _with_quantization(read_json(path), files.path)
+    config = _with_quantization({**read_json(path), **(overrides or {})}, files.path)
     for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
         if "vocab_size" not in config and isinstance(config.get(key), dict):
             kept = ("architectures", "tie_word_embeddings")
@@ -28,6 +30,9 @@ def load_hf_config(files: ModelFiles) -> dict[str, Any]:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
+    if config.get("classifier_from_token") is not None:  # its head is that of a language model
+        name = architectures[0].replace("ForSequenceClassification", "ForCausalLM")
+        config, architectures = {**config, "architectures": [name]}, [name]
     check_architecture(architectures[0])
     names = own_names(config)
     return check_config(config, str(path), lambda field: names.get(field, field))

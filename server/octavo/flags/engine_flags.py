@@ -53,6 +53,7 @@ ENGINE_HELP = {
     "enforce_eager": "Disable CUDA graphs",
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
+    "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
 CHOICES = {

@@ -8,6 +8,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.reasoning import REASONING_PARSERS
 from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
 from octavo.flags.fields import add_flags
+from octavo.interface.pooling import POOLINGS
 from octavo.system.logging_setup import FORMATS, LEVELS
 
 SERVER_HELP = {
@@ -42,7 +43,8 @@ SERVER_HELP = {
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
     "reasoning_parser": "Format of the model's reasoning, which is then returned as reasoning_content "
     "(default: none; reasoning stays in the content)",
-    "embedding_pooling": "Pooling of /v1/embeddings for requests that set none",
+    "embedding_pooling": "Pooling of /v1/embeddings for requests that set none (default: as the model's own files say, "
+    "else mean)",
     "root_path": "Path prefix under which a proxy publishes the server",
     "allowed_origins": "CORS: origins that browsers may call from",
     "allowed_methods": "CORS: methods that browsers may use",
@@ -61,7 +63,7 @@ SERVER_HELP = {
 }
 CHOICES = {
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
-    "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": ("mean", "last"),
+    "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": POOLINGS,
 }  # fmt: skip
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],

@@ -52,7 +52,30 @@ MODELS = {
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "LlamaForSequenceClassification": "classifiers",
+    "MistralForSequenceClassification": "classifiers",
+    "Qwen2ForSequenceClassification": "classifiers",
+    "Qwen3ForSequenceClassification": "classifiers",
+    "BertModel": "bert",
+    "BertForMaskedLM": "bert",
+    "BertForSequenceClassification": "bert",
+    "RobertaModel": "bert",
+    "RobertaForMaskedLM": "bert",
+    "RobertaForSequenceClassification": "bert",
+    "XLMRobertaModel": "bert",
+    "XLMRobertaForMaskedLM": "bert",
+    "XLMRobertaForSequenceClassification": "bert",
+    "ModernBertModel": "modernbert",
+    "ModernBertForMaskedLM": "modernbert",
+    "ModernBertForSequenceClassification": "modernbert",
 }
+# Those that read whole texts, to both sides, and cannot write any; whose checkpoints may know learned positions alone.
+ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "modernbert")}
+_LEARNED_POSITIONS = {name for name in ENCODERS if name.startswith(("Bert", "Roberta", "XLMRoberta"))}
+_MODERN_BERT = {
+    "hidden_activation": "hidden_act", "norm_eps": "layer_norm_eps", "global_rope_theta": "rope_theta",
+    "local_rope_theta": "rope_local_base_freq",
+}  # fmt: skip
 _GEMMA_1: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "head_dim": 256, "tie_word_embeddings": True,
 }  # fmt: skip
@@ -94,6 +117,7 @@ ALIASES: dict[str, Mapping[str, str]] = {
         "n_positions": "max_position_embeddings", "n_inner": "intermediate_size", "activation_function": "hidden_act",
         "layer_norm_epsilon": "layer_norm_eps",
     },
+    **{name: _MODERN_BERT for name in MODELS if name.startswith("ModernBert")},
 }  # fmt: skip
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
@@ -123,6 +147,7 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     "GemmaForCausalLM": _GEMMA_1,
     "Gemma2ForCausalLM": _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": _GEMMA_3,
+    **{name: {"rope_theta": 160000.0, "rope_local_base_freq": 10000.0} for name in MODELS if "ModernBert" in name},
     # The released config.json states of text_config what differs from the 4B's.
     "Gemma3ForConditionalGeneration": _GEMMA_3
     | {
@@ -135,8 +160,10 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
 # Fields whose null says that there is none, where leaving them out means a default of the family.
 NONE_BY_NULL = {"sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping"}
 # Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
-WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"}
-WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"} | _LEARNED_POSITIONS
+WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} | {
+    name for name, module in MODELS.items() if module == "classifiers"
+}
 # Families whose MLP is four times as wide as hidden states, where config.json does not say.
 FOURFOLD = {"FalconForCausalLM", "GPT2LMHeadModel"}
 # What layer_types may say beside full_attention and sliding_attention; the model refuses what it does not have.

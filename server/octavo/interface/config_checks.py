@@ -11,7 +11,14 @@ from functools import partial
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.interface.architectures import LAYER_TYPES, NONE_BY_NULL, WHOLE_ROTARY, WITHOUT_ROTARY, in_common_words
+from octavo.interface.architectures import (
+    ENCODERS,
+    LAYER_TYPES,
+    NONE_BY_NULL,
+    WHOLE_ROTARY,
+    WITHOUT_ROTARY,
+    in_common_words,
+)
 
 # Well above what any model has, and low enough for what is computed from them.
 MAX_VOCAB = 1 << 24
@@ -36,7 +43,7 @@ _IGNORED = {
 _FLAGS = (
     "attention_bias", "mlp_bias", "use_sliding_window", "bias", "qkv_bias", "use_bias", "use_qk_norm", "alibi",
     "use_parallel_residual", "new_decoder_architecture", "multi_query", "parallel_attn", "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
+    "scale_attn_by_inverse_layer_idx", "norm_bias", "classifier_bias",
 )  # fmt: skip
 
 Name = Callable[[str], str]
@@ -74,6 +81,8 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
             _check_deepseek(fields, architecture)
         elif architecture == "GptOssForCausalLM":
             _check_gpt_oss(fields)
+        elif architecture in ENCODERS:
+            _check_encoder(fields)
     return config
 
 
@@ -230,6 +239,26 @@ def _check_gemma(fields: Fields, layers: int) -> None:
         fields.config.setdefault("layer_types", kinds)
         if "sliding_attention" in fields.config["layer_types"]:
             fields.integer("sliding_window", 1, MAX_WINDOW)
+
+
+def _check_encoder(fields: Fields) -> None:
+    fields.integer("type_vocab_size", 0, MAX_VOCAB, optional=True)
+    fields.integer("pad_token_id", 0, MAX_VOCAB, optional=True)
+    for key in ("local_attention", "global_attn_every_n_layers"):
+        fields.integer(key, 1, MAX_WINDOW, optional=True)
+    fields.number("rope_local_base_freq", 1.0, 1e15, above=True)
+    if fields.config.get("is_decoder"):
+        raise fields.error("is_decoder makes an encoder a decoder, which is not supported")
+    if fields.config.get("position_embedding_type", "absolute") != "absolute":
+        fields.refuse("position_embedding_type", 'must be "absolute"')
+
+
+def num_positions(config: dict[str, Any]) -> int | None:
+    """Tokens of the longest text that a model has positions for; None where its config does not say."""
+    positions: int | None = config.get("max_position_embeddings")
+    if positions is not None and "Roberta" in config["architectures"][0]:  # counted from behind the padding token's
+        return max(1, positions - int(config.get("pad_token_id", 1)) - 1)
+    return positions
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from octavo.interface.architectures import ENCODERS
 from octavo.interface.model_files import ModelFiles
+from octavo.interface.pooling import PoolerConfig
 
 
 @dataclass(frozen=True)
@@ -22,11 +24,22 @@ class ModelConfig:
     generation_config: dict[str, Any] = field(default_factory=dict)
     dtype_is_asked: bool = True  # by --dtype; False: it is the checkpoint's own
     weight_dtype: str | None = None  # of weights, where it is not that of activations
+    pooler: PoolerConfig = field(default_factory=PoolerConfig)
 
     @property
     def architecture(self) -> str:
         """The first of config.json's "architectures"."""
         return str((self.hf_config.get("architectures") or [""])[0])
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it reads whole texts, keeps nothing of them and writes none."""
+        return self.architecture in ENCODERS
+
+    @property
+    def num_labels(self) -> int:
+        """Classes of a classification head."""
+        return len(self.pooler.labels)
 
     @property
     def vocab_size(self) -> int:
@@ -105,6 +118,7 @@ class EngineConfig:
         """The inverse of `to_dict`."""
         model = dict(data["model"])
         model["files"] = ModelFiles.from_dict(model["files"])
+        model["pooler"] = PoolerConfig.from_dict(model["pooler"])
         return cls(
             **{
                 **data,

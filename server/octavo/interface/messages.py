@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 
 
@@ -21,7 +22,8 @@ class EngineCoreRequest:
     cache_salt: str | None = None  # requests share prefix-cache blocks only within one salt
     grammar: str | None = None  # llguidance's form, see octavo.interface.structured_output
     grammar_field: str = "structured_outputs"  # in which the user asked for it: errors name that
-    pooling: str | None = None  # "mean" | "last": return an embedding instead of tokens
+    pooling: Pooling | None = None  # return a vector, or classes, instead of tokens
+    token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
 
 
 @dataclass

@@ -183,3 +183,42 @@ class EmbeddingRequestOutput(Sequence[float]):
     def __eq__(self, other: object) -> bool:
         """Equal to any sequence of the same numbers."""
         return isinstance(other, Sequence) and self.outputs.embedding == list(other)
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """``probs``: one number a class."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many there are."""
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class ClassificationRequestOutput:
+    """What `LLM.classify` gives for a prompt."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """``score``: how well two texts go together."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """What `LLM.score` gives for a pair."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True

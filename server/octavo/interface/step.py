@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.interface.messages import LogprobsLists
+from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 
 
@@ -23,7 +24,8 @@ class NewRequestData:
     num_computed_tokens: int
     num_kv_tokens: int  # KV of positions below is already in the blocks and must not be written again
     grammar: str | None = None
-    pooling: str | None = None
+    pooling: Pooling | None = None
+    token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
 
 
 @dataclass
@@ -61,7 +63,7 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why
     grammar_errors: dict[str, str] = field(default_factory=dict)  # the same where the request's grammar is to blame
-    embeddings: dict[str, list[float]] = field(default_factory=dict)
+    embeddings: dict[str, list[float]] = field(default_factory=dict)  # or classes, as `Pooling` asks
 
 
 # A step that has been handed to a device: calling it waits for the results. Call each one once, in order.

@@ -29,12 +29,12 @@ from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSlot
 from octavo.loader.checkpoint import linear_modules, stored_weights
 from octavo.loader.dummy import dummy_weights
+from octavo.models.base import CausalLM, Model
 from octavo.models.registry import model_class
 from octavo.system.limits import large_memory_returned
 
 if TYPE_CHECKING:
     from octavo.layers.weights import WeightSource
-    from octavo.models.base import CausalLM
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def load_model(
     load_format: str = "auto",
     device: torch.device | str = "cpu",
     tp: TensorParallel | None = None,
-) -> CausalLM:
+) -> Model:
     """The model of ``config`` with its weights, ready to run. ``load_format`` "dummy" fills it with random numbers.
 
     Raises ModelError when the architecture is unknown or when config.json and the checkpoint do not match.
@@ -82,7 +82,7 @@ def build_model(
     stored: Sequence[tuple[str, WeightSource]] | None = None,
     *,
     without_memory: bool = False,
-) -> CausalLM:
+) -> Model:
     """The model with empty parameters: no memory is touched yet. ``stored``: the checkpoint's tensors, unread (None:
     looked up). ``without_memory``: none is even asked for, the parameters are torch's meta tensors of the shapes and
     dtypes that they have on ``device``."""
@@ -107,7 +107,8 @@ def build_model(
                         for number in range(module.settings.num_experts)
                     ]
                     module.create_weights(quantization.moe_method(name, module), dtype)
-            pack_embedding(model, quantization, modules)
+            if isinstance(model, CausalLM):
+                pack_embedding(model, quantization, modules)
     except KeyError as error:
         raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error
     finally:
@@ -126,7 +127,7 @@ def pack_embedding(model: CausalLM, quantization: QuantizationConfig, modules: M
         embedding.pack(quantization.linear_method(path, layer), layer)
 
 
-def _part_paths(model: CausalLM, path: str, layer: LinearBase) -> list[str]:
+def _part_paths(model: Model, path: str, layer: LinearBase) -> list[str]:
     """The module paths of the checkpoint modules that the layer at ``path`` holds, part by part."""
     if isinstance(layer, ParallelLMHead) and layer.is_tied:
         return [next(name for name, module in model.named_modules() if module is layer.tied_to)]
@@ -139,8 +140,8 @@ def _stored_type(modules: Mapping[str, StoredModule], path: str) -> str | None:
     return None if weight is None else weight.qtype
 
 
-def weight_slots(model: CausalLM) -> dict[str, list[WeightSlot]]:
-    """Who takes each tensor, by the weight's name (see `CausalLM`)."""
+def weight_slots(model: Model) -> dict[str, list[WeightSlot]]:
+    """Who takes each tensor, by the weight's name (see `Model`)."""
     slots: dict[str, list[WeightSlot]] = {}
     packed = model.packed_modules_mapping
     for path, module in model.named_modules():

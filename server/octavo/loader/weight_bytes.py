@@ -12,7 +12,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSource
 from octavo.loader.load_model import build_model, weight_slots
-from octavo.models.base import CausalLM
+from octavo.models.base import Model
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WeightSize:
     parameters: int
 
 
-def weight_size(model: CausalLM, stored: Iterable[tuple[str, WeightSource]]) -> WeightSize:
+def weight_size(model: Model, stored: Iterable[tuple[str, WeightSource]]) -> WeightSize:
     """Of ``model``, whose parameters may be without memory, filled with the checkpoint's tensors, ``stored`` (others
     count as float32)."""
     slots = weight_slots(model)
@@ -41,7 +41,7 @@ def model_without_memory(
     device: torch.device | str,
     tp: TensorParallel | None = None,
     stored: Sequence[tuple[str, WeightSource]] | None = None,
-) -> CausalLM:
+) -> Model:
     """What `load_model` would return, of meta tensors; ``stored`` as in `build_model`. Raises ModelError and
     ConfigError as that does."""
     return build_model(config, device, tp or TensorParallel(), stored, without_memory=True)

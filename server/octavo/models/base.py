@@ -27,8 +27,8 @@ from octavo.layers.weights import Transposed, WeightSource, experts_apart
 GEMM_ROW_MULTIPLE = 8
 
 
-class CausalLM(nn.Module):
-    """A decoder with a head. A family is a subclass that builds `model` and `lm_head` from the parts in `layers`.
+class Model(nn.Module):
+    """What the loader and the memory ledger ask of every model: where a checkpoint's tensors go, and what they take.
 
     A weight's name is the path of its module here, with the names of `packed_modules_mapping` in place of a merged
     module's, and the tensor's own ("model.layers.0.self_attn.q_proj.weight").
@@ -60,8 +60,6 @@ class CausalLM(nn.Module):
     leaves_out_further_layers: ClassVar[bool] = False
     # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
     leaves_out: ClassVar[str | None] = None
-    model: Decoder
-    lm_head: ParallelLMHead
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
@@ -90,23 +88,6 @@ class CausalLM(nn.Module):
         """The checkpoint's tensor ``source`` as the weight that is called ``name`` here."""
         turned = self.transposed_weights is not None and self.config.files.format != "gguf"
         return Transposed(source) if turned and name and re.search(self.transposed_weights or "", name) else source
-
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
-        return self.finish(*self.begin(input_ids, positions, ctx))
-
-    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
-        """The first half of `forward`, see `Decoder.begin`: all that reads or writes the KV cache."""
-        return self.model.begin(input_ids, positions, ctx)
-
-    def finish(self, *deferred: Tensor) -> Tensor:
-        """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""
-        return self.model.finish(*deferred)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits
 
     def linear_layers(self) -> list[LinearBase]:
         """Every layer whose weights a `LinearMethod` holds: the head included, tables of embeddings not."""
@@ -149,3 +130,27 @@ class CausalLM(nn.Module):
         kinds = (Attention, LatentSelfAttention)
         layers = sorted((m for m in self.modules() if isinstance(m, kinds)), key=lambda attention: attention.layer)
         return [attention.kv_cache_spec(self.config.dtype) for attention in layers]
+
+
+class CausalLM(Model):
+    """A decoder with a head. A family is a subclass that builds `model` and `lm_head` from the parts in `layers`."""
+
+    model: Decoder
+    lm_head: ParallelLMHead
+
+    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
+        return self.finish(*self.begin(input_ids, positions, ctx))
+
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """The first half of `forward`, see `Decoder.begin`: all that reads or writes the KV cache."""
+        return self.model.begin(input_ids, positions, ctx)
+
+    def finish(self, *deferred: Tensor) -> Tensor:
+        """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""
+        return self.model.finish(*deferred)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits

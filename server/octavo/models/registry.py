@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, cast
 from octavo.interface.architectures import MODELS, check_architecture
 
 if TYPE_CHECKING:
-    from octavo.models.base import CausalLM
+    from octavo.models.base import Model
 
 
-def model_class(architecture: str) -> type[CausalLM]:
+def model_class(architecture: str) -> type[Model]:
     """The class of ``architecture``; ModelError when there is none."""
     check_architecture(architecture)
-    return cast("type[CausalLM]", getattr(import_module(f"octavo.models.{MODELS[architecture]}"), architecture))
+    return cast("type[Model]", getattr(import_module(f"octavo.models.{MODELS[architecture]}"), architecture))

@@ -46,12 +46,24 @@ def read_into(
 
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ModelError when the file cannot be read or is not a JSON object."""
+    value = _read_json(path)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object; fetch the model again")
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Raises ModelError when the file cannot be read or is not a JSON list."""
+    value = _read_json(path)
+    if not isinstance(value, list):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected a list; fetch the model again")
+    return value
+
+
+def _read_json(path: Path) -> Any:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON ({error}); fetch the model again") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, expected an object; fetch the model again")
-    return value

@@ -68,6 +68,32 @@ class Tokenizer:
         """Token ids of each text; in parallel for many texts."""
         return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
+    def encode_pair(
+        self,
+        text: str,
+        pair: str | None = None,
+        max_tokens: int | None = None,
+        truncation_side: str = "right",
+        add_special_tokens: bool = True,
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of ``text``, or of two texts that are read together, and which one each token is of (0 or 1).
+
+        Of more than ``max_tokens`` the longer text is cut, special tokens stay.
+        """
+        backend, special = self.backend, 0
+        if max_tokens is not None and add_special_tokens:
+            special = backend.num_special_tokens_to_add(pair is not None)
+        encoding = backend.encode(text, add_special_tokens=False)
+        second = None if pair is None else backend.encode(pair, add_special_tokens=False)
+        if max_tokens is not None:
+            room = max(0, max_tokens - special)
+            first_length, second_length = _fitting(len(encoding), 0 if second is None else len(second), room)
+            encoding.truncate(first_length, direction=truncation_side)
+            if second is not None:
+                second.truncate(second_length, direction=truncation_side)
+        whole = backend.post_process(encoding, second, add_special_tokens)
+        return whole.ids[:max_tokens], whole.type_ids[:max_tokens]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -153,6 +179,14 @@ class Tokenizer:
     def _id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _fitting(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that together fit ``room``: the longer one gives way first."""
+    short = min(first, second)
+    kept = min(short, max(room // 2, room - max(first, second)))
+    rest = min(max(first, second), room - kept)
+    return (kept, rest) if first < second else (rest, kept)
 
 
 def _content(token: Any) -> str | None:

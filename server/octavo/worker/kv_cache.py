@@ -13,10 +13,10 @@ import octavo_kernels
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.models.base import CausalLM
+from octavo.models.base import Model
 
 
-def kv_cache_specs(model: CausalLM, config: EngineConfig, device: torch.device) -> list[KVCacheSpec]:
+def kv_cache_specs(model: Model, config: EngineConfig, device: torch.device) -> list[KVCacheSpec]:
     """One layer's keys and values each, in the dtype of ``config``'s cache."""
     specs, kv_dtype = model.kv_cache_specs(), config.cache.kv_cache_dtype
     if any(spec.kind == "mla" for spec in specs):

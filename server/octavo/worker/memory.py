@@ -43,9 +43,13 @@ class MemoryLedger:
             f"{'memory limit':14} {self.total / MIB:10,.0f} MiB",
             f"{'weights':14} {self.weights / MIB:10,.0f} MiB  {kinds}",
             *(f"{name:14} {size / MIB:10,.0f} MiB" for name, size in self.parts),
-            f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {self.num_blocks - 1:,} blocks of {self.block_size} "
-            f"tokens, {tokens:,} tokens: {tokens / self.max_model_len:.1f} sequences of {self.max_model_len:,}",
         ]
+        if not self.kv_cache:
+            return lines
+        lines.append(
+            f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {self.num_blocks - 1:,} blocks of {self.block_size} "
+            f"tokens, {tokens:,} tokens: {tokens / self.max_model_len:.1f} sequences of {self.max_model_len:,}"
+        )
         if self.prefix_cache_blocks is not None:
             most = self.prefix_cache_blocks * self.block_bytes
             lines.append(
@@ -153,6 +157,14 @@ def out_of_memory(error: BaseException) -> str | None:
         f"out of memory ({text[:160]}): lower --max-num-batched-tokens or --max-num-seqs, shrink the KV cache with "
         "--gpu-memory-utilization or --kv-cache-memory-bytes, or choose a smaller --model"
     )
+
+
+def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:
+    """The ledger of an encoder, which has no KV cache, on a device with ``total`` bytes."""
+    return MemoryLedger(
+        total=total, weights=weights, kv_cache=0, num_blocks=1, block_bytes=0, max_model_len=max_model_len,
+        block_size=cache.block_size, parts=(("left free", total - int(total * cache.gpu_memory_utilization)),),
+    )  # fmt: skip
 
 
 def plan_cpu_memory(

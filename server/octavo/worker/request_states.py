@@ -18,7 +18,7 @@ from octavo.sample.states import SamplingStates
 from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.grammar_pool import GrammarPool
 from octavo.worker.input_batch import InputBatch
-from octavo.worker.pooler import Pooler
+from octavo.worker.pooler import Pooler, PoolingHead
 from octavo.worker.prompt_logprobs import PromptLogprobs
 from octavo.worker.step import SampledRows, SampledTokens
 
@@ -35,7 +35,9 @@ NOTHING_ALLOWED = (
 class RequestStates:
     """The state of running sequences between steps, one row each, whatever the device."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, sample_with_kernels: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, device: torch.device, sample_with_kernels: bool, pooling_head: PoolingHead
+    ) -> None:
         """``sample_with_kernels``: on a CPU too, as is always done elsewhere."""
         scheduler, vocab_size = config.scheduler, config.model.vocab_size
         self.device = device
@@ -43,7 +45,7 @@ class RequestStates:
         self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
         self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs)
         self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)
-        self.pooler = Pooler()
+        self.pooler = Pooler(pooling_head)
         self.prompt_logprobs = PromptLogprobs(device)
         self._num_logprobs: dict[str, int] = {}  # of the sequences that want them, -1: the whole vocabulary
         self._constrained: set[str] = set()  # sequences with a grammar and further constraints

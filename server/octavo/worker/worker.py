@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -14,10 +15,13 @@ from octavo.interface.engine_config import EngineConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
+from octavo.models.base import CausalLM
+from octavo.models.encoder import Encoder
 from octavo.sample.token_pool import most_bytes
 from octavo.system import limits
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import choose_device, choose_kernels, resolve_dtype
+from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.gpu.decode_graphs import decode_sizes
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
@@ -33,9 +37,11 @@ from octavo.worker.memory import (
     out_of_memory,
     plan_cpu_memory,
     plan_device_memory,
+    plan_without_cache,
 )
 from octavo.worker.model_memory import alternatives, model_memory
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.pooler import PoolingHead, classify
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DeviceRunner
 
@@ -45,6 +51,8 @@ logger = logging.getLogger(__name__)
 # time are no faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the host some
 # milliseconds to launch, longer than the device needs for few tokens of a small model.
 MAX_NUM_BATCHED_TOKENS = {"cpu": 192, "cuda": 8192}
+# The same for encoders, or the longest text if that is more: nobody waits beside them.
+ENCODER_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 class Worker:
@@ -78,6 +86,10 @@ class Worker:
         self.model = load_model(config.model, config.load_format, self.device)
         limits.trim_memory()  # give back what only loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
+        if isinstance(self.model, Encoder):
+            self._start_encoder(config, self.model)
+            return
+        assert isinstance(self.model, CausalLM)
         specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
         self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
@@ -93,16 +105,33 @@ class Worker:
         kv_cache = allocate_kv_cache(specs, ledger.num_blocks, ledger.block_size, device)
         use_gpu_runner = overlap or not on_cpu
         self.max_in_flight = 2 if use_gpu_runner else 1
-        requests = RequestStates(self.config, device, sample_with_kernels=use_gpu_runner)
+        head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
+        requests = RequestStates(self.config, device, sample_with_kernels=use_gpu_runner, pooling_head=head)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
             gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture)
         max_rows = scheduler.max_num_batched_tokens
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows)
-        self.runner = ModelRunner(self.model, requests, runner, kv_cache)
+        self.runner: ModelRunner | EncoderRunner = ModelRunner(self.model, requests, runner, kv_cache)
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
+
+    def _start_encoder(self, config: EngineConfig, model: Encoder) -> None:
+        """No KV cache is made, and each text is computed in one step."""
+        asked, longest = config.scheduler, config.model.max_model_len
+        budget = asked.max_num_batched_tokens or max(ENCODER_TOKENS[self.device.type], longest)
+        self.config = replace(
+            config, device=self.device.type, scheduler=replace(asked, max_num_batched_tokens=budget)
+        )  # fmt: skip
+        on_cpu = self.device.type == "cpu"
+        total = limits.memory_limit() if on_cpu else torch.cuda.mem_get_info(self.device)[1]
+        self.ledger = plan_without_cache(config.cache, model.num_weight_bytes(), longest, total)
+        for line in self.ledger.lines(model.weight_bytes_by_kind()):
+            logger.info(line)
+        self.max_in_flight = 1 if on_cpu else 2
+        self.runner = EncoderRunner(model, self.config, self.device)
+        self.runner.warm_up()
 
     def _check_fits(self, config: EngineConfig) -> int:
         """Before anything is read. Returns the longest sequence that fits, as far as can be known. Raises ConfigError
@@ -117,6 +146,8 @@ class Worker:
         available = available_for_weights(cache, total, in_use, self.device.type != "cpu")
         others = alternatives(config, self.device, memory, total, in_use)
         check_weights_fit(cache, memory, available, total, where, others)
+        if config.model.is_encoder:
+            return max_model_len
         if self.device.type == "cpu":
             ledger = plan_cpu_memory(cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len)
         else:  # what a step takes is known later
@@ -128,6 +159,7 @@ class Worker:
 
     def _prepare(self, runner: GPURunner) -> None:
         """Capture graphs and compile kernels, so that no request waits for them."""
+        assert isinstance(self.runner, ModelRunner)
         started = time.perf_counter()
         if self._captures:
             num_sizes = runner.capture_all()
@@ -148,6 +180,7 @@ class Worker:
         weights, scheduler, cache = self.model.num_weight_bytes(), config.scheduler, config.cache
         if self.device.type == "cpu":
             return plan_cpu_memory(cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len)
+        assert isinstance(self.model, CausalLM)
         dummy = DummySteps(self.model, specs, scheduler, cache.block_size, self.device)
         peak = peak_of(dummy.run_largest, self.device)
         graphs = 0

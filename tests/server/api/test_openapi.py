@@ -18,7 +18,10 @@ EXAMPLES = examples_of(15)
 load_all_checks()
 
 # What a schema cannot say: how many tokens a text has, and which fields need or exclude each other.
-UNSAYABLE = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize"}
+UNSAYABLE = {
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/score", "/score", "/v1/rerank",
+    "/rerank", "/v2/rerank", "/classify",
+}  # fmt: skip
 OPERATIONS = [f"{operation.method} {operation.path}" for operation in (*STATE_OPERATIONS, *WORK_OPERATIONS)]
 
 
@@ -52,7 +55,8 @@ def test_every_operation_is_documented(shared_server):
     paths = shared_server.get("/openapi.json").json()["paths"]
     assert {
         "/health", "/livez", "/readyz", "/ping", "/metrics", "/load", "/version", "/tokenize", "/detokenize",
-        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/v1/models/{model_id}",
+        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify",
+        "/v1/models", "/v1/models/{model_id}",
     } <= paths.keys()  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import transformers
 
 from octavo import LLM, SamplingParams
 from octavo.errors import OctavoError
+from octavo.interface.pooling import Pooling
 from octavo.interface.structured_output import StructuredOutputsParams
 
 
@@ -52,7 +53,7 @@ def test_an_embedding_ends_beside_a_grammar() -> None:
     process = llm._input.process
     requests = [process("bound", "Say hi", bound), process("free", "The capital", free)]
     pooled = process("pooled", "hello world " * 100, SamplingParams(max_tokens=1))
-    pooled.pooling = "mean"
+    pooled.pooling = Pooling("embed", "mean")
     outputs = llm._run([*requests, pooled], [None] * 3, False)
     assert [output.error for output in outputs] == [None] * 3
     assert [o.outputs[0].token_ids for o in outputs[:2]] == [o.outputs[0].token_ids for o in alone]

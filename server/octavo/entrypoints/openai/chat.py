@@ -45,6 +45,7 @@ from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
 from octavo.entrypoints.transport.sse import EventTemplate, event
 from octavo.interface.outputs import CompletionOutput, RequestOutput
+from octavo.interface.pooling_params import check_generates
 
 
 @dataclass
@@ -83,6 +84,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest, state)
     body.check()
     check_model(state, body.model)
+    check_generates(state.engine.config.model.pooler)
     context = await _prepare(state, body, external_id(request, "chatcmpl", body.request_id))
     if body.stream:
         generation = await Generation(state, [context.chat.request], [None]).start()

@@ -32,6 +32,7 @@ from octavo.entrypoints.transport.responses import JSON, unless_disconnected
 from octavo.entrypoints.transport.sse import EventTemplate, event
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestOutput
+from octavo.interface.pooling_params import check_generates
 from octavo.text.detokenizer import TextOffsets, prompt_offsets
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -78,6 +79,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest, state)
     body.check()
     check_model(state, body.model)
+    check_generates(state.engine.config.model.pooler)
     context = await _prepare(state, body, external_id(request, "cmpl", body.request_id))
     if body.stream:
         generation = await Generation(state, context.requests, context.texts).start()

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one unit vector per text, pooled from the model's last hidden states."""
+"""POST /v1/embeddings: one vector per text, pooled from the model's last hidden states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
+from octavo.entrypoints.generation.run import Generation, encode_choices
 from octavo.entrypoints.openai.protocol import (
     Count,
     Priority,
@@ -31,14 +31,16 @@ from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
 from octavo.interface.messages import EngineCoreRequest
-from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
+from octavo.interface.pooling import Pooling
+from octavo.interface.pooling_params import PoolingParams, embedding_pooling
 
 MAX_INPUTS = 2_048  # as OpenAI's API
 _WORTH_A_THREAD = 4_000  # characters or ids
 
 
 class EmbeddingRequest(RequestBody):
-    """OpenAI's fields, and ``pooling``: "mean" of all tokens or the "last" one; by default as the server is set up."""
+    """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``: vectors
+    of length 1. By default as the model's own files say, or as the server is set up."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {"truncation_side": ("truncate_prompt_tokens", None)}
@@ -48,7 +50,8 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: str | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
+    normalize: bool | None = None
     truncate_prompt_tokens: Truncation = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
@@ -90,35 +93,35 @@ async def create_embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingRequest, state)
     body.check()
     check_model(state, body.model)
-    size = state.engine.config.model.hidden_size
-    if body.dimensions not in (None, size):
-        raise bad_request(
-            f"dimensions must be {size}, got {body.dimensions}: the model's vectors cannot be truncated; drop it",
-            "dimensions",
-        )
+    model = state.engine.config.model
+    asked = PoolingParams(
+        dimensions=body.dimensions, normalize=body.normalize, pooling=body.pooling or state.args.embedding_pooling
+    )
+    pooling = embedding_pooling(model.pooler, asked, model.hidden_size)
     texts = body.inputs()
     requests = (
-        await state.engine.run_in_thread(_prepare, state, body, texts)
+        await state.engine.run_in_thread(_prepare, state, body, pooling, texts)
         if sum(map(len, texts)) > _WORTH_A_THREAD
-        else _prepare(state, body, texts)
+        else _prepare(state, body, pooling, texts)
     )
     return await unless_disconnected(request, _answer(state, body, requests))
 
 
-def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | list[int]]) -> list[EngineCoreRequest]:
+def _prepare(
+    state: ServerState, body: EmbeddingRequest, pooling: Pooling, texts: Sequence[str | list[int]]
+) -> list[EngineCoreRequest]:
     """Requests for the core. Raises APIError naming the text."""
-    options = PromptOptions(
-        body.priority or 0, None, body.add_special_tokens is not False, body.truncate_prompt_tokens,
-        body.truncation_side or "left",
-    )  # fmt: skip
     requests = []
     for i, text in enumerate(texts):
         try:
-            request = state.engine.input_processor.process(
+            request = state.engine.input_processor.process_pooling(
                 uuid.uuid4().hex,
                 text,
-                SamplingParams(max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY),
-                **vars(options),
+                pooling,
+                priority=body.priority or 0,
+                add_special_tokens=body.add_special_tokens is not False,
+                truncate_prompt_tokens=body.truncate_prompt_tokens,
+                truncation_side=body.truncation_side,
             )
         except ValueError as error:
             subject, _, rest = str(error).partition(" ")
@@ -126,14 +129,24 @@ def _prepare(state: ServerState, body: EmbeddingRequest, texts: Sequence[str | l
                 raise
             field = "input" if len(texts) == 1 else f"input.{i}"
             raise bad_request(f"{field} {rest}", field) from None
-        request.pooling = body.pooling or state.args.embedding_pooling
         requests.append(request)
     return requests
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
-    """Sends at most max_num_seqs texts at a time, so that a long list does not fill the queue."""
-    vectors: list[list[float]] = []
+    vectors = await run_pooled(state, requests)
+    encode = _base64 if body.encoding_format == "base64" else list
+    data = await encode_choices(
+        state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
+    )
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
+    return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
+
+
+async def run_pooled(state: ServerState, requests: list[EngineCoreRequest]) -> list[list[float]]:
+    """The results of requests that are pooled. Sends at most max_num_seqs of them at a time, so that a long list does
+    not fill the queue. Raises APIError."""
+    results: list[list[float]] = []
     step = state.engine.config.scheduler.max_num_seqs
     for start in range(0, len(requests), step):
         wave = requests[start : start + step]
@@ -142,13 +155,8 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
             for output in await generation.final_outputs():
                 if output.embedding is None:
                     raise APIError(500, "The engine returned no vector", code="engine_error")
-                vectors.append(output.embedding)
-    encode = _base64 if body.encoding_format == "base64" else list
-    data = await encode_choices(
-        state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
-    )
-    tokens = sum(len(request.prompt_token_ids) for request in requests)
-    return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
+                results.append(output.embedding)
+    return results
 
 
 def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], list[float] | str]) -> Embedding:

@@ -102,7 +102,8 @@ _INSTEAD = {
     "max_completion_tokens": "max_tokens", "top_logprobs": "logprobs", "best_of": "n",
     "grammar": "structured_outputs.grammar", "ebnf": "structured_outputs.grammar",
     "truncate": "truncate_prompt_tokens", "banned_strings": "bad_words", "guided_json_object": "response_format",
-    "normalize": "the vector as it is: its length is 1", "content": "prompt", "options": "the fields in it",
+    "content": "prompt", "options": "the fields in it",
+    "activation": "use_activation",
     "eos_token_id": "stop_token_ids", "add_special": "add_special_tokens", "with_pieces": "return_token_strs",
 }  # fmt: skip
 
@@ -114,12 +115,23 @@ _EMBEDDING: dict[str, Values] = {
         (),
     ),
     "truncate": (False, "NONE"),
-    "normalize": (True,),
     "use_activation": (True,),
     "embd_normalize": (2,),
     "padding": ("do_not_pad",),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
+}  # fmt: skip
+
+_SCORING: dict[str, Values] = {
+    **dict.fromkeys(
+        ("max_tokens_per_doc", "max_chunks_per_doc", "rank_fields", "instruction", "instruct", "messages", "image",
+         "mm_processor_kwargs", "chat_template", "chat_template_kwargs", "lora_path", "queries", "items"),
+        (),
+    ),
+    "truncation_side": ("right",),
+    "truncate": (False, "NONE"),
+    "activation": (True,),
+    "raw_scores": (False,),
 }  # fmt: skip
 
 _TOKENIZE: dict[str, Values] = {
@@ -175,5 +187,6 @@ def _same(value: Any, other: Any) -> bool:
 COMPLETION = UnsupportedFields(_GENERATION | _COMPLETION)
 CHAT = UnsupportedFields(_GENERATION | _CHAT)
 EMBEDDING = UnsupportedFields(_EMBEDDING)
+SCORING = UnsupportedFields(_SCORING)
 TOKENIZE = UnsupportedFields(_TOKENIZE)
 DETOKENIZE = UnsupportedFields(_DETOKENIZE)

@@ -1,0 +1,283 @@
+"""POST /v1/score, /v1/rerank and /classify: how well texts go together, which documents answer a query, and classes.
+
+/v1/rerank has the shape of Jina's and Cohere's; /score, /rerank and /v2/rerank are the same routes by other names.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+from msgspec import UNSET, Struct, UnsetType
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores
+from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.openai.embeddings import MAX_INPUTS, EmbeddingUsage, run_pooled
+from octavo.entrypoints.openai.protocol import (
+    Count,
+    Priority,
+    PromptField,
+    RequestBody,
+    Truncation,
+    prompts_in,
+)
+from octavo.entrypoints.openai.unsupported_fields import SCORING, UnsupportedFields
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.request_body import read_body
+from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.pooling_params import PoolingParams, class_pooling
+
+
+def _check_texts(value: Any) -> Any:
+    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
+        return value
+    raise ValueError(f"must be a string or a list of strings, not empty, got {shown(value)}")
+
+
+def _check_documents(value: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"must be a list of texts, not empty, got {shown(value)}")
+    texts = [one.get("text") if isinstance(one, dict) else one for one in value]
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f'entry {i} must be a string or an object with "text", got {shown(value[i])}')
+    return texts
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
+_DOCUMENT = {"anyOf": [_TEXT, {"type": "object", "required": ["text"], "properties": {"text": _TEXT}}]}
+_DOCUMENTS_SCHEMA = {"type": "array", "items": _DOCUMENT, "minItems": 1, "maxItems": MAX_INPUTS}
+TextsField = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS_SCHEMA)]
+DocumentsField = Annotated[Any, BeforeValidator(_check_documents), WithJsonSchema(_DOCUMENTS_SCHEMA)]
+
+
+class _PooledRequest(RequestBody):
+    UNSUPPORTED: ClassVar[UnsupportedFields] = SCORING
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Truncation = None
+    use_activation: bool | None = None
+    priority: Priority | None = None
+
+    def params(self) -> PoolingParams:
+        """The fields that pooling knows."""
+        return PoolingParams(use_activation=self.use_activation, truncate_prompt_tokens=self.truncate_prompt_tokens)
+
+
+class ScoreRequest(_PooledRequest):
+    """One text in ``text_1`` for all of ``text_2``, or equally many."""
+
+    text_1: TextsField
+    text_2: TextsField
+
+
+class RerankRequest(_PooledRequest):
+    """``documents`` are texts, or objects with a "text"; the ``top_n`` best of them are returned."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: DocumentsField
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+
+class ClassifyRequest(_PooledRequest):
+    """Texts, or token ids, as in /v1/embeddings."""
+
+    input: PromptField
+    add_special_tokens: bool | None = None
+
+
+class Score(Struct):
+    """One pair's."""
+
+    index: int
+    score: float
+    object: str = "score"
+
+
+class ScoreList(Struct):
+    """The response of /v1/score."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+class RerankedDocument(Struct):
+    """A document's text."""
+
+    text: str
+
+
+class RerankResult(Struct):
+    """A document's place in the request and its score."""
+
+    index: int
+    relevance_score: float
+    document: RerankedDocument | UnsetType = UNSET
+
+
+class RerankResponse(Struct):
+    """The response of /v1/rerank: the best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: EmbeddingUsage
+
+
+class Classification(Struct):
+    """One text's: the likeliest class's name, and a number for each class."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(Struct):
+    """The response of /classify."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+async def create_score(request: Request) -> Response:
+    """Handle POST /v1/score."""
+    state = state_of(request)
+    check_serving(state)
+    body = await read_body(request, ScoreRequest, state)
+    body.check()
+    check_model(state, body.model)
+    queries, documents = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")
+    check_pairs(queries, documents)
+    plan = await _plan(state, body, queries, documents, ("text_1", "text_2"), (body.text_1, body.text_2))
+    return await unless_disconnected(request, _score(state, plan))
+
+
+async def rerank(request: Request) -> Response:
+    """Handle POST /v1/rerank."""
+    state = state_of(request)
+    check_serving(state)
+    body = await read_body(request, RerankRequest, state)
+    body.check()
+    check_model(state, body.model)
+    documents = _listed(body.documents, "documents")
+    plan = await _plan(state, body, [body.query], documents, ("query", "documents"), (body.query, documents))
+    return await unless_disconnected(request, _rerank(state, body, documents, plan))
+
+
+async def classify(request: Request) -> Response:
+    """Handle POST /classify."""
+    state = state_of(request)
+    check_serving(state)
+    body = await read_body(request, ClassifyRequest, state)
+    body.check()
+    check_model(state, body.model)
+    texts = prompts_in(body.input, "input", MAX_INPUTS)
+    requests = await state.engine.run_in_thread(_classify_requests, state, body, texts)
+    return await unless_disconnected(request, _classes(state, requests))
+
+
+def _listed(texts: str | list[str], field: str) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else texts
+    if len(listed) > MAX_INPUTS:
+        raise bad_request(f"{field} takes at most {MAX_INPUTS} texts, got {len(listed)}; split the request", field)
+    return listed
+
+
+async def _plan(
+    state: ServerState,
+    body: _PooledRequest,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    fields: tuple[str, str],
+    given: tuple[Any, Any],
+) -> ScorePlan:
+    def name(is_document: bool, place: int) -> str:
+        field, value = fields[is_document], given[is_document]
+        return field if isinstance(value, str) else f"{field}.{place}"
+
+    plan = partial(plan_scores, state.engine.input_processor, queries, documents, body.params(), _new_id, name)
+    try:
+        return await state.engine.run_in_thread(plan, body.priority or 0)
+    except ValueError as error:
+        subject = str(error).partition(" ")[0]
+        raise bad_request(error, subject if subject.startswith(fields) else None) from None
+
+
+async def _score(state: ServerState, plan: ScorePlan) -> Response:
+    scores = plan.scores(await run_pooled(state, plan.requests))
+    data = [Score(i, score) for i, score in enumerate(scores)]
+    return JSON(ScoreList(f"score-{_new_id()}", int(time.time()), state.model_name, data, _usage(plan.requests)))
+
+
+async def _rerank(state: ServerState, body: RerankRequest, documents: list[str], plan: ScorePlan) -> Response:
+    scores = plan.scores(await run_pooled(state, plan.requests))
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+    shows = body.return_documents is not False
+    results = [RerankResult(i, scores[i], RerankedDocument(documents[i]) if shows else UNSET) for i in order]
+    return JSON(RerankResponse(f"rerank-{_new_id()}", state.model_name, results, _usage(plan.requests)))
+
+
+def _classify_requests(
+    state: ServerState, body: ClassifyRequest, texts: list[str | list[int]]
+) -> list[EngineCoreRequest]:
+    processor = state.engine.input_processor
+    pooling = class_pooling(processor.pooler, body.params())
+    requests = []
+    for i, text in enumerate(texts):
+        try:
+            requests.append(
+                processor.process_pooling(
+                    _new_id(),
+                    text,
+                    pooling,
+                    priority=body.priority or 0,
+                    add_special_tokens=body.add_special_tokens is not False,
+                    truncate_prompt_tokens=body.truncate_prompt_tokens,
+                )
+            )
+        except ValueError as error:
+            subject, _, rest = str(error).partition(" ")
+            if not subject.startswith("prompt"):
+                raise
+            field = "input" if len(texts) == 1 else f"input.{i}"
+            raise bad_request(f"{field} {rest}", field) from None
+    return requests
+
+
+async def _classes(state: ServerState, requests: list[EngineCoreRequest]) -> Response:
+    labels = state.engine.config.model.pooler.labels
+    data = []
+    for i, probs in enumerate(await run_pooled(state, requests)):
+        best = max(range(len(probs)), key=probs.__getitem__)
+        data.append(Classification(i, labels[best] if best < len(labels) else str(best), probs, len(probs)))
+    usage = _usage(requests)
+    return JSON(ClassificationList(f"classify-{_new_id()}", int(time.time()), state.model_name, data, usage))
+
+
+def _usage(requests: Sequence[EngineCoreRequest]) -> EmbeddingUsage:
+    tokens = sum(len(request.prompt_token_ids) for request in requests)
+    return EmbeddingUsage(tokens, tokens)
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,187 @@
+"""Reading what a model's files say of pooling: sentence-transformers' modules, and labels in config.json. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ModelError
+from octavo.interface.architectures import ENCODERS
+from octavo.interface.config_checks import Fields
+from octavo.interface.model_files import ModelFiles
+from octavo.interface.pooling import DenseModule, PoolerConfig
+from octavo.system.file_reading import read_json, read_json_list
+from octavo.text.tokenizer import Tokenizer
+
+_MODES = {
+    "cls": "cls", "mean": "mean", "lasttoken": "last",
+    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
+}  # fmt: skip
+_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_MAX_WIDTH, _MAX_LABELS = 1 << 16, 1 << 16
+
+
+def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerConfig:
+    """Of a model whose config.json is ``hf_config``. Raises ModelError for a module that is not built."""
+    architecture = str(hf_config["architectures"][0])
+    if architecture.endswith("ForSequenceClassification"):
+        return _classifier(files, hf_config, architecture)
+    answer = None if architecture in ENCODERS else _one_token_answer(files, hf_config)
+    if answer is not None:
+        return answer
+    tasks = ("embed",) if architecture in ENCODERS else ("generate", "embed")
+    dimensions = _dimensions(hf_config, str(files.path / "config.json"))
+    modules = files.path / "modules.json"
+    if not modules.exists():
+        return PoolerConfig(tasks=tasks, dimensions=dimensions)
+    found: dict[str, Any] = {"normalize": False}
+    dense: list[DenseModule] = []
+    for module in read_json_list(modules):
+        kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
+        path = _folder(files.path, module.get("path", "") if isinstance(module, dict) else "", modules)
+        if kind == "Pooling":
+            found["pooling"] = _pooling(path / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense(path))
+        elif kind == "Normalize":
+            found["normalize"] = True
+        elif kind != "Transformer":
+            raise ModelError(f"{modules} has a module {kind!r}; known are Transformer, Pooling, Dense and Normalize")
+    return PoolerConfig(tasks=tasks, dense=tuple(dense), dimensions=dimensions, **found)
+
+
+def max_sequence_length(files: ModelFiles) -> int | None:
+    """The number of tokens that a sentence-transformers model is made for; None where its files say nothing."""
+    path = files.path / "sentence_bert_config.json"
+    if not path.exists():
+        return None
+    length: int | None = Fields(read_json(path), str(path), str).integer("max_seq_length", 1, 1 << 27, optional=True)
+    return length
+
+
+# How Qwen3-Reranker was trained to be asked.
+_QWEN3_RERANKER = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '
+    "search query, retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def _one_token_answer(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerConfig | None:
+    """Of a language model that says in one of two tokens whether a document answers a query: by its own modules, by
+    vLLM's ``classifier_from_token``, or because it is called so. None: it is not one."""
+    modules = files.path / "modules.json"
+    listed = read_json_list(modules) if modules.exists() else []
+    folders = [
+        m.get("path", "") for m in listed if isinstance(m, dict) and str(m.get("type", "")).endswith(".LogitScore")
+    ]
+    words = hf_config.get("classifier_from_token")
+    if folders:
+        path = _folder(files.path, folders[0], modules) / "config.json"
+        fields = Fields(read_json(path), str(path), str)
+        ids = tuple(fields.integer(f"{kind}_token_id", 0, 1 << 24) for kind in ("false", "true"))
+    elif words is not None or "qwen3-reranker" in files.model.lower():
+        words = ["no", "yes"] if words is None else words
+        if not isinstance(words, list) or len(words) != 2:
+            raise ModelError(f"classifier_from_token must be two tokens, against and for, got {words!r}")
+        found = Tokenizer.from_files(files).convert_tokens_to_ids(words)
+        if None in found:
+            raise ModelError(f"{files.model}: its vocabulary lacks the answer {words[found.index(None)]!r}")
+        ids = tuple(one for one in found if one is not None)
+    else:
+        return None
+    return PoolerConfig(
+        tasks=("generate", "classify"), pooling="last", activation="sigmoid", labels=("relevant",), token_ids=ids,
+        template=_pair_template(files),
+    )  # fmt: skip
+
+
+def _pair_template(files: ModelFiles) -> str:
+    """The model's own chat template where that knows queries and documents, as sentence-transformers asks it to."""
+    roles = [{"role": role, "content": f"{{{role}}}"} for role in ("query", "document")]
+    try:
+        text = Tokenizer.from_files(files).apply_chat_template(roles)
+    except (ValueError, ModelError):
+        return _QWEN3_RERANKER
+    return text if "{query}" in text and "{document}" in text else _QWEN3_RERANKER
+
+
+def _folder(root: Path, name: Any, source: Path) -> Path:
+    if not isinstance(name, str) or name.startswith("/") or ".." in Path(name).parts:
+        raise ModelError(f"{source} points to {name!r}, which is not a folder beside it; refused")
+    return root / name
+
+
+def _pooling(path: Path) -> str:
+    config = read_json(path)
+    mode = config.get("pooling_mode")
+    flags = [key for key, is_on in config.items() if key.startswith("pooling_mode_") and is_on]
+    chosen = flags if mode is None else [mode]
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        raise ModelError(
+            f"{path} asks for pooling by {' and '.join(map(str, chosen)) or 'nothing'}, which is not supported: known "
+            f"are one of {', '.join(_MODES)}"
+        )
+    return _MODES[chosen[0]]
+
+
+def _dense(folder: Path) -> DenseModule:
+    path = folder / "config.json"
+    config = read_json(path)
+    fields = Fields(config, str(path), str)
+    inputs, outputs = fields.integer("in_features", 1, _MAX_WIDTH), fields.integer("out_features", 1, _MAX_WIDTH)
+    fields.flag("bias")
+    activation = _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"), path)
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        raise ModelError(
+            f"{folder} has no model.safetensors; fetch the model again, or use a safetensors version of it"
+        )
+    if config.get("use_residual"):
+        raise ModelError(f"{path} asks for use_residual, which is not supported")
+    return DenseModule(str(weights), inputs, outputs, config.get("bias", True), activation)
+
+
+def _activation(name: Any, path: Path) -> str:
+    kind = str(name).rpartition(".")[2].partition("(")[0]
+    if kind not in _ACTIVATIONS:
+        raise ModelError(f"{path} asks for activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[kind]
+
+
+def _dimensions(hf_config: dict[str, Any], source: str) -> tuple[int, ...] | None:
+    stated = hf_config.get("matryoshka_dimensions")
+    if stated is not None:
+        if not isinstance(stated, list) or not stated or any(type(one) is not int or one < 1 for one in stated):
+            raise ModelError(f"{source}: matryoshka_dimensions must be a list of positive integers; correct the file")
+        return tuple(stated)
+    return () if hf_config.get("is_matryoshka") is True else None
+
+
+def _classifier(files: ModelFiles, hf_config: dict[str, Any], architecture: str) -> PoolerConfig:
+    path = files.path / "config.json"
+    count = num_labels(hf_config)
+    names = hf_config.get("id2label") or {}
+    labels = tuple(str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(count))
+    one_of_many = count > 1 and hf_config.get("problem_type") != "multi_label_classification"
+    activation = "softmax" if one_of_many else "sigmoid"
+    own = hf_config.get("sentence_transformers")
+    stated = (
+        own.get("activation_fn") if isinstance(own, dict) else hf_config.get("sbert_ce_default_activation_function")
+    )
+    if stated is not None:
+        activation = _activation(stated, path)
+    pooling = "last" if architecture not in ENCODERS else hf_config.get("classifier_pooling", "cls")
+    if pooling not in ("last", "cls", "mean"):
+        raise ModelError(f"{path}: classifier_pooling must be cls or mean, got {pooling!r}; correct the file")
+    return PoolerConfig(tasks=("classify",), pooling=pooling, activation=activation, labels=labels)
+
+
+def num_labels(hf_config: dict[str, Any]) -> int:
+    """The classes of a model's head. Raises ModelError."""
+    names, stated = hf_config.get("id2label"), hf_config.get("num_labels")
+    count = len(names) if isinstance(names, dict) else 2 if stated is None else stated
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MAX_LABELS:
+        raise ModelError(f"config.json: num_labels must be an integer from 1 to {_MAX_LABELS}, got {count!r}")
+    return count

@@ -1,0 +1,63 @@
+"""What a caller of `LLM.embed`, `encode`, `classify` and `score` may set beside the prompts: vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.interface.pooling import POOLINGS, PoolerConfig, Pooling
+
+
+@dataclass
+class PoolingParams:
+    """``dimensions``: cut vectors to so many numbers (models made for that, Matryoshka). ``normalize``: vectors of
+    length 1 (None: as the model's files say). ``use_activation``: classes as probabilities, not logits (None: yes).
+    ``truncate_prompt_tokens``: tokens of a prompt to keep, -1 for as many as the model takes (None: longer ones are
+    refused). ``pooling``: "mean", "last" or "cls" (None: the model's own)."""
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    pooling: str | None = None
+
+
+def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: int) -> Pooling:
+    """How a vector is made. Raises ValueError, naming the field, for what the model does not have."""
+    if "embed" not in config.tasks:
+        raise ValueError(_cannot(config, "make vectors"))
+    pooling, size, asked = params.pooling or config.pooling, config.width(hidden_size), params.dimensions
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if asked is not None and asked != size:
+        if config.dimensions is None:
+            raise ValueError(
+                f"dimensions must be {size}, got {asked}: the model's vectors cannot be truncated; drop it"
+            )
+        if not 1 <= asked <= size or (config.dimensions and asked not in config.dimensions):
+            allowed = f"one of {', '.join(map(str, config.dimensions))}" if config.dimensions else f"from 1 to {size}"
+            raise ValueError(f"dimensions must be {allowed}, got {asked}")
+    activate = config.normalize if params.normalize is None else params.normalize
+    return Pooling("embed", pooling, activate, None if asked == size else asked)
+
+
+def class_pooling(config: PoolerConfig, params: PoolingParams) -> Pooling:
+    """How classes are made. Raises ValueError where the model has none."""
+    if "classify" not in config.tasks:
+        raise ValueError(_cannot(config, "classify"))
+    return Pooling("classify", config.pooling, params.use_activation is not False)
+
+
+def check_generates(config: PoolerConfig) -> None:
+    """Raises ValueError for a model that writes no text."""
+    if "generate" not in config.tasks:
+        raise ValueError(_cannot(config, "generate text"))
+
+
+def _cannot(config: PoolerConfig, what: str) -> str:
+    routes = {
+        "generate": "text (/v1/chat/completions, /v1/completions, LLM.generate)",
+        "embed": "vectors and scores of similarity (/v1/embeddings, /v1/score, /v1/rerank, LLM.embed, LLM.score)",
+        "classify": "scores and classes (/v1/score, /v1/rerank, /classify, LLM.score, LLM.classify)",
+    }
+    can = " and ".join(routes[task] for task in config.tasks)
+    return f"model cannot {what}: it gives {can}"

@@ -1,0 +1,168 @@
+"""BERT and encoders of its shape: RoBERTa and XLM-R, and with rotary positions and gated MLPs Nomic BERT and GTE."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.interface.engine_config import ModelConfig
+from octavo.layers.embedding import VocabParallelEmbedding
+from octavo.layers.encoder import EncoderAttention, EncoderInputs, HeadLinear, PostNormEncoderLayer
+from octavo.layers.mlp import MLP
+from octavo.layers.norm import LayerNorm
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.models.encoder import Encoder
+
+Names = list[tuple[str, str | None]]
+# Heads of pre-training and tables that follow from the configuration.
+_LEFT_OUT: Names = [(r"^(cls|lm_head|vocab_\w+)\.|position_ids$|(^|\.)rotary_emb\.", None)]
+_BERT: Names = [
+    *_LEFT_OUT,
+    (r"^(bert|roberta|new|nomic_bert|gte|model)\.", ""),
+    (r"\.gamma$", ".weight"),
+    (r"\.beta$", ".bias"),
+    (r"^embeddings\.word_embeddings\.", "embed_tokens."),
+    (r"^embeddings\.position_embeddings\.", "embed_positions."),
+    (r"^embeddings\.token_type_embeddings\.", "embed_types."),
+    (r"^embeddings\.LayerNorm\.", "embed_norm."),
+    (r"^encoder\.layer\.", "layers."),
+    (r"\.attention\.self\.query\.", ".attention.q_proj."),
+    (r"\.attention\.self\.key\.", ".attention.k_proj."),
+    (r"\.attention\.self\.value\.", ".attention.v_proj."),
+    (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+    (r"\.attention\.output\.LayerNorm\.", ".attention_norm."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"\.output\.LayerNorm\.", ".output_norm."),
+]
+
+
+class BertModel(Encoder):
+    """Learned positions and kinds of text, layers with norms behind their blocks."""
+
+    checkpoint_names: ClassVar[Names] = [*_BERT, (r"^pooler\.", None)]
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        hf, hidden = config.hf_config, config.hidden_size
+        self.eps = hf.get("layer_norm_eps", 1e-12)
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, hidden, tp)
+        # Small, so every rank holds all of them.
+        self.embed_positions = self.create_positions()
+        num_types = hf.get("type_vocab_size", 2)
+        self.embed_types = VocabParallelEmbedding(num_types, hidden, TensorParallel()) if num_types else None
+        self.embed_norm = LayerNorm(hidden, self.eps)
+        rotary = self.create_rotary()
+        self.layers = nn.ModuleList(self.create_layer(rotary) for _ in range(config.num_layers))
+
+    def create_positions(self) -> VocabParallelEmbedding | None:
+        """The table of learned positions."""
+        return VocabParallelEmbedding(self.num_positions, self.config.hidden_size, TensorParallel())
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of that table."""
+        return int(self.config.hf_config["max_position_embeddings"])
+
+    @property
+    def first_position(self) -> int:
+        """The row of a text's first token."""
+        return 0
+
+    def create_rotary(self) -> RotaryEmbedding | None:
+        """The rotary embedding that layers share."""
+        return None
+
+    def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:
+        """One layer."""
+        hf, hidden = self.config.hf_config, self.config.hidden_size
+        attention = EncoderAttention(self.config, self.tp, bias=True)
+        mlp = MLP(hidden, hf["intermediate_size"], True, hf.get("hidden_act", "gelu"), self.tp)
+        return PostNormEncoderLayer(attention, LayerNorm(hidden, self.eps), mlp, LayerNorm(hidden, self.eps))
+
+    def forward(self, inputs: EncoderInputs) -> Tensor:
+        """See `Encoder`."""
+        x: Tensor = self.embed_tokens(inputs.input_ids)
+        if self.embed_positions is not None:
+            x = octavo_kernels.add(x, self.embed_positions(inputs.positions, skip=self.first_position))
+        types = None if self.embed_types is None else self.embed_types(inputs.token_types)
+        x, _ = self.embed_norm(x, types)
+        for layer in self.layers:
+            x = layer(x, inputs)
+        return x
+
+
+class BertForMaskedLM(BertModel):
+    """Saved with its head of pre-training, which is left out."""
+
+
+class BertForSequenceClassification(BertModel):
+    """The first token's state through the pooler of pre-training and a classifier."""
+
+    classifies: ClassVar[bool] = True
+    checkpoint_names: ClassVar[Names] = [*_BERT, (r"^pooler\.dense\.", "pooler.")]
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        self.pooler = HeadLinear(config.hidden_size, config.hidden_size)
+        self.classifier = HeadLinear(config.hidden_size, config.num_labels)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """See `Encoder`."""
+        logits: Tensor = self.classifier(torch.tanh(self.pooler(pooled)))
+        return logits
+
+
+class RobertaModel(BertModel):
+    """BERT whose positions are counted from behind the padding token's."""
+
+    @property
+    def first_position(self) -> int:
+        """See `BertModel`."""
+        return int(self.config.hf_config.get("pad_token_id", 1)) + 1
+
+
+class RobertaForMaskedLM(RobertaModel):
+    """Saved with its head of pre-training, which is left out."""
+
+
+class RobertaForSequenceClassification(RobertaModel):
+    """The first token's state through two layers of a head."""
+
+    classifies: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        self.classifier = _RobertaHead(config.hidden_size, config.num_labels)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """See `Encoder`."""
+        logits: Tensor = self.classifier(pooled)
+        return logits
+
+
+class _RobertaHead(nn.Module):
+    def __init__(self, hidden_size: int, num_labels: int) -> None:
+        super().__init__()
+        self.dense, self.out_proj = HeadLinear(hidden_size, hidden_size), HeadLinear(hidden_size, num_labels)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.out_proj(torch.tanh(self.dense(pooled)))
+        return logits
+
+
+# The same models under the names of their multilingual sizes.
+class XLMRobertaModel(RobertaModel):
+    """See `RobertaModel`."""
+
+
+class XLMRobertaForMaskedLM(RobertaForMaskedLM):
+    """See `RobertaForMaskedLM`."""
+
+
+class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
+    """See `RobertaForSequenceClassification`."""

@@ -1,0 +1,146 @@
+"""Encoders and rerankers behind HTTP: vectors, scores, rankings and classes are those of the offline engine."""
+
+from __future__ import annotations
+
+import math
+
+import httpx
+import openai
+import pytest
+from support.encoders import make_encoder, write_modules
+
+from octavo import LLM
+
+QUERY, DOCUMENTS = "the capital of france", ["a cat runs", "paris is a city", "berlin", "france paris"]
+
+
+@pytest.fixture(scope="module")
+def reranker(start, tmp_path_factory):
+    path = tmp_path_factory.mktemp("reranker")
+    make_encoder("bert", path, head=True, num_labels=1)
+    return start("--served-model-name", "reranker", model=path), LLM(str(path))
+
+
+@pytest.fixture(scope="module")
+def embedder(start, tmp_path_factory):
+    path = tmp_path_factory.mktemp("embedder")
+    make_encoder("bert", path, is_matryoshka=True)
+    write_modules(path, ("Pooling", {"pooling_mode_cls_token": True}))
+    return start("--served-model-name", "embedder", model=path), LLM(str(path))
+
+
+def scores_of(llm, documents=DOCUMENTS):
+    return [output.outputs.score for output in llm.score(QUERY, documents, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_documents_come_in_the_order_of_their_scores(reranker, path):
+    server, llm = reranker
+    expected = scores_of(llm)
+    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1]}, *DOCUMENTS[2:]]
+    answer = server.post(path, {"model": "reranker", "query": QUERY, "documents": documents}).json()
+    order = sorted(range(4), key=lambda i: -expected[i])
+    assert [result["index"] for result in answer["results"]] == order
+    for result in answer["results"]:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-6)
+        assert result["document"] == {"text": DOCUMENTS[result["index"]]}
+    assert answer["usage"]["total_tokens"] == sum(
+        len(output.prompt_token_ids) for output in llm.score(QUERY, DOCUMENTS, use_tqdm=False)
+    )
+    best = server.post(path, {"query": QUERY, "documents": documents, "top_n": 2, "return_documents": False}).json()
+    assert [list(result) for result in best["results"]] == [["index", "relevance_score"]] * 2
+    assert [result["index"] for result in best["results"]] == order[:2]
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+def test_scores_of_pairs(reranker, embedder, path):
+    for server, llm in (reranker, embedder):
+        answer = server.post(path, {"text_1": QUERY, "text_2": DOCUMENTS}).json()
+        assert [item["index"] for item in answer["data"]] == [0, 1, 2, 3]
+        assert [item["score"] for item in answer["data"]] == pytest.approx(scores_of(llm), abs=1e-6)
+        one = server.post(path, {"text_1": [QUERY, DOCUMENTS[0]], "text_2": [DOCUMENTS[1], DOCUMENTS[0]]}).json()
+        assert one["data"][0]["score"] == pytest.approx(scores_of(llm)[1], abs=1e-6)
+
+
+def test_classes(reranker):
+    server, llm = reranker
+    answer = server.post("/classify", {"input": DOCUMENTS}).json()
+    expected = [output.outputs.probs for output in llm.classify(DOCUMENTS, use_tqdm=False)]
+    assert [item["probs"] for item in answer["data"]] == [pytest.approx(probs, abs=1e-6) for probs in expected]
+    assert {(item["label"], item["num_classes"]) for item in answer["data"]} == {("LABEL_0", 1)}
+
+
+def test_openais_client_embeds_by_the_models_own_modules(embedder):
+    server, llm = embedder
+    client = server.client()
+    expected = [list(output) for output in llm.embed(DOCUMENTS, use_tqdm=False)]
+    assert math.hypot(*expected[0]) != pytest.approx(1), "no module normalises"
+    found = client.embeddings.create(model="embedder", input=DOCUMENTS, encoding_format="float").data
+    assert [item.embedding for item in found] == [pytest.approx(vector, abs=1e-5) for vector in expected]
+    lax = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")  # asks for base64
+    assert list(lax.embeddings.create(model="embedder", input=DOCUMENTS[0]).data[0].embedding) == pytest.approx(
+        expected[0], abs=1e-5
+    )
+    short = client.embeddings.create(
+        model="embedder", input=DOCUMENTS[0], dimensions=8, encoding_format="float", extra_body={"normalize": True}
+    )
+    cut = expected[0][:8]
+    assert short.data[0].embedding == pytest.approx([x / math.hypot(*cut) for x in cut], abs=1e-5)
+
+
+def test_long_texts_are_cut_where_that_is_asked_for(embedder):
+    server, _ = embedder
+    text = "paris " * 300
+    refused = server.post("/v1/embeddings", {"input": text})
+    assert refused.status_code == 400 and "1800 characters" in refused.json()["error"]["message"]
+    answer = server.post("/v1/embeddings", {"input": text, "truncate_prompt_tokens": -1}).json()
+    assert answer["usage"]["prompt_tokens"] == 130
+    assert (
+        server.post("/v1/rerank", {"query": text, "documents": ["x"], "truncate_prompt_tokens": 20}).status_code == 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model", "cannot generate text"),
+        ("/v1/completions", {"prompt": "x"}, "model", "/v1/embeddings"),
+        ("/classify", {"input": "x"}, "model", "cannot classify"),
+        ("/v1/rerank", {"query": "x", "documents": []}, "documents", "not empty"),
+        ("/v1/rerank", {"query": "x", "documents": ["y", 3]}, "documents", "entry 1"),
+        ("/v1/rerank", {"query": "x", "documents": ["a", "paris " * 400]}, "documents.1", "2400 characters"),
+        ("/v1/rerank", {"query": "paris " * 400, "documents": ["a"]}, "query", "2400 characters"),
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "top_n": 0}, "top_n", "top_n"),
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "supported"),
+        ("/v1/score", {"text_1": ["a", "b", "c"], "text_2": ["d", "e"]}, "text_1", "3 texts and text_2 2"),
+        ("/v1/score", {"text_1": "a", "text_2": []}, "text_2", "not empty"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions", "from 1 to 64, got 65"),
+    ],
+)
+def test_bad_input_is_refused_by_name(embedder, path, body, param, says):
+    server, _ = embedder
+    answer = server.post(path, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and says in error["message"], error
+
+
+def test_models_metrics_and_health_are_an_encoders(embedder):
+    server, _ = embedder
+    before = server.get("/metrics").text
+    server.post("/v1/embeddings", {"input": ["paris is a city"] * 40}).raise_for_status()
+    card = server.get("/v1/models").json()["data"][0]
+    assert card["id"] == "embedder" and card["max_model_len"] == 130
+    after = server.get("/metrics").text
+
+    def value(page, name):
+        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
+
+    finished = 'vllm:request_success_total{engine="0",finished_reason="stop"'
+    assert value(after, finished) - value(before, finished) == 40
+    assert value(after, "vllm:prompt_tokens_total") - value(before, "vllm:prompt_tokens_total") == 40 * 6
+    assert value(after, "vllm:generation_tokens_total") == 0
+    assert value(after, "vllm:num_requests_waiting{") == value(after, "vllm:num_requests_running{") == 0
+    assert server.get("/health").status_code == 200
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/").status_code == 200

@@ -1,0 +1,175 @@
+"""Encoders: the states, vectors and classes of transformers, the same in any company, by recorded steps."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.encoders import FAMILIES, make_encoder, write_modules
+
+from octavo import LLM, PoolingParams, SamplingParams
+from octavo.errors import ModelError
+
+LENGTHS = (1, 2, 17, 64, 100, 128)
+CLS, SEP = 2, 3
+
+
+def prompts(seed: int = 0) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [{"prompt_token_ids": [rng.randrange(5, 60) for _ in range(length)]} for length in LENGTHS]
+
+
+def states(model: Any, prompt: dict[str, Any], **more: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        return model(ids, attention_mask=torch.ones_like(ids), **more).last_hidden_state[0]
+
+
+def recorded(llm: LLM) -> bool:
+    return llm.engine.executor.worker.runner.can_record  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = make_encoder(family, tmp_path)
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    assert recorded(llm)
+    expected = {
+        "cls": lambda hidden: hidden[0], "last": lambda hidden: hidden[-1], "mean": lambda hidden: hidden.mean(0),
+    }  # fmt: skip
+    for pooling, of in expected.items():
+        params = PoolingParams(pooling=pooling, normalize=False)
+        for prompt, output in zip(prompts(), llm.embed(prompts(), params, use_tqdm=False), strict=True):
+            found = torch.tensor(output.outputs.embedding)
+            torch.testing.assert_close(found, of(states(model, prompt)), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("labels", [1, 3])
+def test_classes_are_those_of_transformers(family: str, labels: int, tmp_path: Path) -> None:
+    model = make_encoder(family, tmp_path, head=True, num_labels=labels)
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    outputs = llm.classify(prompts(), PoolingParams(use_activation=False), use_tqdm=False)
+    probabilities = llm.classify(prompts(), use_tqdm=False)
+    for prompt, output, probs in zip(prompts(), outputs, probabilities, strict=True):
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        with torch.inference_mode():
+            logits = model(ids, attention_mask=torch.ones_like(ids)).logits[0]
+        torch.testing.assert_close(torch.tensor(output.outputs.probs), logits, rtol=0, atol=1e-5)
+        wanted = logits.sigmoid() if labels == 1 else logits.softmax(0)
+        torch.testing.assert_close(torch.tensor(probs.outputs.probs), wanted, rtol=0, atol=1e-5)
+        assert probs.outputs.num_classes == labels
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_bits_in_any_company(family: str, quantization: str, tmp_path: Path) -> None:
+    make_encoder(family, tmp_path)
+    llm = LLM(str(tmp_path), quantization=quantization, skip_tokenizer_init=True, max_num_batched_tokens=150)
+    alone = [llm.embed([prompt], use_tqdm=False)[0] for prompt in prompts()]
+    assert recorded(llm)
+    assert llm.embed(prompts() * 3, use_tqdm=False) == alone * 3
+    assert llm.embed(prompts()[::-1], use_tqdm=False) == alone[::-1]
+    llm.engine.check_integrity()
+    assert not llm.engine.has_unfinished_requests()
+
+
+def test_pairs_have_token_types_and_scores(tmp_path: Path) -> None:
+    model = make_encoder("bert", tmp_path, head=True, num_labels=1)
+    llm = LLM(str(tmp_path))
+    found = llm.score("the capital of france", ["paris is a city", "a cat runs"], use_tqdm=False)
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+    for text, output in zip(["paris is a city", "a cat runs"], found, strict=True):
+        encoding = tokenizer.backend.encode("the capital of france", text)
+        assert output.prompt_token_ids == encoding.ids and set(encoding.type_ids) == {0, 1}
+        with torch.inference_mode():
+            ids, types = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
+            logit = model(ids, token_type_ids=types, attention_mask=torch.ones_like(ids)).logits[0, 0]
+        assert output.outputs.score == pytest.approx(logit.sigmoid().item(), abs=1e-5)
+
+
+def test_a_model_of_vectors_scores_by_their_cosine(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path)
+    llm = LLM(str(tmp_path))
+    texts = ["paris", "a cat runs", "berlin is a city"]
+    vectors = torch.tensor([list(output) for output in llm.embed(texts, use_tqdm=False)])
+    scores = [output.outputs.score for output in llm.score(texts[0], texts[1:], use_tqdm=False)]
+    expected = torch.nn.functional.cosine_similarity(vectors[:1], vectors[1:]).tolist()
+    assert scores == pytest.approx(expected, abs=1e-6)
+    pairwise = llm.score(texts[:2], texts[1:], use_tqdm=False)
+    assert pairwise[1].outputs.score == pytest.approx(float(vectors[1] @ vectors[2]), abs=1e-6)
+
+
+def test_a_sentence_transformers_folder_says_how_to_pool(tmp_path: Path) -> None:
+    model = make_encoder("bert", tmp_path)
+    dense = {
+        "in_features": 64,
+        "out_features": 24,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    write_modules(tmp_path, ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}),
+                  ("Dense", dense))  # fmt: skip
+    weight, bias = torch.randn(24, 64), torch.randn(24)
+    save_file({"linear.weight": weight, "linear.bias": bias}, tmp_path / "2_Dense" / "model.safetensors")
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    for prompt, output in zip(prompts(), llm.embed(prompts(), use_tqdm=False), strict=True):
+        expected = torch.tanh(states(model, prompt)[0] @ weight.T + bias)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-5)
+    config = json.loads((tmp_path / "2_Dense" / "config.json").read_text())
+    (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(config | {"in_features": 32}))
+    with pytest.raises(ModelError, match="takes 32 numbers"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+def test_dimensions_are_for_models_that_say_so(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path, matryoshka_dimensions=[16, 32, 64])
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    whole = llm.embed(prompts(), use_tqdm=False)
+    short = llm.embed(prompts(), PoolingParams(dimensions=16), use_tqdm=False)
+    for one, other in zip(whole, short, strict=True):
+        cut = torch.nn.functional.normalize(torch.tensor(one.outputs.embedding[:16]), dim=0)
+        torch.testing.assert_close(torch.tensor(other.outputs.embedding), cut, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"dimensions must be one of 16, 32, 64, got 20"):
+        llm.embed(prompts(), PoolingParams(dimensions=20), use_tqdm=False)
+
+
+def test_what_an_encoder_cannot_do_is_said(tmp_path: Path) -> None:
+    make_encoder("roberta", tmp_path)
+    llm = LLM(str(tmp_path))
+    assert llm.config.scheduler.max_model_len == 128  # two positions are the padding token's and none's
+    with pytest.raises(ValueError, match="model cannot generate text: it gives vectors"):
+        llm.generate("paris", SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(ValueError, match="model cannot classify"):
+        llm.classify("paris", use_tqdm=False)
+    with pytest.raises(ValueError, match=r"129 tokens.*at most 128 \(max_model_len\)"):
+        llm.embed([[5] * 129], use_tqdm=False)
+    assert len(llm.embed("paris " * 200, truncate_prompt_tokens=-1, use_tqdm=False)[0].prompt_token_ids) == 128
+    cut = llm.embed("paris " * 200, truncate_prompt_tokens=9, use_tqdm=False)[0].prompt_token_ids
+    assert len(cut) == 9 and cut[0] == CLS and cut[-1] == SEP
+    small = LLM(str(tmp_path), skip_tokenizer_init=True, max_num_batched_tokens=8, max_num_seqs=8)
+    with pytest.raises(ValueError, match=r"9 tokens.*at most 8 \(max_num_batched_tokens\)"):
+        small.embed([[5] * 9], use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_act": "mish"}, "mish"),
+        ({"type_vocab_size": -1}, "type_vocab_size"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=says):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
