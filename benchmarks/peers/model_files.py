@@ -25,6 +25,13 @@ LLAMA_1B: dict[str, Any] = {
     "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 
+# About 130 million numbers take part in a token; every width is whole blocks of 256.
+MIXTRAL_130M: dict[str, Any] = {
+    "hidden_size": 768, "num_hidden_layers": 18, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
+    "intermediate_size": 768, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0, "bos_token_id": 1, "eos_token_id": 2, "num_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+
 Make = Callable[[Path], None]  # writes the path that it is given
 
 
@@ -83,6 +90,11 @@ def model_files(root: Path) -> list[ModelFile]:
     ]  # fmt: skip
     for name, title, make in _quantised_checkpoints(smollm2):
         files.append(ModelFile(name, title, folder / f"smollm2-{name}", make, dtype="bfloat16"))
+    experts = ModelFile("", "", folder / "mixtral-130m-bf16.gguf", partial(_mixtral_gguf, smollm2))
+    for quant in ("Q4_K_M", "Q4_1"):
+        name = f"mixtral-130m-{quant.lower()}"
+        make = partial(_quantize, root, experts.ensure, quant)
+        files.append(ModelFile(name, f"8 experts, 2 a token, {quant}", folder / f"{name}.gguf", make))
     checkpoint = ModelFile("llama-1b", "", folder / "llama-1b-bf16", _llama_1b(smollm2))
     as_gguf = ModelFile("", "", folder / "llama-1b-bf16.gguf", partial(_llama_1b_gguf, checkpoint))
     quantize = partial(_quantize, root, as_gguf.ensure, "Q4_K_M")
@@ -237,19 +249,7 @@ def _llama_1b_gguf(checkpoint: ModelFile, target: Path) -> None:
     folder = checkpoint.ensure()
     writer = GGUFWriter(target, "llama")
     heads, kv_heads = LLAMA_1B["num_attention_heads"], LLAMA_1B["num_key_value_heads"]
-    writer.add_context_length(LLAMA_1B["max_position_embeddings"])
-    writer.add_embedding_length(LLAMA_1B["hidden_size"])
-    writer.add_block_count(LLAMA_1B["num_hidden_layers"])
-    writer.add_feed_forward_length(LLAMA_1B["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(LLAMA_1B["rms_norm_eps"])
-    writer.add_rope_freq_base(LLAMA_1B["rope_theta"])
-    writer.add_rope_dimension_count(LLAMA_1B["head_dim"])
-    writer.add_key_length(LLAMA_1B["head_dim"])
-    writer.add_value_length(LLAMA_1B["head_dim"])
-    writer.add_vocab_size(LLAMA_1B["vocab_size"])
-    _add_tokens(writer, json.loads((folder / "tokenizer.json").read_text()))
+    _add_metadata(writer, LLAMA_1B, json.loads((folder / "tokenizer.json").read_text()))
     with safe_open(folder / "model.safetensors", "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
             tensor = tensors.get_tensor(name)
@@ -261,22 +261,77 @@ def _llama_1b_gguf(checkpoint: ModelFile, target: Path) -> None:
                 bits = interleave(bits, heads if "q_proj" in name else kv_heads)
             rows = np.ascontiguousarray(bits).view(np.uint8)
             writer.add_tensor(gguf_name(name), rows, raw_dtype=GGMLQuantizationType.BF16)
+    _finish(writer)
+
+
+def _mixtral_gguf(tokenizer_of: Path, target: Path, shape: dict[str, Any] = MIXTRAL_130M) -> None:
+    """Random numbers in a Mixtral's shape, or a Llama's where it has no experts, with SmolLM2's tokenizer."""
+    import torch
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer = GGUFWriter(target, "llama")
+    _add_metadata(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
+    width, inner, experts = shape["hidden_size"], shape["intermediate_size"], shape.get("num_experts", 0)
+    kv = shape["num_key_value_heads"] * shape["head_dim"]
+    matrices = {"attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width)}
+    parts = {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
+    matrices |= {f"{name}_exps": (experts, *of_one) for name, of_one in parts.items()} if experts else parts
+    generator = torch.Generator().manual_seed(0)
+
+    def add(name: str, shape: tuple[int, ...]) -> None:
+        values = torch.empty(shape).normal_(0, 0.02, generator=generator)
+        bits = values.to(torch.bfloat16).view(torch.int16).numpy().view("uint8")
+        writer.add_tensor(f"{name}.weight", bits, raw_dtype=GGMLQuantizationType.BF16)
+
+    add("token_embd", (shape["vocab_size"], width))
+    writer.add_tensor("output_norm.weight", torch.ones(width).numpy())
+    for layer in range(shape["num_hidden_layers"]):
+        for norm in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{norm}.weight", torch.ones(width).numpy())
+        if experts:
+            router = torch.empty(experts, width).normal_(0, 0.02, generator=generator)
+            writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router.numpy())
+        for name, size in matrices.items():
+            add(f"blk.{layer}.{name}", size)
+    _finish(writer)
+
+
+def _add_metadata(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
+    writer.add_context_length(shape["max_position_embeddings"])
+    writer.add_embedding_length(shape["hidden_size"])
+    writer.add_block_count(shape["num_hidden_layers"])
+    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_head_count(shape["num_attention_heads"])
+    writer.add_head_count_kv(shape["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
+    writer.add_rope_freq_base(shape["rope_theta"])
+    writer.add_rope_dimension_count(shape["head_dim"])
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
+    writer.add_vocab_size(shape["vocab_size"])
+    if "num_experts" in shape:
+        writer.add_expert_count(shape["num_experts"])
+        writer.add_expert_used_count(shape["num_experts_per_tok"])
+    _add_tokens(writer, shape, tokenizer)
+
+
+def _finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_tokens(writer: Any, tokenizer: dict[str, Any]) -> None:
+def _add_tokens(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     names = {index: name for name, index in tokenizer["model"]["vocab"].items()} | added
-    tokens = [names[index] for index in range(LLAMA_1B["vocab_size"])]
+    tokens = [names[index] for index in range(shape["vocab_size"])]
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3 if index in added else 1 for index in range(len(tokens))])
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    writer.add_bos_token_id(LLAMA_1B["bos_token_id"])
-    writer.add_eos_token_id(LLAMA_1B["eos_token_id"])
+    writer.add_bos_token_id(shape["bos_token_id"])
+    writer.add_eos_token_id(shape["eos_token_id"])
     writer.add_add_bos_token(False)
