@@ -123,6 +123,7 @@ ALIASES: dict[str, Mapping[str, str]] = {
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True},
     "Glm4MoeForCausalLM": {"rms_norm_eps": 1e-5},
     "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},

@@ -179,12 +179,13 @@ _STACKED = re.compile(r"(.*\.experts)\.(gate_up|gate|up|down)_proj(?:[._](.+))?"
 
 
 def experts_apart(
-    name: str, source: WeightSource, transposed: bool = False, interleaved: bool = False
+    name: str, source: WeightSource, transposed: int | None = None, interleaved: bool = False
 ) -> Iterator[tuple[str, WeightSource]]:
     """Of a tensor of all experts, ``experts.down_proj.weight`` [E, ...], those of each: ``experts.0.down_proj.weight``
     [...]; any other tensor as it is. Gates and ups that are stored as one become two, a shared expert's as well.
 
-    ``transposed``: weights are stored as [E, inputs, outputs]. ``interleaved``: gates and ups take turns.
+    ``transposed``: the hidden size, where weights are stored as [E, inputs, outputs]; those whose shape shows that they
+    are [E, outputs, inputs] are read as such. ``interleaved``: gates and ups take turns.
     """
     if match := _FUSED_SHARED.fullmatch(name):
         yield from _gate_and_up(match[1], match[2], source, False)
@@ -196,7 +197,7 @@ def experts_apart(
     experts, part, leaf = match[1], match[2], match[3] or "weight"
     for number in range(source.shape[0] if source.shape else 0):
         one = source[number]
-        if transposed and leaf == "weight" and len(one.shape) == 2:
+        if transposed and leaf == "weight" and len(one.shape) == 2 and one.shape[part == "down"] == transposed:
             one = Transposed(one)
         if part == "gate_up" and one.shape:
             yield from _gate_and_up(f"{experts}.{number}", leaf, one, interleaved)

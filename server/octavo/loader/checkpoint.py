@@ -35,7 +35,7 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
     stored = iterate_weights(config.files)
     if cls.leaves_out_further_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
-    return list(chain.from_iterable(cls.experts_apart(name, source, config.files.format) for name, source in stored))
+    return list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
 
 
 def _layer_of(name: str) -> int:

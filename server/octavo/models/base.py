@@ -17,7 +17,7 @@ from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.quantization.base import LinearBase, kind_of
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import Transposed, WeightSource, experts_apart
@@ -77,11 +77,12 @@ class Model(nn.Module):
         return name
 
     @classmethod
-    def experts_apart(cls, name: str, source: WeightSource, file_format: str) -> Iterator[tuple[str, WeightSource]]:
+    def experts_apart(cls, name: str, source: WeightSource, config: ModelConfig) -> Iterator[tuple[str, WeightSource]]:
         """Of a checkpoint's tensor of all experts, those of each, by the weights' own names; of any other, itself."""
-        own, stored_otherwise = cls.weight_name(name), file_format != "gguf"
+        own, stored_otherwise = cls.weight_name(name), config.files.format != "gguf"
         transposed, interleaved = (flag and stored_otherwise for flag in cls.stacked_experts)
-        for number, (found, part) in enumerate(experts_apart(own or name, source, transposed, interleaved)):
+        hidden = config.hidden_size if transposed else None
+        for number, (found, part) in enumerate(experts_apart(own or name, source, hidden, interleaved)):
             yield (name if number == 0 and part is source else found), part
 
     def as_weight(self, name: str | None, source: WeightSource) -> WeightSource:
@@ -109,10 +110,11 @@ class Model(nn.Module):
         return sum(t.nbytes for t in chain(self.parameters(), self.buffers()))
 
     def weight_bytes_by_kind(self) -> dict[str, int]:
-        """`num_weight_bytes`, by how the numbers are stored: "int4", "bfloat16"; tables that follow from the
-        configuration are "tables". The largest first."""
+        """`num_weight_bytes`, by how the numbers are stored: "int4", "bfloat16", those of experts apart, "int4
+        experts"; tables that follow from the configuration are "tables". The largest first."""
         kinds: Counter[str] = Counter()
         seen: set[int] = set()  # tied layers share a tensor
+        experts = {id(m) for layer in self.modules() if isinstance(layer, ExpertsBase) for m in layer.modules()}
         for module in self.modules():
             if isinstance(module, LinearBase):
                 held = module.method.weight_kinds(module)
@@ -122,7 +124,7 @@ class Model(nn.Module):
             for tensor, kind in held:
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
-                    kinds[kind] += tensor.nbytes
+                    kinds[f"{kind} experts" if id(module) in experts else kind] += tensor.nbytes
         return dict(kinds.most_common())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:

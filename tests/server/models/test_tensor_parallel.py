@@ -27,6 +27,17 @@ SMALL: dict[str, Any] = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
     "one-kv-head": ("Qwen3Config", SMALL | {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}),
+    "experts": (
+        "Qwen2MoeConfig",
+        SMALL
+        | {
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
     "opt": ("OPTConfig", SMALL | {"ffn_dim": 192, "do_layer_norm_before": False, "word_embed_proj_dim": 64}),
 }
 # Beside those the first case of each architecture, with sizes of which two ranks hold half each.
