@@ -30,6 +30,7 @@ _NAMES = {  # config.json's field -> metadata key
 _REQUIRED = object()
 # Layers of the models whose scores are scaled by the hidden size of a head, not by the size of a head.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+_SPECIAL = ("bos", "eos", "eot", "eom")  # tokens that a text begins or ends with
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAMPLING = {  # general.sampling.* -> generation_config.json
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
@@ -70,7 +71,13 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config |= _gemma(file, heads)
     config |= family_fields(file) | expert_fields(file)
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
+    _check_vocabulary(file, config["vocab_size"])
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
+    if (size := _stated(file, "attention.value_length", head_dim)) != head_dim:
+        raise ModelError(
+            f"{file.path}: {arch}.attention.value_length must be the size of a head ({head_dim}), as {arch} models "
+            f"have it, got {shown_value(size)}; the file is damaged or converted wrongly"
+        )
     rotary = _stated(file, "rope.dimension_count", head_dim)
     if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary <= head_dim:
         config["partial_rotary_factor"] = min(1.0, (rotary + 0.5) / head_dim)  # whose product is cut to an integer
@@ -113,6 +120,28 @@ def _check_supported(file: GGUFFile) -> None:
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in file.tensors:
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
+
+
+def _check_vocabulary(file: GGUFFile, rows: int) -> None:
+    """Raises ModelError where the header has other tokens than the table of tokens, of ``rows`` rows. Rows without a
+    token are common."""
+    stated = file.metadata.get(key := f"{file.architecture}.vocab_size", rows)
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or ()
+    problem = None
+    if stated != rows:
+        problem = f"{key} is {shown_value(stated)}"
+    elif len(tokens) > rows:
+        problem = f"its vocabulary (tokenizer.ggml.tokens) has {len(tokens)} tokens"
+    for name in _SPECIAL:
+        ids = _token(file, name)
+        for token in ids if isinstance(ids, list) else [ids]:
+            if token is not None and not (type(token) is int and 0 <= token < rows):
+                problem = problem or f"tokenizer.ggml.{name}_token_id is {shown_value(token)}"
+    if problem:
+        raise ModelError(
+            f"{file.path}: tensor 'token_embd.weight' has {rows} rows, but {problem}; the header and the tensors are "
+            "not of one model: fetch the file again, or convert it anew"
+        )
 
 
 def _stated(file: GGUFFile, key: str, default: Any = _REQUIRED) -> Any:

@@ -46,6 +46,11 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
         raise ModelError(f"{path} has no vocabulary (tokenizer.ggml.tokens)")
     types = meta.get("tokenizer.ggml.token_type")
     types = [_NORMAL] * len(tokens) if types is None else types.tolist()
+    if len(types) != len(tokens):
+        raise ModelError(
+            f"{path}: tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}; the "
+            "file is damaged: fetch it again"
+        )
     if kind == "gpt2":
         parts = _byte_level(meta, tokens, path)
     elif kind == "llama":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from support.tiny_models import FAMILIES, make_model
 from octavo.engine.args import EngineArgs
 from octavo.errors import ModelError
 from octavo.loader.load_model import load_model
+from octavo.text.tokenizer import Tokenizer
 
 Q = "model.layers.1.self_attn.q_proj."
 DOWN = "model.layers.2.mlp.down_proj."
@@ -216,6 +218,40 @@ def test_a_gguf_file_whose_metadata_and_tensors_disagree(
     assert "not of one model" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def entries(key: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[gguf.GGUFWriter], None]:
+    def of(writer: gguf.GGUFWriter) -> None:
+        (values,) = (kv[key] for kv in writer.kv_data if key in kv)
+        values.value = change(list(values.value))
+
+    return of
+
+
+HEADERS: dict[str, tuple[Callable[[gguf.GGUFWriter], Any], str]] = {
+    "size of the vocabulary": (lambda w: w.add_uint32("llama.vocab_size", 31), "320 rows, but llama.vocab_size is 31"),
+    "tokens": (entries("tokenizer.ggml.tokens", lambda old: [*old, "x1", "x2"]), "320 rows, but its voc.* 322 tokens"),
+    "end of text": (lambda w: w.add_uint32("tokenizer.ggml.eos_token_id", 320), r"rows, but .*\.eos_token_id is 320"),
+    "end of turn": (lambda w: w.add_uint32("tokenizer.ggml.eot_token_id", 999), r"rows, but .*\.eot_token_id is 999"),
+    "values of a head": (
+        lambda w: w.add_uint32("llama.attention.value_length", 8),
+        r"value_length must be the size of a head \(16\)",
+    ),
+    "types of tokens": (entries("tokenizer.ggml.token_type", lambda old: [*old, 1]), "token_type has 321 entries"),
+}
+
+
+@pytest.mark.parametrize("change", HEADERS)
+def test_a_gguf_file_whose_header_contradicts_itself(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    more, said = HEADERS[change]
+    model = make_model("LlamaConfig", FAMILIES["llama"][1])
+    write_gguf(tmp_path / "m.gguf", model, arch="llama", more=more)
+    with pytest.raises(ModelError, match=said) as caught:
+        Tokenizer.from_files(model_config(tmp_path / "m.gguf").files)
+    assert "\n" not in str(caught.value) and re.search("fetch|converted wrongly", str(caught.value))
+
+
 @pytest.mark.parametrize("qtype", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("quantization", [None, "none"])
 def test_a_gguf_file_with_a_scale_that_is_no_number(
@@ -240,6 +276,7 @@ from octavo.errors import OctavoError
 from support.paged import model_config
 from dataclasses import replace
 from octavo.loader.load_model import load_model
+from octavo.text.tokenizer import Tokenizer
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 config, before, start = replace(model_config(sys.argv[1]), quantization=None), peak(), time.monotonic()
 try:
