@@ -1,10 +1,12 @@
 """What quantisation costs in quality: against float32 on the same weights, position by position, on real text.
 
-    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8] [--page]
+    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4] [--page]
 
 The text is Python's own documentation. W4A8 is what a CPU runs by default on the embedded GGUF file; its reference is
 that file's own values in float32. W8A8 is `--quantization int8` on a safetensors copy of those values, whose weights
-are rounded to 8 bits as well. Figures go to results/quality.json, with ``--page`` into docs/performance.md too.
+are rounded to 8 bits as well. The others are those values as quantised checkpoints, read in the default way; their
+reference is what each file says, in float32. Figures go to results/quality.json, where those of what does not run
+again are kept, with ``--page`` into docs/performance.md too.
 """
 
 from __future__ import annotations
@@ -106,6 +108,25 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     safetensors.torch.save_file(tensors, str(folder / "model.safetensors"))
 
 
+def write_quantised(config: ModelConfig, recipe: str, folder: Path) -> Path:
+    """The model's values quantised as the tests do it."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from support.quantized_files import quantized_smollm2
+
+    (folder / "plain").mkdir()
+    write_checkpoint(config, folder / "plain")
+    return quantized_smollm2(folder / recipe, recipe, folder / "plain")
+
+
+TITLES = {
+    "w4a8": "W4A8: the GGUF file, the default",
+    "w8a8": "W8A8: `--quantization int8` on safetensors",
+    "checkpoint-w8a8": "W8A8 of compressed-tensors, a scale for each row",
+    "nvfp4": "NVFP4 of ModelOpt",
+    "nf4": "NF4 of bitsandbytes, blocks of 64, scales of scales",
+}
+
+
 def page(figures: dict[str, Any]) -> str:
     lines = [
         "| | positions | mean KL, nats | KL p99 | same best token | loss, nats a token | in float32 |",
@@ -124,7 +145,7 @@ def page(figures: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--positions", type=int, default=2000, help="(default: 2000)")
-    parser.add_argument("--only", default="w4a8,w8a8", help="(default: w4a8,w8a8)")
+    parser.add_argument("--only", default=",".join(TITLES), help="(default: %(default)s)")
     parser.add_argument("--kv-cache-dtype", help="(default: what the engine takes here)")
     parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quality.json")
@@ -133,19 +154,22 @@ def main() -> int:
     kv_dtype = args.kv_cache_dtype or quantized_kv_dtype(engine_config(), CPU)
     reference = load_model(config)
     pieces = texts(Tokenizer.from_files(config.files), args.positions)
+    kept = json.loads(args.output.read_text())["results"] if args.output.exists() else {}
     figures: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "text": "pydoc topics"}
-    figures |= {"kv_cache": kv_dtype, "results": {}}
-    titles = {"w4a8": "W4A8: the GGUF file, the default", "w8a8": "W8A8: `--quantization int8` on safetensors"}
+    figures |= {"kv_cache": kv_dtype, "results": {title: kept[title] for title in TITLES.values() if title in kept}}
     for key in args.only.split(","):
-        print(titles[key], end=" ", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            which = config
+        print(TITLES[key], end=" ", flush=True)
+        with tempfile.TemporaryDirectory() as name:
+            folder, which, of_values = Path(name), config, reference
             if key == "w8a8":
-                write_checkpoint(config, Path(folder))
-                which = engine_config(folder).model
-            model = load_model(dataclasses.replace(which, quantization="int8"))
-        result = compare(model, reference, pieces, kv_dtype)
-        figures["results"][titles[key]] = result
+                write_checkpoint(config, folder)
+                which = engine_config(name).model
+            elif key != "w4a8":
+                which = engine_config(str(write_quantised(config, key.removeprefix("checkpoint-"), folder))).model
+                of_values = load_model(which)
+            model = load_model(dataclasses.replace(which, quantization="int8" if of_values is reference else None))
+        result = compare(model, of_values, pieces, kv_dtype)
+        figures["results"][TITLES[key]] = result
         print(f" KL {result['kl']:.5f} nats, same best token {result['top1']:.2%}", flush=True)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(figures, indent=1) + "\n")

@@ -312,6 +312,10 @@ RECIPES: dict[str, Callable[[], tuple[Writer, dict[str, Any]]]] = {
     "fp8": lambda: (fp8("row"), compressed("float-quantized", num_bits=8, type="float", strategy="channel")[1]),
     "mxfp4": lambda: (mxfp4(), {"quant_method": "mxfp4"}),
     "nvfp4": lambda: (nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "nf4": lambda: (
+        bitsandbytes_4bit(nested=True, block=64),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    ),
 }  # fmt: skip
 # vLLM refuses int8 checkpoints that do not say how activations are quantised.
 DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}

@@ -191,10 +191,12 @@ def test_fp8_of_plain_weights_is_refused_on_a_cpu_which_has_int8(llama: Path) ->
     assert load_model(config_of(llama, "int8")).is_quantized
 
 
-IN_4_BITS = {
+KEPT = {
     "mxfp4": Kind(4, table=True), "compressed MXFP4": Kind(4, table=True), "nf4": Kind(4, table=True),
     "nf4 with scales of scales": Kind(4, table=True), "bitsandbytes fp4": Kind(4, table=True),
     "modelopt nvfp4": Kind(4, halves=True, table=True), "compressed NVFP4": Kind(4, halves=True, table=True),
+    "W8A8": Kind(8, by_row=True), "W8A8 by tensor": Kind(8, by_row=True), "W8A8 asymmetric": Kind(8),
+    "bitsandbytes int8": Kind(8, by_row=True),
     "awq in groups of 32": Kind(4, affine=True), "gptq with act order": Kind(4), "W4A16": Kind(4),
 }  # fmt: skip
 
@@ -208,7 +210,7 @@ def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path
     assert model.is_quantized
     assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
     kinds = {part.kind for layer in model.model.layers for part in layer.mlp.down_proj.method.packed.parts}
-    assert name not in IN_4_BITS or kinds == {IN_4_BITS[name]}
+    assert name not in KEPT or kinds == {KEPT[name]}
     told = weight_size(model_without_memory(config, "cpu"), stored_weights(config)).nbytes
     assert model.num_weight_bytes() <= told <= 1.1 * model.num_weight_bytes()
 
@@ -248,6 +250,18 @@ def test_parts_of_a_merged_layer_may_be_stored_apart(llama: Path, tmp_path: Path
     exact, usual = load_model(config_of(folder, "none")), load_model(config_of(folder))
     assert kl(logits_of(exact, SEQUENCES), logits_of(expected, SEQUENCES)) == 0.0
     assert kl(logits_of(usual, SEQUENCES), logits_of(expected, SEQUENCES)) <= 5e-3
+
+
+def test_parts_with_scales_by_row_and_by_group_are_multiplied_as_one(llama: Path, tmp_path: Path) -> None:
+    """v of W8A8 beside q and k in groups of 32: rows of activations are in the form that all three take."""
+    groups, said = compressed("pack-quantized", num_bits=8, strategy="group", group_size=32)
+    rows, of_rows = compressed("int-quantized", num_bits=8, strategy="channel")
+    extra = of_rows["config_groups"]["group_0"] | {"targets": ["re:.*v_proj"], "format": "int-quantized"}
+    said["config_groups"] |= {"group_1": extra}
+    folder = quantize_checkpoint(llama, tmp_path, {"v_proj": rows, "_proj": groups}, said)
+    model = load_model(config_of(folder))
+    assert kl(logits_of(model, SEQUENCES), logits_of(load(folder / "values"), SEQUENCES)) <= 5e-3
+    assert model.model.layers[0].self_attn.qkv_proj.method.activation_terms > 0
 
 
 def test_gptqs_exceptions_are_those_of_each_part(llama: Path, tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ class EightBitWeight(WeightFormat):
         scales = sources["SCB"].load().reshape(rows, 1) / 127
         return GroupCodes(codes, scales, columns, None, None, 8)
 
+    @property
+    def has_row_scales(self) -> bool:
+        """See `WeightFormat`."""
+        return True
+
 
 class BitsAndBytes(CheckpointFormat):
     """A checkpoint that transformers has saved with bitsandbytes."""
