@@ -204,6 +204,8 @@ def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
     if kind != "yarn":
         raise ModelError(f"{file.path}: rope scaling of type {kind!r} is not supported; none, linear and yarn are")
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    if arch == "gpt-oss":
+        scaling["truncate"] = False
     if original:
         scaling["original_max_position_embeddings"] = original
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
     "gptneox": ("gpt_neox", "GPTNeoXForCausalLM"),
     "falcon": ("falcon", "FalconForCausalLM"),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
@@ -60,6 +61,7 @@ TENSORS: dict[str, dict[str, str]] = {
     "gptneox": _FUSED,
     "falcon": _FUSED,
     "falcon-40b": {**_FUSED, "attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
+    "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
 }
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 # config.json's field -> metadata key without the architecture, where there is one.
