@@ -38,6 +38,35 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 64,
         },
     ),
+    "sinks": (
+        "GptOssConfig",
+        SMALL
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+        },
+    ),
+    "latents": (
+        "DeepseekV3Config",
+        SMALL
+        | {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 32,
+            "qk_nope_head_dim": 32,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "opt": ("OPTConfig", SMALL | {"ffn_dim": 192, "do_layer_norm_before": False, "word_embed_proj_dim": 64}),
 }
 # Beside those the first case of each architecture, with sizes of which two ranks hold half each.
