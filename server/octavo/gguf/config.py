@@ -175,8 +175,10 @@ def _token(file: GGUFFile, name: str) -> int | None:
 
 
 def _eos(file: GGUFFile) -> int | list[int] | None:
-    """Where generation ends: end of text and, where the model has one, end of turn."""
-    ids = [i for i in (_token(file, "eos"), _token(file, "eot"), _token(file, "eom")) if i is not None]
+    """Where generation ends: end of text and, where the model has one, end of turn. gpt-oss goes on behind the end of a
+    message."""
+    names = ("eos",) if file.architecture == "gpt-oss" else ("eos", "eot", "eom")
+    ids = [i for i in (_token(file, name) for name in names) if i is not None]
     unique = [token for at, token in enumerate(ids) if token not in ids[:at]]
     return unique if len(unique) > 1 else unique[0] if unique else None
 

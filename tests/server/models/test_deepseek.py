@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.family_cases import FAMILY_CASES
-from support.paged import load
+from support.paged import load, logits_of
+from support.quantized_files import fp8
 from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
@@ -89,6 +91,37 @@ def test_what_config_json_cannot_mean_is_refused(field: str, value: object, fold
     with pytest.raises(ModelError) as error:
         load(tmp_path)
     assert field in str(error.value) and "\n" not in str(error.value)
+
+
+def test_fp8_in_blocks_as_it_is_released(tmp_path: Path) -> None:
+    """Experts one by one, latents' projections in FP8 too, and the tensors of a layer that foretells tokens."""
+    model = make_model(*FAMILY_CASES["deepseek-v3"])
+    model.save_pretrained(tmp_path)
+    tensors, values, block = load_file(tmp_path / "model.safetensors"), {}, 16
+    write = fp8("block", (block, block), "weight_scale_inv")
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "_with_mqa.weight"))]:
+        stored, exact = write(tensors.pop(name))
+        tensors |= {name.removesuffix("weight") + leaf: tensor for leaf, tensor in stored.items()}
+        values[name] = exact
+    tensors["model.layers.2.eh_proj.weight"] = torch.zeros(4, 4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [block, block]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name, parameter in model.named_parameters():
+        if name in values:
+            parameter.data.copy_(values[name])
+        elif ".experts." in name:
+            prefix, parts = name.rpartition(".")[0], ("gate", "up") if "gate_up" in name else ("down",)
+            for number, expert in enumerate(parameter.data):
+                expert.copy_(torch.cat([values[f"{prefix}.{number}.{part}_proj.weight"] for part in parts]))
+    tokens = list(range(3, 60))
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0]
+    exact = logits_of(load(tmp_path), [tokens])[0]
+    torch.testing.assert_close(exact, expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item()))
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True, num_gpu_blocks_override=64)
+    assert len(answers(llm, [tokens])[0][0]) == GREEDY.max_tokens
 
 
 def test_weights_in_eight_bits_are_absorbed_too(folder: str) -> None:
