@@ -154,6 +154,8 @@ def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             x, weight = empty(8, width, dtype=dtype), empty(width, dtype=dtype)
             yield f"rms_norm {short(dtype)} {width}", partial(backend.rms_norm, x, weight, 1e-6)
             yield f"fused_add_rms_norm {short(dtype)} {width}", partial(backend.fused_add_rms_norm, x, x, weight, 1e-6)
+        yield f"layer_norm {short(dtype)}", partial(backend.layer_norm, x, weight, weight, 1e-5, x)
+        yield f"scale {short(dtype)}", partial(backend.scale, x, 0.5, 30.0)
         yield f"silu_and_mul {short(dtype)}", partial(backend.silu_and_mul, empty(8, 2 * 14336, dtype=dtype))
         table = empty(151936, 4096, dtype=dtype)
         yield f"embedding {short(dtype)}", partial(backend.embedding, empty(8, dtype=torch.int64), table)
@@ -212,17 +214,20 @@ def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"decode_inputs {width}", partial(backend.decode_inputs, longs(8), *state, 16)
 
 
-def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    from octavo_kernels import GroupWeight, ScaledWeight
-    from octavo_kernels import triton as backend
+def group_weight(form, n, k, group, zeros, scale_dtype):
+    from octavo_kernels import GroupWeight
     from octavo_kernels.group_weight import TILE, WORDS, block_columns
-    from octavo_kernels.triton import scaled_weight
 
-    def weight(form, n, k, group, zeros, scale_dtype):
-        groups = -(-k // group)
-        codes = empty(-(-n // TILE), -(-k // block_columns(form)), TILE, WORDS, dtype=torch.int32)
-        scales, points = empty(groups, n, dtype=scale_dtype), empty(groups, n, dtype=torch.uint8)
-        return GroupWeight(codes, scales, points if zeros else None, None, form, n, k, group)
+    groups = -(-k // group)
+    codes = empty(-(-n // TILE), -(-k // block_columns(form)), TILE, WORDS, dtype=torch.int32)
+    scales, points = empty(groups, n, dtype=scale_dtype), empty(groups, n, dtype=torch.uint8)
+    return GroupWeight(codes, scales, points if zeros else None, None, form, n, k, group)
+
+
+def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import ScaledWeight
+    from octavo_kernels import triton as backend
+    from octavo_kernels.triton import scaled_weight
 
     # Form, N, K, group, zeros: AWQ, GPTQ with groups of 64, W4A16 of odd sizes, W8A16, MXFP4, weights alone in FP8.
     kinds = {
@@ -236,7 +241,7 @@ def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for dtype in HALVES:
         for name, (kind, counts) in kinds.items():
             for rows in counts if dtype == torch.bfloat16 else counts[:1]:
-                case = partial(backend.group_linear, empty(rows, kind[2], dtype=dtype), weight(*kind))
+                case = partial(backend.group_linear, empty(rows, kind[2], dtype=dtype), group_weight(*kind))
                 yield f"group_linear {short(dtype)} {name} {rows}", case
     # FP8 and int8 with a scale a row, FP8 in blocks of 128, K that ends within a block.
     scaled = {
@@ -253,7 +258,58 @@ def quantized_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"quantize {name}", partial(backend.quantize_tokens, empty(8, k, dtype=torch.bfloat16), kept, blocks)
 
 
-CASES = (input_cases, attention_cases, layer_cases, quantized_cases, sampling_cases)
+def moe_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import Experts, ScaledWeight, StackedWeight
+    from octavo_kernels import triton as backend
+    from octavo_kernels.triton.activation import activate
+
+    def held(kind, experts, channels, k):
+        """``channels`` of each expert of k columns."""
+        n = experts * channels
+        if isinstance(kind, torch.dtype):
+            return empty(experts, channels, k, dtype=kind)
+        if kind[0] == "scaled":
+            return StackedWeight(
+                ScaledWeight(empty(n, k, dtype=kind[1]), empty(k // 128 if kind[2] else 1, n)), experts
+            )
+        form, group, zeros, scales = kind
+        return StackedWeight(group_weight(form, n, k, group or -(-k // 128) * 128, zeros, scales), experts)
+
+    def layer(kind, dtype, rows, experts, k, hidden, inner, shared=False, bias=False, **how):
+        biases = (empty(experts, 2 * inner), empty(experts, hidden)) if bias else (None, None)
+        weights = (held(kind, experts, 2 * inner, hidden), held(kind, experts, hidden, inner))
+        x = empty(rows, hidden, dtype=dtype)
+        beside = (x, empty(rows, 1)) if shared else ()
+        ids, chosen = empty(rows, k, dtype=torch.int32), empty(rows, k)
+        backend.fused_moe(x, ids, chosen, Experts(*weights, *biases, **how), *beside)
+
+    qwen, mixtral, oss = (128, 8, 2048, 768), (8, 2, 4096, 14336), (32, 4, 2880, 2880)  # E, k, H, I
+    clamped = {"activation": "clamped_swiglu", "bias": True}
+    kinds = {
+        "f16 qwen": (torch.float16, torch.float16, qwen, {}),
+        "bf16 qwen": (torch.bfloat16, torch.bfloat16, qwen, {"shared": True}),
+        "f32 qwen": (torch.float32, torch.float32, qwen, {}),
+        "awq mixtral": (("int4", 128, True, torch.float16), torch.bfloat16, mixtral, {}),
+        "fp8 mixtral": (("e4m3", 0, False, torch.float32), torch.bfloat16, mixtral, {"weighs_input": True}),
+        "mxfp4 gpt-oss": (("e2m1", 32, False, torch.uint8), torch.bfloat16, oss, clamped),
+        "w8a8 fp8 blocks qwen": (("scaled", FLOAT8, True), torch.bfloat16, qwen, {}),
+        "w8a8 fp8 mixtral": (("scaled", FLOAT8, False), torch.bfloat16, mixtral, {}),
+        "w8a8 int8 mixtral": (("scaled", torch.int8, False), torch.bfloat16, mixtral, {}),
+    }
+    for name, (kind, dtype, sizes, how) in kinds.items():
+        for per_expert in (0, 8, 40, 100):  # rows of an expert: one choice a tile, and each kind of tile
+            rows = max(2, per_expert * sizes[0] // sizes[1])
+            yield f"moe {name} {rows}", partial(layer, kind, dtype, rows, *sizes, **how)
+    for name, (count, k, how) in {
+        "softmax 128": (128, 8, {"renormalise": True}),
+        "groups of 256": (256, 8, {"kind": "sigmoid", "groups": (8, 4), "bias": empty(256), "scale": 2.5}),
+    }.items():
+        yield f"moe route {name}", partial(backend.topk_route, empty(8, count), k, **how)
+    for kind in ("relu", "gelu", "gelu_tanh"):
+        yield f"activate {kind}", partial(activate, empty(8, 2 * 6912, dtype=torch.bfloat16), kind, True)
+
+
+CASES = (input_cases, attention_cases, layer_cases, quantized_cases, moe_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
 VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "BLOCK_C")}
 

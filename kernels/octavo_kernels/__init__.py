@@ -32,7 +32,7 @@ from octavo_kernels.dispatch import (
     select_backend,
 )
 from octavo_kernels.group_weight import GroupWeight
-from octavo_kernels.moe import Experts, ExpertTable
+from octavo_kernels.moe import Experts, ExpertTable, StackedWeight
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
 from octavo_kernels.scaled_weight import ScaledWeight
@@ -52,6 +52,7 @@ __all__ = [
     "SamplingRows",
     "SamplingTable",
     "ScaledWeight",
+    "StackedWeight",
     "activate",
     "add",
     "attention_problem",
@@ -75,6 +76,7 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "moe_row_counts",
     "paged_attention",
     "quantize_rows",
     "quantize_tokens",
@@ -379,6 +381,14 @@ def fused_moe(
     result of a row does not depend on T.
     """
     return backend_for(x).fused_moe(x, ids, weights, experts, shared, shared_gate)
+
+
+def moe_row_counts(experts: Experts, k: int) -> list[int]:
+    """Numbers of rows which, together, have `fused_moe` launch every kernel that it has for ``k`` of these experts."""
+    weight = experts.gate_up
+    if isinstance(weight, StackedWeight):
+        weight = weight.numbers
+    return backend_for(weight if isinstance(weight, Tensor) else weight.addresses).moe_row_counts(experts, k)
 
 
 # ---- sampling

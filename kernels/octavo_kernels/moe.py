@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.dense import DenseWeight
+from octavo_kernels.group_weight import GroupWeight
 from octavo_kernels.quant import PackedLinear
+from octavo_kernels.scaled_weight import ScaledWeight
 
 ROUTINGS = ("softmax", "sigmoid")
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "clamped_swiglu")
@@ -48,18 +50,38 @@ class ExpertTable:
 
 
 @dataclass(frozen=True)
+class StackedWeight:
+    """Weights of E experts as one for GPUs: the channels of the first, then those of the second and so on. Columns keep
+    their order."""
+
+    weight: GroupWeight | ScaledWeight
+    num_experts: int
+
+    @property
+    def channels(self) -> int:
+        """Of an expert."""
+        held = self.weight
+        return (held.channels if isinstance(held, GroupWeight) else len(held.values)) // self.num_experts
+
+    @property
+    def numbers(self) -> Tensor:
+        """What is scaled."""
+        return self.weight.codes if isinstance(self.weight, GroupWeight) else self.weight.values
+
+
+@dataclass(frozen=True)
 class Experts:
     """``down(act(gate(x)) * up(x))`` of each expert.
 
     ``gate_up`` [E, 2 I, H], gates before ups, and ``down`` [E, H, I] are tensors of x's dtype, or the same numbers in a
-    form of a backend's own (`ExpertTable`). Biases are float32 [E, 2 I] and [E, H]. ``activation``: what `activate`
-    knows, or "clamped_swiglu" (gpt-oss): ``(clamp(up, -limit, limit) + 1) * g * sigmoid(1.702 g)`` with
-    ``g = min(gate, limit)``. ``weighs_input``: a row's weight is applied to what its expert reads (Llama 4), not to
-    what it gives.
+    form of a backend's own (`ExpertTable`, `StackedWeight`). Biases are float32 [E, 2 I] and [E, H]. ``activation``:
+    what `activate` knows, or "clamped_swiglu" (gpt-oss): ``(clamp(up, -limit, limit) + 1) * g * sigmoid(1.702 g)``
+    with ``g = min(gate, limit)``. ``weighs_input``: a row's weight is applied to what its expert reads (Llama 4), not
+    to what it gives.
     """
 
-    gate_up: Tensor | ExpertTable
-    down: Tensor | ExpertTable
+    gate_up: Tensor | ExpertTable | StackedWeight
+    down: Tensor | ExpertTable | StackedWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     activation: str = "silu"
@@ -69,7 +91,7 @@ class Experts:
     @property
     def num_experts(self) -> int:
         """E."""
-        return self.gate_up.num_experts if isinstance(self.gate_up, ExpertTable) else len(self.gate_up)
+        return len(self.gate_up) if isinstance(self.gate_up, Tensor) else self.gate_up.num_experts
 
 
 def check_route(logits: Tensor, k: int, kind: str, groups: tuple[int, int] | None) -> None:

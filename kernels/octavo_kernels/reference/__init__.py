@@ -22,7 +22,7 @@ from octavo_kernels.reference.elementwise import (
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.reference.latent import latent_attention, latent_queries
-from octavo_kernels.reference.moe import fused_moe, topk_route
+from octavo_kernels.reference.moe import fused_moe, moe_row_counts, topk_route
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,
     quantize_rows,
@@ -55,6 +55,7 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "moe_row_counts",
     "paged_attention",
     "quantize_rows",
     "quantize_tokens",

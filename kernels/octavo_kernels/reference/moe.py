@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.dense import DenseWeight
-from octavo_kernels.moe import Experts, ExpertTable, check_route
+from octavo_kernels.group_weight import GroupWeight
+from octavo_kernels.moe import Experts, ExpertTable, StackedWeight, check_route
 from octavo_kernels.quant import PackedLinear
 from octavo_kernels.reference.dense import dense_linear
 from octavo_kernels.reference.elementwise import activate
+from octavo_kernels.reference.group_weight import group_dequantize
 from octavo_kernels.reference.quant import quantize_rows, quantized_linear
+from octavo_kernels.reference.scaled_weight import scaled_linear
+from octavo_kernels.scaled_weight import ScaledWeight
 
 
 def topk_route(
@@ -83,14 +87,32 @@ def _expert(x: Tensor, weights: Tensor, experts: Experts, expert: int) -> Tensor
     return out if experts.down_bias is None else out + experts.down_bias[expert]
 
 
-def _of_expert(weight: Tensor | ExpertTable, expert: int) -> list[Tensor | DenseWeight | PackedLinear]:
-    return [part[expert] for part in weight.parts] if isinstance(weight, ExpertTable) else [weight[expert]]
+def moe_row_counts(experts: Experts, k: int) -> list[int]:
+    """See `octavo_kernels.moe_row_counts`: there is nothing to compile."""
+    return []
 
 
-def _product(x: Tensor, weight: Tensor | DenseWeight | PackedLinear) -> Tensor:
+Weight = Tensor | DenseWeight | PackedLinear | GroupWeight | ScaledWeight
+
+
+def _of_expert(weight: Tensor | ExpertTable | StackedWeight, expert: int) -> list[Weight]:
+    if isinstance(weight, ExpertTable):
+        return [part[expert] for part in weight.parts]
+    if isinstance(weight, Tensor):
+        return [weight[expert]]
+    mine, held = slice(expert * weight.channels, (expert + 1) * weight.channels), weight.weight
+    if isinstance(held, ScaledWeight):
+        return [ScaledWeight(held.values[mine], held.scales[:, mine])]
+    return [group_dequantize(held, torch.float32)[mine]]
+
+
+def _product(x: Tensor, weight: Weight) -> Tensor:
     """In float32."""
+    if isinstance(weight, ScaledWeight):
+        return scaled_linear(x, weight).float()
     if isinstance(weight, DenseWeight):
         return dense_linear(x, weight, out_dtype=torch.float32)
     if isinstance(weight, PackedLinear):
         return quantized_linear(quantize_rows(x.float(), weight.activation_terms), weight)
-    return torch.nn.functional.linear(x, weight).float()
+    assert isinstance(weight, Tensor)
+    return torch.nn.functional.linear(x, weight.to(x.dtype)).float()

@@ -10,31 +10,36 @@ import torch
 import triton
 
 from octavo_kernels.reference import (
-    activate,
     add,
     dense_embedding,
     dense_linear,
-    fused_moe,
     gated_linear_quantize,
     latent_attention,
     latent_queries,
-    layer_norm,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
-    rms_norm_,
     rms_norm_quantize,
     rope_,
-    scale,
     silu_and_mul_quantize,
     take_columns,
-    topk_route,
 )
+from octavo_kernels.triton.activation import activate
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
 from octavo_kernels.triton.decode_step import decode_inputs
-from octavo_kernels.triton.elementwise import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.triton.elementwise import (
+    embedding,
+    fused_add_rms_norm,
+    layer_norm,
+    rms_norm,
+    rms_norm_,
+    scale,
+    silu_and_mul,
+)
 from octavo_kernels.triton.group_weight import group_dequantize, group_linear, group_row_counts
+from octavo_kernels.triton.moe import fused_moe, moe_row_counts
+from octavo_kernels.triton.moe_route import topk_route
 from octavo_kernels.triton.rope import rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
@@ -62,6 +67,7 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "moe_row_counts",
     "paged_attention",
     "quantize_rows",
     "quantize_tokens",

@@ -1,4 +1,4 @@
-"""RMS norm (with or without residual), SiLU times up and embedding: each reads and writes everything once.
+"""Norms (with or without residual), SiLU times up, scaling and embedding: each reads and writes everything once.
 
 The order of roundings is that of Hugging Face transformers: the residual's sum is rounded to the model's dtype, the
 norm is computed in float32 of the rounded sum, rounded, and multiplied by the weight (a float32 weight, as Gemma's,
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.attention_tiles import tanh
 from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 
 BLOCK = 1024  # elements per program of silu_and_mul or embedding: 8 per thread, and many programs for a single row
@@ -26,6 +27,7 @@ def rms_norm_kernel(
     residual_stride,
     weight_ptr,
     out_ptr,
+    out_stride,
     total_ptr,
     eps,
     WIDTH: tl.constexpr,
@@ -50,7 +52,7 @@ def rms_norm_kernel(
     if weight.dtype != tl.float32:  # else nothing is rounded before the product
         normed = normed.to(dtype).to(tl.float32)
     normed = normed * weight.to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * out_stride + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -63,11 +65,22 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     return _launch(x, residual, weight, eps)
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
+    """See `octavo_kernels.rms_norm_`."""
+    if x.stride(1) == 1:
+        _launch(x, None, weight, eps, x)
+    else:
+        x.copy_(rms_norm(x, weight, eps))
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     rows = _rows_of(x)
     added = rows if residual is None else _rows_of(residual)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    stride = width if out is None else out.stride(0)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         rms_norm_kernel[(len(rows),)](
@@ -77,6 +90,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             added.stride(0),
             weight,
             out,
+            stride,
             total,
             eps,
             WIDTH=width,
@@ -86,6 +100,88 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> t
             **pdl_options(x.device),
         )
     return out, total
+
+
+@triton.jit
+def layer_norm_kernel(
+    x_ptr,
+    x_stride,
+    residual_ptr,
+    residual_stride,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    total_ptr,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Grid (rows): layer norm of a row; with ADD of its sum with the residual, which goes to ``total``."""
+    wait_for_previous_kernel()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    if ADD:
+        residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)
+        tl.store(total_ptr + row * WIDTH + columns, x, mask=inside)
+    wide = x.to(tl.float32)
+    centred = tl.where(inside, wide - tl.sum(wide, axis=0) / WIDTH, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + eps)
+    if HAS_WEIGHT:
+        normed = normed * tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        normed += tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * WIDTH + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.layer_norm`."""
+    width, rows = x.shape[-1], _rows_of(x)
+    added = rows if residual is None else _rows_of(residual)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        layer_norm_kernel[(len(rows),)](
+            rows, rows.stride(0), added, added.stride(0), rows if weight is None else weight,
+            rows if bias is None else bias, out, total, eps,
+            WIDTH=width, BLOCK=triton.next_power_of_2(width), ADD=residual is not None, HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None, num_warps=_warps_for(width), **pdl_options(x.device),
+        )  # fmt: skip
+    return out, total
+
+
+@triton.jit
+def scale_kernel(
+    x_ptr, x_stride, out_ptr, factor, cap, WIDTH: tl.constexpr, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Grid (rows, blocks of BLOCK columns)."""
+    wait_for_previous_kernel()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32) * factor
+    if HAS_CAP:
+        x = cap * tanh(x / cap)
+    tl.store(out_ptr + row * WIDTH + columns, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """See `octavo_kernels.scale`."""
+    width, rows = x.shape[-1], _rows_of(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        scale_kernel[(len(rows), triton.cdiv(width, BLOCK))](
+            rows, rows.stride(0), out, float(factor), float(cap or 1.0), WIDTH=width, HAS_CAP=cap is not None,
+            BLOCK=BLOCK, num_warps=4, **pdl_options(x.device),
+        )  # fmt: skip
+    return out
 
 
 @triton.jit

@@ -26,6 +26,7 @@ OF_A_DECODE_STEP = {
         "full_row_kernel",
     ),
     "decode_inputs_kernel",
+    *("route_kernel", "moe_sort_kernel", "moe_gemm_kernel", "moe_sum_kernel", "activate_kernel"),
 }
 READ_WEIGHTS = {"small_linear_kernel", "group_linear_kernel", "scaled_linear_kernel"}
 OLDEST = "3.6.0"  # the one that torch 2.11 brings
@@ -80,7 +81,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path, version):
     assert {c["kernel"] for c in compiled if c["prefetches"]} == READ_WEIGHTS
     assert [c["case"] for c in compiled if c["kernel"] in READ_WEIGHTS and not c["prefetches"]] == []
     # Codes come 16 bytes a thread and become numbers in the registers that the tensor cores read.
-    codes = [c for c in compiled if c["kernel"] in ("group_linear_kernel", "scaled_linear_kernel")]
+    codes = [c for c in halves if c["kernel"] in ("group_linear_kernel", "scaled_linear_kernel", "moe_gemm_kernel")]
     assert [c["case"] for c in codes if c["stack"] or not c["wgmma"] or c["mma"] or {*c["copies"]} != {16}] == []
     prompts = [c for c in halves if c["kernel"] == "prefill_attention" and "kv fp8 d512" not in c["case"]]
     assert [c["case"] for c in prompts if not c["wgmma"] or c["mma"]] == []

@@ -65,6 +65,46 @@ def test_silu_of_extreme_gates(device):
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), atol=1e-35, rtol=2e-7)
 
 
+@pytest.mark.parametrize("kind", ["relu", "silu", "gelu", "gelu_tanh"])
+def test_activations(assert_close, dtype, device, kind):
+    x = randn(3, 2 * 1030, dtype=dtype, device=device) * 4
+    x[0, :4] = torch.tensor([0.0, -80.0, 80.0, -1e-3])
+    for gated in (False, True):
+        out, plain = backend.activate(x, kind, gated), reference.activate(x, kind, gated)
+        assert out.dtype == dtype
+        assert_close(out, reference.activate(x.double(), kind, gated), plain, slack=4e-7)
+
+
+@pytest.mark.parametrize("width", [70, 1030])
+@pytest.mark.parametrize("given", ["nothing", "weight", "weight and bias"])
+def test_layer_norm(assert_close, dtype, device, width, given):
+    x, residual = (randn(3, width, dtype=dtype, device=device, seed=seed) * 3 + 1 for seed in (0, 1))
+    weight, bias = (randn(width, dtype=dtype, device=device, seed=seed) for seed in (2, 3))
+    held = {"nothing": (None, None), "weight": (weight, None), "weight and bias": (weight, bias)}[given]
+    for added in (None, residual):
+        out, total = backend.layer_norm(x, *held, 1e-5, added)
+        plain, theirs = reference.layer_norm(x, *held, 1e-5, added)
+        assert torch.equal(total, theirs)
+        exact = reference.layer_norm(theirs.double(), *(t if t is None else t.double() for t in held), 1e-5)[0]
+        assert_close(out, exact, plain, slack=4e-7)
+
+
+def test_scaling_and_caps(assert_close, dtype, device):
+    x = randn(2, 1500, dtype=dtype, device=device) * 20
+    for factor, cap in ((0.37, None), (1.0, 30.0)):
+        out, plain = backend.scale(x, factor, cap), reference.scale(x, factor, cap)
+        assert out.dtype == dtype
+        assert_close(out, reference.scale(x.double(), factor, cap), plain, slack=2e-7)
+
+
+def test_a_norm_in_place_of_some_columns(dtype, device):
+    whole, weight = randn(3, 200, dtype=dtype, device=device), randn(64, dtype=dtype, device=device, seed=1)
+    expected = whole.clone()
+    expected[:, 40:104] = backend.rms_norm(whole[:, 40:104], weight, 1e-6)
+    backend.rms_norm_(whole[:, 40:104], weight, 1e-6)
+    assert torch.equal(whole, expected)
+
+
 def test_embedding(dtype, device):
     """Exact rows; ids of padding rows are looked up within the table."""
     table, ids = randn(9, 1030, dtype=dtype, device=device), torch.tensor([8, 0, 3, 3, -7, 10**12], device=device)
