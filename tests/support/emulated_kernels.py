@@ -73,8 +73,8 @@ class EmulatedLibrary(library.Library):
         command = [emulator(), str(path)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
-    def run_at(self, program: bytes | int, words: int, threads: int | None = None) -> None:
-        """See `library.Library`."""
+    def _run(self, program: bytes | int, words: int, threads: int) -> int:
+        """Like oct_run: 0, or 1 + where the first malformed operation is."""
         raw = program if isinstance(program, bytes) else ctypes.string_at(program, words * 8)
         numbers = np.frombuffer(raw, np.int64)
         flags = np.zeros(words, np.uint8)
@@ -95,8 +95,7 @@ class EmulatedLibrary(library.Library):
                 np.copyto(memory, now, where=changed.view(bool))
             else:
                 break
-        if first:
-            raise RuntimeError(f"malformed operation at word {first - 1}")
+        return first
 
     def _write(self, data: bytes) -> None:
         left = memoryview(data)
