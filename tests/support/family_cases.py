@@ -191,6 +191,10 @@ GLM4_MOE = {
     "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
     "num_hidden_layers": 3, "routed_scaling_factor": 1.7, **rope("default", partial_rotary_factor=0.5),
 }  # fmt: skip
+LLAMA4 = {
+    "num_local_experts": 4, "intermediate_size_mlp": 60, "num_hidden_layers": 4, "head_dim": 16,
+    "num_experts_per_tok": 1, "moe_layers": None, "no_rope_layers": None,
+}  # fmt: skip
 MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", SMALL | MOE),
     "qwen2-moe": ("Qwen2MoeConfig", SMALL | QWEN_MOE | {"shared_expert_intermediate_size": 36}),
@@ -213,6 +217,11 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "use_qk_norm": True,
             "attention_bias": True,
         },
+    ),
+    "llama4": ("Llama4TextConfig", SMALL | LLAMA4),
+    "llama4-dense-layers": (
+        "Llama4TextConfig",
+        SMALL | LLAMA4 | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False},
     ),
     "mixtral-window": ("MixtralConfig", SMALL | MOE | {"sliding_window": 19, "num_experts_per_tok": 4}),
 }  # fmt: skip

@@ -52,6 +52,8 @@ MODELS = {
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "Glm4MoeForCausalLM": "glm4_moe",
+    "Llama4ForCausalLM": "llama4",
+    "Llama4ForConditionalGeneration": "llama4",
     "LlamaForSequenceClassification": "classifiers",
     "MistralForSequenceClassification": "classifiers",
     "Qwen2ForSequenceClassification": "classifiers",
@@ -92,6 +94,7 @@ _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "num_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8,
     "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
 }  # fmt: skip
+_LLAMA_4: dict[str, Any] = {"rms_norm_eps": 1e-5, "head_dim": 128, "num_experts_per_tok": 1, "num_experts": 16}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
     "MixtralForCausalLM": _EXPERTS,
@@ -102,6 +105,8 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "GraniteMoeForCausalLM": _EXPERTS,
     "GraniteMoeSharedForCausalLM": _EXPERTS,
     "Glm4MoeForCausalLM": _EXPERTS,
+    "Llama4ForCausalLM": _EXPERTS,
+    "Llama4ForConditionalGeneration": _EXPERTS,
     "GptOssForCausalLM": _EXPERTS,
     "DeepseekV2ForCausalLM": _DEEPSEEK_NAMES,
     "DeepseekV3ForCausalLM": _DEEPSEEK_NAMES,
@@ -125,6 +130,8 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
     "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True},
     "Glm4MoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "Llama4ForCausalLM": _LLAMA_4,
+    "Llama4ForConditionalGeneration": _LLAMA_4,
     "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
     "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},
     "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
@@ -168,7 +175,12 @@ WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Q
 # Families whose MLP is four times as wide as hidden states, where config.json does not say.
 FOURFOLD = {"FalconForCausalLM", "GPT2LMHeadModel"}
 # What layer_types may say beside full_attention and sliding_attention; the model refuses what it does not have.
-LAYER_TYPES = {"GraniteMoeHybridForCausalLM": ("full_attention", "attention", "mamba", "linear_attention")}
+_CHUNKED = ("full_attention", "chunked_attention")
+LAYER_TYPES = {
+    "Llama4ForCausalLM": _CHUNKED,
+    "Llama4ForConditionalGeneration": _CHUNKED,
+    "GraniteMoeHybridForCausalLM": ("full_attention", "attention", "mamba", "linear_attention"),
+}
 
 _STATE_SPACE = re.compile(
     r"Mamba|Jamba|Zamba|Bamba|Rwkv|RWKV|FalconH1|NemotronH|Qwen3_5|Qwen3_6|Qwen3Next|Lfm2|RecurrentGemma|Plamo2|"

@@ -154,9 +154,7 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
             raise fields.error(f"{fields.name('layer_types')} has {length}")
         _check_windows(fields, types)
     turns = fields.config.get("no_rope_layers")
-    if turns is not None and (
-        not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)
-    ):
+    if turns and (not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)):
         fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
     for key in ("no_rope_layer_interval", "sliding_window_pattern"):
         fields.integer(key, 1, MAX_LAYERS, optional=True)
@@ -179,7 +177,8 @@ def _check_experts(fields: Fields) -> None:
     if chosen > count:
         limit = f"{fields.name('num_experts')} ({count})"
         raise fields.error(f"{fields.name('num_experts_per_tok')} ({chosen}) must be at most {limit}")
-    for key in ("moe_intermediate_size", "decoder_sparse_step", "n_group", "topk_group"):
+    positive = ("moe_intermediate_size", "decoder_sparse_step", "n_group", "topk_group", "interleave_moe_layer_step")
+    for key in (*positive, "intermediate_size_mlp", "attention_chunk_size", "floor_scale"):
         fields.integer(key, 1, MAX_WIDTH * 4, optional=True)
     for key in (
         "shared_expert_intermediate_size",
@@ -192,9 +191,10 @@ def _check_experts(fields: Fields) -> None:
     if count % groups or kept > groups or chosen > count // groups * kept:
         raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
     fields.number("routed_scaling_factor", 0.0, MAX_FACTOR, above=True)
-    dense = fields.config.get("mlp_only_layers")
-    if not isinstance(dense, (list, type(None))) or any(type(layer) is not int for layer in dense or []):
-        fields.refuse("mlp_only_layers", "must be a list of numbers of layers")
+    for key in ("mlp_only_layers", "moe_layers"):
+        layers = fields.config.get(key)
+        if not isinstance(layers, (list, type(None))) or any(type(layer) is not int for layer in layers or []):
+            fields.refuse(key, "must be a list of numbers of layers")
     fields.flag("norm_topk_prob")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,8 @@ class SelfAttention(nn.Module):
     how the checkpoint stores the projections. ``norm_offset``: of the norms, see `RMSNorm`.
     """
 
+    head_norm: ClassVar[type[RMSNorm]] = RMSNorm
+
     def __init__(
         self,
         config: ModelConfig,
@@ -140,8 +142,8 @@ class SelfAttention(nn.Module):
         self.rotary = rotary  # one module that all layers share
         self.qkv_proj = QKVParallelLinear(hidden, size, heads, config.num_kv_heads, qkv_bias, tp, rows)
         self.o_proj = RowParallelLinear(heads * size, hidden, out_bias, tp)
-        self.q_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
-        self.k_norm = RMSNorm(size, eps, norm_offset) if qk_norm else None
+        self.q_norm = self.head_norm(size, eps, norm_offset) if qk_norm else None
+        self.k_norm = self.head_norm(size, eps, norm_offset) if qk_norm else None
         heads, kv_heads = self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
         norms = (self.q_norm, self.k_norm)
         self.attn = Attention(layer, heads, kv_heads, size, rotary, window, *norms, scale, softcap, sinks, tp)

@@ -244,3 +244,11 @@ def test_experts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
     make_model("MixtralConfig", FAMILY_CASES["mixtral"][1] | {"intermediate_size": 81}).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"inner size \(81\).* 2 ranks"):
         load(tmp_path, tp=TensorParallel(0, 2))
+
+
+def test_llama_4_beyond_its_chunks_is_refused(tmp_path: Path) -> None:
+    """Where attention in chunks would begin to differ from attention."""
+    settings = FAMILY_CASES["llama4"][1] | {"attention_chunk_size": 64, "max_position_embeddings": 256}
+    make_model("Llama4TextConfig", settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"max_model_len is 256.*use --max-model-len 64"):
+        load(tmp_path)
