@@ -83,7 +83,7 @@ format: setup
 peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or OCTAVO_PEERS), for make bench
 	python benchmarks/peers/install.py $(ARGS)
 
-bench: setup  ## our server against whichever peers are installed (20 minutes; ARGS=--quick: 3; ARGS=--files: files)
+bench: setup  ## our server against whichever peers are installed (20 minutes; ARGS=--quick: 3; ARGS=--files: files, --encoders)
 	python benchmarks/peers/compare.py $(ARGS)
 
 bench-parts: setup  ## what each part of the engine costs on this machine

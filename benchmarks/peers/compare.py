@@ -3,6 +3,7 @@
     python benchmarks/peers/compare.py [--quick] [--engines octavo,vllm,llama.cpp,hf] [--readme]
     python benchmarks/peers/compare.py --files ...     (see files.py)
     python benchmarks/peers/compare.py --agreement ... (see agreement.py)
+    python benchmarks/peers/compare.py --encoders ...  (see encoders.py)
 
 SmolLM2-135M, 128 tokens in and 128 out, greedy, `ignore_eos`, a closed loop of 1 to 64 users; prompts of 800 tokens,
 cold and with their first 768 in the prefix cache; how long a start takes; memory. Ours runs first and again last, to
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import agreement
+import encoders
 import files
 import psutil
 import report
@@ -204,6 +206,9 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
     parser.add_argument("--files", action="store_true", help="instead: every file of weights, see files.py --help")
     parser.add_argument("--agreement", action="store_true", help="instead: same answers? see agreement.py --help")
+    parser.add_argument("--encoders", action="store_true", help="instead: sentences a second, see encoders.py --help")
+    if "--encoders" in sys.argv[1:]:
+        return encoders.main([word for word in sys.argv[1:] if word != "--encoders"])
     if "--files" in sys.argv[1:]:
         return files.main([word for word in sys.argv[1:] if word != "--files"])
     if "--agreement" in sys.argv[1:]:

