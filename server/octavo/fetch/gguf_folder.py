@@ -21,7 +21,7 @@ from octavo.interface.model_files import NO_TOKENIZER
 if TYPE_CHECKING:
     from octavo.gguf.header import GGUFFile
 
-_VERSION = 4  # raise it when what is derived changes
+_VERSION = 5  # raise it when what is derived changes
 
 
 def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:

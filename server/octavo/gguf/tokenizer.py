@@ -151,12 +151,18 @@ def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int],
         raise ModelError(f"{path}: its SentencePiece vocabulary has no scores")
     vocab = {token: i for i, token in enumerate(tokens)}
     # SentencePiece joins the neighbours whose union scores best: as ranked merges, every way to cut each piece in two.
-    ranked = []
-    for i, token in enumerate(tokens):
+    ranked: list[tuple[float, int, int, int]] = []
+    for i, (token, score) in enumerate(zip(tokens, scores.tolist(), strict=True)):
         if types[i] == _NORMAL and len(token) > 1:
-            cuts = [(token[:c], token[c:]) for c in range(1, len(token))]
-            ranked += [(-float(scores[i]), i, vocab[a], vocab[b], a, b) for a, b in cuts if a in vocab and b in vocab]
+            for cut in range(1, len(token)):
+                left = vocab.get(token[:cut])
+                if left is not None and (right := vocab.get(token[cut:])) is not None:
+                    ranked.append((-score, i, left, right))
     ranked.sort()
+    pairs = [(tokens[left], tokens[right]) for _, _, left, right in ranked]
+    merges: list[str] | list[list[str]] = [f"{left} {right}" for left, right in pairs]
+    if any(" " in left or " " in right for left, right in pairs):
+        merges = [list(pair) for pair in pairs]
     unknown = meta.get("tokenizer.ggml.unknown_token_id", 0)
     prefix = bool(meta.get("tokenizer.ggml.add_space_prefix", True))
     spaces: list[dict[str, Any]] = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
@@ -169,7 +175,5 @@ def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int],
         "normalizer": {"type": "Sequence", "normalizers": spaces},
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": _bpe(
-            vocab, [[r[4], r[5]] for r in ranked], unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True
-        ),
+        "model": _bpe(vocab, merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True),
     }  # fmt: skip

@@ -6,7 +6,9 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tokenizers
 from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from octavo.errors import ModelError
 from octavo.fetch.sources import resolve_model
+from octavo.gguf.tokenizer import tokenizer_json
 from octavo.interface.model_files import ModelFiles
 from octavo.text.tokenizer import Tokenizer
 
@@ -199,6 +202,16 @@ def test_sentencepiece_vocabularies_join_best_first(prefix: bool, tmp_path: Path
             assert ours.encode(text) == reference.encode(text)
 
     same()
+
+
+def test_pieces_of_a_vocabulary_may_hold_spaces() -> None:
+    meta = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a", " ", " a", "aa"],
+        "tokenizer.ggml.token_type": np.array([2, 1, 1, 1, 1]),
+        "tokenizer.ggml.scores": np.array([0.0, -1.0, -2.0, -3.0, -4.0]),
+    }  # fmt: skip
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(meta, "m.gguf")))
+    assert json.loads(backend.to_str())["model"]["merges"] == [[" ", "a"], ["a", "a"]]
 
 
 def test_the_last_of_many_settings_is_the_caller_s(tmp_path: Path) -> None:
