@@ -387,7 +387,7 @@ def moe_row_counts(experts: Experts, k: int) -> list[int]:
     """Numbers of rows which, together, have `fused_moe` launch every kernel that it has for ``k`` of these experts."""
     weight = experts.gate_up
     if isinstance(weight, StackedWeight):
-        weight = weight.numbers
+        weight = next(iter(weight.tensors.values()))
     return backend_for(weight if isinstance(weight, Tensor) else weight.addresses).moe_row_counts(experts, k)
 
 

@@ -64,9 +64,10 @@ class StackedWeight:
         return (held.channels if isinstance(held, GroupWeight) else len(held.values)) // self.num_experts
 
     @property
-    def numbers(self) -> Tensor:
-        """What is scaled."""
-        return self.weight.codes if isinstance(self.weight, GroupWeight) else self.weight.values
+    def tensors(self) -> dict[str, Tensor]:
+        """What lies on the device, by field; what is scaled comes first."""
+        held = self.weight
+        return held.tensors if isinstance(held, GroupWeight) else {"values": held.values, "scales": held.scales}
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,12 @@ class FusedMoE(nn.Module):
             shared = None  # it is whole on every rank: one of them adds it
         return self.tp.all_reduce(self.experts.method.apply(self.experts, x, ids, weights, shared, gate))
 
+    def warm_up(self, max_rows: int) -> None:
+        """Compute for so many rows, up to ``max_rows``, that every kernel which may be launched is compiled."""
+        weight = self.gate.weight
+        for rows in self.experts.method.row_counts(self.experts, self.routing.top_k):
+            self(torch.zeros(min(rows, max_rows), self.gate.input_size, dtype=weight.dtype, device=weight.device))
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each row and their weights, see `octavo_kernels.topk_route`."""
         how = self.routing

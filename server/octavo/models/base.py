@@ -116,8 +116,8 @@ class Model(nn.Module):
         seen: set[int] = set()  # tied layers share a tensor
         experts = {id(m) for layer in self.modules() if isinstance(layer, ExpertsBase) for m in layer.modules()}
         for module in self.modules():
-            if isinstance(module, LinearBase):
-                held = module.method.weight_kinds(module)
+            if isinstance(module, LinearBase | ExpertsBase):
+                held = module.method.weight_kinds(module)  # type: ignore[arg-type]
             else:
                 held = [(tensor, kind_of(tensor)) for tensor in module.parameters(recurse=False)]
                 held += [(tensor, "tables") for tensor in module.buffers(recurse=False)]

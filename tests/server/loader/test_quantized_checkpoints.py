@@ -33,7 +33,8 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.canonical import GroupCodes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
-from octavo.layers.quantization.gpu_weights import GPUWeightMethod, OnlineConfig, OnlineMethod
+from octavo.layers.quantization.gpu_weights import GPUWeightMethod
+from octavo.layers.quantization.online import OnlineConfig, OnlineMethod
 from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.unquantized import UnquantizedConfig
 from octavo.loader import load_model as load_model_module

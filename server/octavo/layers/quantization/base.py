@@ -171,9 +171,14 @@ class MoEMethod(ABC):
     ) -> Tensor:
         """See `octavo_kernels.fused_moe`; this rank's part of the sum."""
 
-    def warm_up(self, layer: ExpertsBase, max_rows: int) -> None:
-        """Run `apply` for so many rows, up to ``max_rows``, that every kernel which it may launch is compiled."""
-        return None
+    def weight_kinds(self, layer: ExpertsBase) -> list[tuple[Tensor, str]]:
+        """See `LinearMethod.weight_kinds`; of linear layers within ``layer``, these say."""
+        held = chain(layer.parameters(recurse=False), layer.buffers(recurse=False))
+        return [(tensor, kind_of(tensor)) for tensor in held]
+
+    def row_counts(self, layer: ExpertsBase, k: int) -> list[int]:
+        """Numbers of rows for which `apply`, of ``k`` experts a row, launches every kernel that it may launch."""
+        return []
 
 
 class QuantizationConfig(ABC):

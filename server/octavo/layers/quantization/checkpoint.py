@@ -25,6 +25,7 @@ from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
 from octavo.layers.quantization.packed import keeps_codes, pack_stored
 from octavo.layers.quantization.scaled_weight import TYPES
+from octavo.layers.quantization.stacked_experts import StackedMoEMethod
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule, WeightFormat
 from octavo.layers.weights import TensorGroup, WeightSlot, WeightSource
@@ -240,7 +241,9 @@ class CheckpointConfig(QuantizationConfig):
 
     def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
         """See `QuantizationConfig`."""
-        if self._on_gpu or not (self.packed or isinstance(self._values, DenseConfig)):
+        if self._on_gpu:
+            return StackedMoEMethod(self, name)
+        if not (self.packed or isinstance(self._values, DenseConfig)):
             return super().moe_method(name, layer)
         return PackedMoEMethod(self, name)
 

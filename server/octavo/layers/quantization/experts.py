@@ -16,7 +16,7 @@ from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.dense import DenseWeight
-from octavo_kernels.moe import Experts, ExpertTable, expert_table
+from octavo_kernels.moe import Experts, ExpertTable, StackedWeight, expert_table
 from octavo_kernels.quant import PackedLinear
 
 
@@ -32,11 +32,16 @@ class ExpertsMethod(MoEMethod):
         assert self.held is not None
         return octavo_kernels.fused_moe(x, ids, weights, self.held, shared, gate)
 
+    def row_counts(self, layer: ExpertsBase, k: int) -> list[int]:
+        """See `MoEMethod`."""
+        assert self.held is not None
+        return octavo_kernels.moe_row_counts(self.held, k)
+
     def hold(
         self,
         layer: ExpertsBase,
-        gate_up: Tensor | ExpertTable,
-        down: Tensor | ExpertTable,
+        gate_up: Tensor | ExpertTable | StackedWeight,
+        down: Tensor | ExpertTable | StackedWeight,
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
     ) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.errors import ConfigError, ModelError
-from octavo.layers.quantization.base import LinearBase, LinearMethod, QuantizationConfig, Shard
+from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
 from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, GroupScaled, StoredWeight, TableCodes
 from octavo.layers.quantization.fp4 import E2M1
-from octavo.layers.quantization.scaled_weight import TYPES, device_multiplies, joined, quantized, scaled_of
-from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
-from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
+from octavo.layers.quantization.scaled_weight import device_multiplies, joined, scaled_of
+from octavo.layers.weights import WeightSlot, fill_tensor
 from octavo_kernels import ScaledWeight
 from octavo_kernels.group_weight import FORMS, TILE, GroupWeight, group_problem
 from octavo_kernels.packing import pack_group_weight
@@ -146,63 +144,28 @@ def _joined(a: Piece, b: Piece) -> Piece | None:
     """Channels of ``a``, then those of ``b``, in one piece; None where they do not go together."""
     if isinstance(a, ScaledWeight) and isinstance(b, ScaledWeight):
         return joined(a, b)
-    if isinstance(a, GroupWeight) and isinstance(b, GroupWeight) and _are_alike(a, b):
-        return _joined_groups(a, b)
+    if isinstance(a, GroupWeight) and isinstance(b, GroupWeight) and are_alike(a, b):
+        return joined_groups([a, b])
     return None
 
 
-def _are_alike(a: GroupWeight, b: GroupWeight) -> bool:
+def are_alike(a: GroupWeight, b: GroupWeight) -> bool:
     """Whether ``b`` can follow ``a`` in one weight."""
     kinds = [(w.form, w.group, w.scales.dtype, w.order is None) for w in (a, b)]
     same_order = a.order is None or b.order is None or torch.equal(a.order, b.order)
     return kinds[0] == kinds[1] and a.channels % TILE == 0 and same_order
 
 
-def _joined_groups(a: GroupWeight, b: GroupWeight) -> GroupWeight:
-    codes, scales, zeros = torch.cat([a.codes, b.codes]), torch.cat([a.scales, b.scales], dim=1), None
-    if a.zeros is not None or b.zeros is not None:
-        zeros = torch.cat([_zeros_of(a), _zeros_of(b)], dim=1)
-    return replace(a, codes=codes, scales=scales, zeros=zeros, channels=a.channels + b.channels)
+def joined_groups(weights: Sequence[GroupWeight]) -> GroupWeight:
+    """The channels of all ``weights``, which are alike, in one weight."""
+    codes, zeros = torch.cat([w.codes for w in weights]), None
+    scales = torch.cat([w.scales for w in weights], dim=1)
+    if any(w.zeros is not None for w in weights):
+        zeros = torch.cat([_zeros_of(w) for w in weights], dim=1)
+    return replace(weights[0], codes=codes, scales=scales, zeros=zeros, channels=sum(w.channels for w in weights))
 
 
 def _zeros_of(weight: GroupWeight) -> Tensor:
     if weight.zeros is not None:
         return weight.zeros
     return torch.full_like(weight.scales, 1 << (FORMS[weight.form] - 1), dtype=torch.uint8)
-
-
-class OnlineMethod(GPUWeightMethod):
-    """Plain weights, rounded to 8 bits with a scale a row as they are loaded; activations row by row as they come."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
-        self._kept = dtype
-
-    def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
-        """See `LinearMethod`."""
-        nbytes = shard.num_rows * (shard.columns.stop - shard.columns.start + 4)
-
-        def take(source: WeightSource) -> None:
-            weight = source.load(self._dtype)[shard.rows, shard.columns].to(self._device)
-            if bool((~weight.isfinite()).any()):
-                raise ModelError(
-                    f"tensor {source.name!r} holds NaN or infinite numbers; the file is damaged: fetch it again"
-                )
-            self._parts[part] = quantized(weight, self._kept)
-
-        yield WeightSlot(part, "weight", shard.shape, take, lambda qtype: nbytes)
-        yield from self.bias_slots(layer, part, shard)
-
-
-class OnlineConfig(QuantizationConfig):
-    """8 bits in all linear layers but the head, which is where rounding would be seen at once."""
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        """Raises ConfigError where ``device`` does not multiply numbers of that type."""
-        self.name, self._dtype = name, TYPES[name]
-        if not device_multiplies(self._dtype, device):
-            raise ConfigError("quantization fp8 needs a GPU of compute capability 8.9 or above; use int8 on this one")
-
-    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
-        """See `QuantizationConfig`."""
-        return UnquantizedLinearMethod() if name.endswith("lm_head") else OnlineMethod(self._dtype)

@@ -21,9 +21,9 @@ from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod, Wei
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
-from octavo.layers.quantization.gpu_weights import OnlineConfig
 from octavo.layers.quantization.int8 import Int8Config
 from octavo.layers.quantization.modelopt import ModelOpt
+from octavo.layers.quantization.online import OnlineConfig
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule
 

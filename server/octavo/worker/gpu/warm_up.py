@@ -11,6 +11,7 @@ import torch
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import NewRequestData, SchedulerOutput
+from octavo.layers.moe import FusedMoE
 from octavo.layers.quantization.base import LinearBase
 from octavo.worker.gpu.prefill_graphs import SIZES
 from octavo.worker.model_runner import ModelRunner
@@ -42,6 +43,8 @@ def warm_up(runner: ModelRunner, scheduler: SchedulerConfig) -> None:
     for module in runner.model.modules():
         if isinstance(module, LinearBase):
             module.method.warm_up(module, scheduler.max_num_batched_tokens)
+        elif isinstance(module, FusedMoE):
+            module.warm_up(scheduler.max_num_batched_tokens)
     runner.update_rows(SchedulerOutput(step_id=0, block_copies=[(0, 0)]))
     for params in PARAMS:
         _run_prompt(runner, params, min(PROMPT, longest))
