@@ -170,6 +170,25 @@ def stored_as(
     return {"errors": found, "compiled while serving": new, "kernels": kernels}
 
 
+def experts(gpu: PretendedGpu, **arguments: Any) -> dict[str, Any]:
+    """A mixture of experts with dummy weights, captured: batches of many sizes, and what was compiled for them."""
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+    sizes = {"num_experts_per_tok": 2, "num_key_value_heads": 8, "vocab_size": 4096, "intermediate_size": 1024}
+    llm = engine(
+        QWEN3 | mixtral | sizes, max_num_seqs=32, max_model_len=2048, num_gpu_blocks_override=2000, **arguments
+    )
+    known = set(gpu.kernels)
+    gpu.strict = True
+    found: list[str] = []
+    for together in (1, 3, 7, 20, 60):
+        found += ask(llm, [1 + together % 3] * together)
+    for length in (40, 100, 700, 1500):
+        found += ask(llm, [length])
+    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
+    return {"errors": found, "compiled while serving": new, "kernels": sorted(set().union(*graphs))}
+
+
 def heads(kv_heads: int) -> dict[str, Any]:
     return QWEN3 | {"num_key_value_heads": kv_heads}
 
@@ -267,6 +286,8 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
         gpu, fp8_in_blocks, BLOCKS, starts=({"max_num_seqs": 300, "enforce_eager": True},)
     ),
     "fp8 while loading": lambda gpu: stored_as(gpu, plain, starts=({"max_num_seqs": 8},), quantization="fp8"),
+    "experts": experts,
+    "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),
     "weights of a file": weights_of_a_file,
     "what is noticed": what_is_noticed,
 }

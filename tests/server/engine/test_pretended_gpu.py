@@ -72,6 +72,16 @@ def test_no_request_of_a_quantised_checkpoint_waits(case: str, kernels: set[str]
     assert kernels <= {*found["kernels"]}
 
 
+@pytest.mark.parametrize("case", ["experts", "experts in fp8"])
+def test_no_request_of_a_mixture_of_experts_waits(case: str) -> None:
+    """Whatever experts its rows are for, and the graphs hold the kernels of experts and no operation instead."""
+    found = seen(case)
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert {"route_kernel", "moe_sort_kernel", "moe_gemm_kernel", "moe_sum_kernel"} <= {*found["kernels"]}
+    assert {"nonzero", "topk", "sort", "softmax", "_softmax"} & {*found["kernels"]} == set()
+
+
 def test_a_whole_model() -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")
