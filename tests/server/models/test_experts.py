@@ -20,6 +20,7 @@ from support.tiny_models import make_model
 from octavo.errors import ConfigError, ModelError
 from octavo.fetch.sources import resolve_model
 from octavo.gguf.header import GGUFFile
+from octavo.gguf.weights import hf_name
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import experts_apart
 from octavo.loader.load_model import load_model
@@ -252,3 +253,7 @@ def test_llama_4_beyond_its_chunks_is_refused(tmp_path: Path) -> None:
     make_model("Llama4TextConfig", settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"max_model_len is 256.*use --max-model-len 64"):
         load(tmp_path)
+
+
+def test_mixtrals_first_gguf_files_name_each_expert() -> None:
+    assert hf_name("blk.3.ffn_down.5.weight", "llama") == "model.layers.3.mlp.experts.5.down_proj.weight"
