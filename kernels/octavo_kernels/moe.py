@@ -19,7 +19,6 @@ from octavo_kernels.quant import PackedLinear
 from octavo_kernels.scaled_weight import ScaledWeight
 
 ROUTINGS = ("softmax", "sigmoid")
-ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "clamped_swiglu")
 
 
 @dataclass(frozen=True)
