@@ -1,12 +1,13 @@
 """What quantisation costs in quality: against float32 on the same weights, position by position, on real text.
 
-    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4] [--page]
+    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4,gemma3] [--page]
 
 The text is Python's own documentation. W4A8 is what a CPU runs by default on the embedded GGUF file; its reference is
 that file's own values in float32. W8A8 is `--quantization int8` on a safetensors copy of those values, whose weights
 are rounded to 8 bits as well. The others are those values as quantised checkpoints, read in the default way; their
-reference is what each file says, in float32. Figures go to results/quality.json, where those of what does not run
-again are kept, with ``--page`` into docs/performance.md too.
+reference is what each file says, in float32. The real Gemma 3 270M (`gemma3`, Q4_K_M) is also held against llama.cpp's
+best tokens of the same file, where `make peers` has put llama.cpp. Figures go to results/quality.json, where those of
+what does not run again are kept, with ``--page`` into docs/performance.md too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pydoc_data.topics
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,40 @@ def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]], kv_dt
     }  # fmt: skip
 
 
+def agreement_with_llama_cpp(
+    path: Path, model: CausalLM, reference: CausalLM, pieces: list[list[int]], kv_dtype: str
+) -> dict[str, float]:
+    """How often llama.cpp's best next token of the same file is ours, and that of float32; {}: it is not installed."""
+    sys.path.insert(0, str(HERE / "peers"))
+    from engines import Engine, llama_binary, peers_folder
+    from server import Server
+
+    binary = llama_binary(peers_folder())
+    if not binary.exists():
+        return {}
+    command = (str(binary), "-m", str(path), "-np", "1", "-c", str(2 * LENGTH), "-t", "2", "--poll", "0", "--no-webui")
+    equal: list[tuple[bool, bool]] = []
+    with Server(Engine("llama.cpp", "", (*command, "--port", "{port}"))) as server:
+        for tokens in pieces:
+            with torch.inference_mode():
+                ours = logits_of(model, tokens, kv_dtype).argmax(-1).tolist()
+                exact = logits_of(reference, tokens, "float32").argmax(-1).tolist()
+            for end, (best, true) in enumerate(
+                zip(ours, exact, strict=True), 1
+            ):  # what it has of a prompt it keeps for the next one
+                asked = {"prompt": tokens[:end], "n_predict": 1, "temperature": 0, "return_tokens": True}
+                body = json.dumps(asked | {"cache_prompt": True}).encode()
+                url = f"http://127.0.0.1:{server.port}/completion"
+                request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    (theirs,) = json.load(answer)["tokens"]
+                equal.append((theirs == best, theirs == true))
+            print(":", end="", flush=True)
+    return {
+        name: sum(pair[at] for pair in equal) / len(equal) for at, name in enumerate(("llama_cpp", "llama_cpp_float32"))
+    }
+
+
 def engine_config(model: str | None = None) -> EngineConfig:
     return EngineArgs(model=model, dtype="float32", quantization="none").create_engine_config(progress=False)
 
@@ -124,22 +160,40 @@ TITLES = {
     "checkpoint-w8a8": "W8A8 of compressed-tensors, a scale for each row",
     "nvfp4": "NVFP4 of ModelOpt",
     "nf4": "NF4 of bitsandbytes, blocks of 64, scales of scales",
+    "gemma3": "Gemma 3 270M, Q4_K_M: the GGUF file, the default",
 }
 
 
 def page(figures: dict[str, Any]) -> str:
     lines = [
-        "| | positions | mean KL, nats | KL p99 | same best token | loss, nats a token | in float32 |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| | positions | mean KL, nats | KL p99 | same best token | as llama.cpp's | loss, nats a token | in float32 |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, f in figures["results"].items():
+        shared = f"{f['llama_cpp']:.2%}" if "llama_cpp" in f else "–"
         lines.append(
-            f"| {name} | {f['positions']:,.0f} | {f['kl']:.4f} | {f['kl_p99']:.4f} | {f['top1']:.2%} | "
+            f"| {name} | {f['positions']:,.0f} | {f['kl']:.4f} | {f['kl_p99']:.4f} | {f['top1']:.2%} | {shared} | "
             f"{f['loss']:.4f} | {f['loss_float32']:.4f} |"
         )
     return "\n".join(
         [*lines, "", f"Goals: mean KL at most {MAX_KL} nats, the same best token for {MIN_AGREEMENT:.0%}."]
     )
+
+
+def gemma3(positions: int, kv_dtype: str | None) -> dict[str, float]:
+    """As `compare` and `agreement_with_llama_cpp`."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    from support.gemma import GEMMA3_270M
+
+    config = engine_config(GEMMA3_270M)
+    kv_dtype = kv_dtype or quantized_kv_dtype(config, CPU)
+    pieces = texts(Tokenizer.from_files(config.model.files), positions)
+    model = load_model(dataclasses.replace(config.model, quantization="int8"))
+    reference = load_model(config.model)
+    result = compare(model, reference, pieces, kv_dtype)
+    result |= agreement_with_llama_cpp(Path(config.model.files.weights[0]), model, reference, pieces, kv_dtype)
+    print(f" {result}", flush=True)
+    return result
 
 
 def main() -> int:
@@ -159,6 +213,9 @@ def main() -> int:
     figures |= {"kv_cache": kv_dtype, "results": {title: kept[title] for title in TITLES.values() if title in kept}}
     for key in args.only.split(","):
         print(TITLES[key], end=" ", flush=True)
+        if key == "gemma3":
+            figures["results"][TITLES[key]] = gemma3(args.positions, args.kv_cache_dtype)
+            continue
         with tempfile.TemporaryDirectory() as name:
             folder, which, of_values = Path(name), config, reference
             if key == "w8a8":

@@ -18,9 +18,10 @@ OLDER_NAMES = {"GPTNeoXConfig": {"rope_theta": "rotary_emb_base", "partial_rotar
 WINDOW_IN_ALL_LAYERS = {"MistralConfig", "Phi3Config", "Starcoder2Config"}
 WINDOW_BY_LAYER = {
     "Qwen2Config", "Qwen3Config", "SmolLM3Config", "Olmo3Config", "Cohere2Config", "MinistralConfig", "Gemma2Config",
-    "Gemma3TextConfig",
+    "Gemma3TextConfig", "Exaone4Config",
 }  # fmt: skip
 FLAGS = (
+    "attention_out_bias",
     "attention_bias", "mlp_bias", "use_bias", "bias", "tie_word_embeddings", "use_parallel_residual", "enable_bias",
     "do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm", "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx", "new_decoder_architecture", "multi_query", "parallel_attn",

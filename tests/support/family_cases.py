@@ -153,6 +153,17 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "MinistralConfig",
         SMALL | {"head_dim": 16, "sliding_window": 19, "layer_types": ["full_attention", "sliding_attention"]},
     ),
+    "seed-oss": ("SeedOssConfig", SMALL | {"head_dim": 16}),
+    "seed-oss-biases": (
+        "SeedOssConfig",
+        SMALL | {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ernie4.5": ("Ernie4_5Config", SMALL | {"head_dim": 16, "use_bias": True}),
+    "exaone4": ("Exaone4Config", SMALL | WINDOW),
+    "exaone4-full": (
+        "Exaone4Config",
+        SMALL | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "sliding_window_pattern": "LLLG"},
+    ),
     "starcoder2": ("Starcoder2Config", SMALL | {"sliding_window": 19}),
     "starcoder2-plain": ("Starcoder2Config", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
     "gpt-neox": ("GPTNeoXConfig", SMALL | rope("default", partial_rotary_factor=0.5)),

@@ -132,6 +132,7 @@ class EngineCore:
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
         stats.step_time = time.perf_counter() - started
+        stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
 
     def _poll_grammars(self) -> None:

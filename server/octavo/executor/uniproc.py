@@ -32,6 +32,10 @@ class Executor(Protocol):
         """Bytes of the weights in memory, by kind ("int4", "bfloat16")."""
 
     @property
+    def recording_obstacle(self) -> str | None:
+        """What keeps a CPU's steps from being recorded; None: nothing, or not a CPU."""
+
+    @property
     def max_in_flight(self) -> int:
         """Maximum number of steps that are started and not read back."""
 
@@ -65,6 +69,11 @@ class UniProcExecutor:
         self.prefix_cache_blocks = self.worker.ledger.prefix_cache_blocks
         self.weight_bytes = self.worker.model.weight_bytes_by_kind()
         self.max_in_flight = self.worker.max_in_flight
+
+    @property
+    def recording_obstacle(self) -> str | None:
+        """See `Executor`; some are known once a step has run."""
+        return self.worker.runner.recording_obstacle
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step."""

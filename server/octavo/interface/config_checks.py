@@ -41,6 +41,7 @@ _IGNORED = {
 }
 
 _FLAGS = (
+    "attention_out_bias",
     "attention_bias", "mlp_bias", "use_sliding_window", "bias", "qkv_bias", "use_bias", "use_qk_norm", "alibi",
     "use_parallel_residual", "new_decoder_architecture", "multi_query", "parallel_attn", "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx", "norm_bias", "classifier_bias",
@@ -156,8 +157,9 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
     turns = fields.config.get("no_rope_layers")
     if turns and (not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)):
         fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
-    for key in ("no_rope_layer_interval", "sliding_window_pattern"):
-        fields.integer(key, 1, MAX_LAYERS, optional=True)
+    if types is None or fields.config["architectures"][0] != "Exaone4ForCausalLM":  # which has 0 or letters beside
+        fields.integer("sliding_window_pattern", 1, MAX_LAYERS, optional=True)
+    fields.integer("no_rope_layer_interval", 1, MAX_LAYERS, optional=True)
 
 
 def _check_windows(fields: Fields, types: list[str]) -> None:

@@ -87,6 +87,7 @@ class SchedulerStats:
     num_prompt_tokens: int = 0  # computed in the step
     num_generation_tokens: int = 0
     step_time: float = 0.0  # seconds
+    recording_obstacle: str | None = None  # what keeps a CPU's steps from being recorded
 
 
 @dataclass

@@ -163,6 +163,12 @@ class EngineMetrics:
         self._weights = self._family(
             Gauge, "octavo:weight_bytes", "Memory of the weights in bytes, by kind: int4, bfloat16", ("kind",)
         )
+        self._obstacle = self._family(
+            Gauge,
+            "octavo:unrecorded_steps",
+            "1 if a CPU's steps are not recorded but called one operation at a time, and what the reason is",
+            ("reason",),
+        )
         limit = self._gauge("octavo:max_num_seqs", "Maximum number of sequences per step (--max-num-seqs)")
         limit.set(config.scheduler.max_num_seqs)
         self.registry.register(_Aliases(self))
@@ -205,6 +211,8 @@ class EngineMetrics:
         self._prefix_queries.inc(stats.prefix_cache_queries)
         self._prefix_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
+        if stats.recording_obstacle is not None:
+            self._obstacle.labels(**self._labels, reason=stats.recording_obstacle).set(1)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
             kind = "prefill" if stats.num_prompt_tokens else "decode"
             self._steps[kind].observe(stats.step_time)

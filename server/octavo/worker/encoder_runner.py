@@ -14,8 +14,9 @@ from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOut
 from octavo.layers.encoder import EncoderInputs
 from octavo.models.encoder import Encoder
 from octavo.sample import devices
+from octavo.worker.cpu.recorded_steps import obstacle_to_recording
 from octavo.worker.pooler import PoolingHead, pool_rows
-from octavo_kernels.cpu import Program, RecordingError, record, unavailable_reason
+from octavo_kernels.cpu import Program, RecordingError, record
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,14 @@ class EncoderRunner:
         self._row_multiple = model.row_multiple if device.type == "cpu" else 1
         self._recorded: Program[Tensor] | None = None
         self._buffers: EncoderInputs | None = None
-        # Linear layers that want their rows padded run in torch itself, which cannot be recorded.
-        self.can_record = device.type == "cpu" and self._row_multiple == 1 and unavailable_reason() is None
+        self.recording_obstacle: str | None = None  # what keeps a CPU's steps from being recorded
+        if device.type == "cpu":
+            self.recording_obstacle = obstacle_to_recording(self._row_multiple)
+
+    @property
+    def can_record(self) -> bool:
+        """Whether steps are recorded, as far as is known before one is."""
+        return self.device.type == "cpu" and self.recording_obstacle is None
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -91,7 +98,7 @@ class EncoderRunner:
             self._recorded, self._buffers = record(lambda: self.model(buffers)), buffers
         except RecordingError as error:
             logger.info("steps are not recorded, each operation is called from Python: %s", error)
-            self.can_record = False
+            self.recording_obstacle = str(error)
 
 
 NOT_FINITE = "the result holds NaN or infinity (damaged weights, or a dtype too narrow: try --dtype float32)"

@@ -72,6 +72,11 @@ class ModelRunner:
         batch.num_computed[rows] = positions
         return self._read_back(output, sampled, tokens, late)
 
+    @property
+    def recording_obstacle(self) -> str | None:
+        """See `DeviceRunner`."""
+        return self.device_runner.recording_obstacle
+
     def update_rows(self, step: SchedulerOutput) -> None:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
         requests = self.requests

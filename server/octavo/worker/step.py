@@ -47,6 +47,10 @@ PendingTokens = Callable[[], SampledTokens]  # reads the tokens back; call once,
 class DeviceRunner(Protocol):
     """One kind of device's part of a step. The rows of `RequestStates` are given; methods are listed in call order."""
 
+    @property
+    def recording_obstacle(self) -> str | None:
+        """What keeps a CPU's steps from being recorded; None: nothing, or not a CPU."""
+
     def update_rows(self, step: SchedulerOutput) -> None:
         """Follow the changes of ``step``, which the rows on the host show already."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.errors import ConfigError
+from octavo.metrics.prometheus import EngineMetrics
 
 PROMPTS = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 7, 16, 33)]
 # Random weights' logits lie within some 5 of each other; garbage is off by as much.
@@ -81,3 +84,25 @@ def test_recorded_steps_give_the_bits_of_called_ones_and_the_model(family: str, 
         worst = worst_error(called[0], reference)
         assert worst < MAX_ERROR[dtype], f"{which}: {worst}"
         assert steps.can_record == (kv_dtype != "float16"), f"{which}: recorded {steps.can_record}"
+
+
+def test_what_keeps_steps_from_being_recorded_is_a_metric(models: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 4, "num_gpu_blocks_override": 32}
+    for kv_dtype, said in (("float16", "torch's own"), ("auto", None)):
+        llm = LLM(str(models["llama"]), kv_cache_dtype=kv_dtype, **options)
+        metrics = EngineMetrics(llm.config, "tiny")
+        step = llm.engine.step
+
+        def counted(step: Callable[[], Any] = step, metrics: EngineMetrics = metrics) -> Any:
+            outputs = step()
+            metrics.record_step(outputs.stats)
+            return outputs
+
+        llm.engine.step = counted  # type: ignore[method-assign]
+        generate(llm)
+        reasons = [
+            line for line in generate_latest(metrics.registry).decode().splitlines()
+            if line.startswith("octavo:unrecorded_steps{")
+        ]  # fmt: skip
+        assert len(reasons) == (said is not None), reasons
+        assert said is None or (said in reasons[0] and reasons[0].endswith(" 1.0")), reasons

@@ -12,14 +12,19 @@ import pytest
 import torch
 import transformers
 from support.drawn_families import drawn, in_other_words
-from support.family_cases import FAMILY_CASES, MOE_CASES
+from support.family_cases import FAMILY_CASES
 from support.paged import load, logits_of
 from support.tiny_models import model_of
 
 from octavo.errors import OctavoError
 
 SEED = int(os.environ.get("OCTAVO_TEST_SEED", "0")) or random.randrange(1, 1 << 30)
-CASES = dict(case for name, case in reversed(FAMILY_CASES.items()) if name not in MOE_CASES)
+# Dense families; those of experts and of latent attention have numbers of their own.
+CASES = {
+    config_class: settings
+    for config_class, settings in reversed(FAMILY_CASES.values())
+    if not settings.get("num_experts_per_tok") and "kv_lora_rank" not in settings
+}
 # A refusal says what is not built.
 NAMED = (
     "quick_gelu", "ALiBi", "parallel_attn", "norms of queries", "partial_rotary_factor", "head_dim", "longrope",

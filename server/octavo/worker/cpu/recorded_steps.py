@@ -46,9 +46,14 @@ class RecordedSteps:
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
-        # Linear layers that want their rows padded run in torch itself, which cannot be recorded.
-        self.can_record = model.row_multiple == 1 and unavailable_reason() is None
+        # What keeps steps from being recorded; None: nothing.
+        self.obstacle = obstacle_to_recording(model.row_multiple)
         self._decode_inputs: DecodeInputs | None = None
+
+    @property
+    def can_record(self) -> bool:
+        """Whether steps are recorded, as far as is known before one is."""
+        return self.obstacle is None
 
     def decode(self, rows: np.ndarray, wants_logits: bool) -> Logits | None:
         """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
@@ -124,8 +129,17 @@ class RecordedSteps:
                 return record(step, self._arena)
             except RecordingError as error:
                 logger.info("steps are not recorded, each operation is called from Python: %s", error)
-                self.can_record = False
+                self.obstacle = str(error)
         return None
+
+
+def obstacle_to_recording(row_multiple: int) -> str | None:
+    """Why steps of a model with that ``row_multiple`` cannot be recorded here; None: they can, as far as is known."""
+    if unavailable_reason() is not None:
+        return "there are no CPU kernels"
+    if row_multiple != 1:  # rows are padded for torch itself
+        return "linear layers run in torch"
+    return None
 
 
 class _Inputs:

@@ -30,6 +30,11 @@ class CPURunner:
         self._row_multiple = model.row_multiple
         self._prefault = Prefault(kv_cache.blocks)
 
+    @property
+    def recording_obstacle(self) -> str | None:
+        """What keeps steps from being recorded; None: nothing."""
+        return self.recorded_steps.obstacle if self.recorded_steps else None
+
     def update_rows(self, step: SchedulerOutput) -> None:
         """Have the pages of the blocks after those in use faulted in."""
         self._prefault.mark_used(self.requests.batch.highest_block)

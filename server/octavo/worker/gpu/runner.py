@@ -36,6 +36,8 @@ UNKNOWN = -1  # a token that the device has and the host not yet
 class GPURunner:
     """A `DeviceRunner` whose steps may overlap: results are copied to the host when they are asked for."""
 
+    recording_obstacle = None
+
     def __init__(
         self,
         config: EngineConfig,
