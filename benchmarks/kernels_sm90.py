@@ -210,7 +210,7 @@ def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
     longs = partial(empty, dtype=torch.int64)
     for width in (256, 8192, 2501):  # of tables: one chunk, some, and one that moves entry by entry
-        state = (longs(65), longs(65), longs(65), empty(65, width, dtype=torch.int32))
+        state = (longs(65), longs(65), longs(65), empty(1, 65, width, dtype=torch.int32))
         yield f"decode_inputs {width}", partial(backend.decode_inputs, longs(8), *state, 16)
 
 

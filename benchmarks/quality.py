@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.core.kv_groups import make_layout
 from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.layers.attention import ForwardContext
@@ -60,7 +61,7 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
     padded = -(-len(tokens) // 8) * 8
     pages = -(-len(tokens) // BLOCK)
     specs = [spec_in_dtype(spec, kv_dtype, CPU) for spec in model.kv_cache_specs()]
-    caches = allocate_kv_cache(specs, pages + 1, BLOCK, CPU).layers
+    caches = allocate_kv_cache(make_layout(specs, len(tokens), BLOCK, 0, grouped=False), pages + 1, CPU).layers
     slots = torch.full((padded,), -1)
     slots[: len(tokens)] = torch.arange(BLOCK, BLOCK + len(tokens))
     metadata = AttentionMetadata(
@@ -70,7 +71,7 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
         slot_mapping=slots, max_query_len=len(tokens), max_seq_len=len(tokens), num_actual_tokens=len(tokens),
     )  # fmt: skip
     ids = torch.tensor(tokens + [0] * (padded - len(tokens)))
-    hidden = model(ids, torch.arange(padded), ForwardContext(metadata, caches))
+    hidden = model(ids, torch.arange(padded), ForwardContext([metadata], caches))
     return model.compute_logits(hidden)[: len(tokens)].float()
 
 

@@ -106,7 +106,7 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
         max_query_len=new, max_seq_len=length, num_actual_tokens=rows * new,
     )  # fmt: skip
     ids, positions = torch.randint(0, 40_000, (rows * new,)), at.repeat(rows)
-    program = cpu.record(lambda: model(ids, positions, ForwardContext(metadata, caches)))
+    program = cpu.record(lambda: model(ids, positions, ForwardContext([metadata], caches)))
     layers = [layer.method.packed for layer in model.linear_layers() if layer is not model.lm_head]
 
     def label(kind: str, number: int) -> str:

@@ -94,7 +94,7 @@ class Costs:
         heads = hf["num_attention_heads"]
         return cls(
             step_bytes=read,
-            key_bytes=ledger.block_bytes // ledger.block_size,
+            key_bytes=sum(spec.bytes_per_token() for spec in ledger.layout.specs),
             token_flops=2 * (read // size - table),
             head_flops=2 * table,
             pair_flops=4 * hf["num_hidden_layers"] * heads * hf.get("head_dim", model.hidden_size // heads),

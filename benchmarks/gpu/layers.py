@@ -115,7 +115,7 @@ def step_inputs(report: Report) -> None:
     length = 40 if DRY else 4096
     for rows, width in product((1, 64, 256), (length // 16 + 64, 8192)):
         # Each call counts a token of every row: there is room for more than are measured.
-        table = torch.randint(0, BLOCKS, (rows + 1, width), dtype=torch.int32, device=DEVICE)
+        table = torch.randint(0, BLOCKS, (1, rows + 1, width), dtype=torch.int32, device=DEVICE)
         numbers = [torch.full((rows + 1,), value, device=DEVICE) for value in (7, length, 0)]
         order = torch.randperm(rows, device=DEVICE)
         us, plain = (

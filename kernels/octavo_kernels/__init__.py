@@ -106,16 +106,17 @@ def decode_inputs(
     last_tokens: Tensor,
     num_computed: Tensor,
     num_kv_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
 ) -> DecodeStep:
     """Inputs of a step in which each of ``rows`` int64 [R] computes its last token. Adds 1 to their ``num_computed``.
 
-    ``last_tokens``, ``num_computed``, ``num_kv_tokens`` int64 [S] and ``block_table`` int32 [S, max_blocks] are the
-    contiguous state that rows point into. Positions below ``num_kv_tokens`` are not written again. Rows are distinct
-    except for -1, which is padding and changes nothing; the last row of the state belongs to no sequence.
+    ``last_tokens``, ``num_computed``, ``num_kv_tokens`` int64 [S] and ``block_tables`` int32 [groups, S, max_blocks],
+    one of each group of layers, are the contiguous state that rows point into. Positions below ``num_kv_tokens`` are
+    not written again. Rows are distinct except for -1, which is padding and changes nothing; the last row of the state
+    belongs to no sequence.
     """
-    return backend_for(rows).decode_inputs(rows, last_tokens, num_computed, num_kv_tokens, block_table, block_size)
+    return backend_for(rows).decode_inputs(rows, last_tokens, num_computed, num_kv_tokens, block_tables, block_size)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -32,6 +32,16 @@ class AttentionMetadata:
     )
 
 
+def for_groups(first: AttentionMetadata, block_tables: torch.Tensor, slots: torch.Tensor) -> list[AttentionMetadata]:
+    """``first`` and what differs from it for further groups of layers: tables ``block_tables`` int32 ``[groups, R,
+    max_blocks]`` and ``slots`` int64 ``[groups, T]``, of which ``first`` has the first ones."""
+    metadata = [first]
+    for table, slot_mapping in zip(block_tables[1:], slots[1:], strict=True):
+        metadata.append(replace(first, block_table=table, slot_mapping=slot_mapping))
+        metadata[-1].plans = first.plans  # they follow from the lengths
+    return metadata
+
+
 @dataclass
 class DecodeStep:
     """Inputs of a step in which each of R sequences computes one token: what `octavo_kernels.decode_inputs` returns.
@@ -43,5 +53,5 @@ class DecodeStep:
     positions: torch.Tensor  # int64 [R], of these tokens
     next_positions: torch.Tensor  # int64 [R], of the tokens that the rows are about to get
     seq_lens: torch.Tensor  # int32 [R], this step's token included
-    slot_mapping: torch.Tensor  # int64 [R], as in AttentionMetadata
-    block_table: torch.Tensor  # int32 [R, max_blocks]; entries beyond a sequence's length may hold anything
+    slots: torch.Tensor  # int64 [groups, R], each as slot_mapping in AttentionMetadata
+    block_tables: torch.Tensor  # int32 [groups, R, max_blocks]; entries beyond a sequence's length may hold anything

@@ -124,7 +124,9 @@ class LLM(PoolingMethods):
             Counter("vllm:request_success", self._finished[reason], labels={**labels, "finished_reason": reason})
             for reason in FINISH_REASONS
         ]
-        info = cache_config_labels(self.config, self.engine.executor.num_blocks)
+        executor = self.engine.executor
+        longest = executor.kv_layout.most_blocks(self.config.scheduler.max_model_len)
+        info = cache_config_labels(self.config, executor.num_blocks, longest)
         return [*metrics, Gauge("vllm:cache_config_info", 1, labels={"engine": "0", **info})]
 
     def reset_prefix_cache(self) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels import AttentionMetadata
+from octavo_kernels.attention_metadata import for_groups
 from octavo_kernels.cpu import DecodeInputs, unavailable_reason
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels")
@@ -22,27 +23,32 @@ def test_inputs_are_those_of_the_rows_asked_for(data):
     max_blocks = -(-length // block_size)
     computed, in_cache = rng.integers(0, length, (2, sequences))
     tokens = rng.integers(0, 1000, (sequences, length + 1)).astype(np.int32)
-    blocks = rng.integers(0, 99, (sequences, max_blocks)).astype(np.int32)
+    groups = data.draw(st.integers(1, 3))
+    blocks = rng.integers(0, 99, (groups, sequences, max_blocks)).astype(np.int32)
+    tables = torch.full((groups, sequences, max_blocks), -7, dtype=torch.int32)
+    slot_mappings = torch.full((groups, 9), -7)
     ids, positions = torch.full((9,), -7), torch.full((9,), -7)
     metadata = AttentionMetadata(
         query_start_loc=torch.full((sequences + 1,), -7, dtype=torch.int32),
         seq_lens=torch.full((sequences,), -7, dtype=torch.int32),
-        block_table=torch.full((sequences, max_blocks), -7, dtype=torch.int32),
-        slot_mapping=torch.full((9,), -7),
+        block_table=tables[0], slot_mapping=slot_mappings[0],
         max_query_len=9, max_seq_len=length, num_actual_tokens=9,
     )  # fmt: skip
-    inputs = DecodeInputs(computed, in_cache, tokens, blocks, block_size, ids, positions, metadata)
+    step = for_groups(metadata, tables, slot_mappings)
+    inputs = DecodeInputs(computed, in_cache, tokens, blocks, block_size, ids, positions, step)
     for _ in range(2):
         rows = rng.permutation(sequences)[: data.draw(st.integers(1, sequences))]
         inputs.fill(rows)
         n, at = len(rows), computed[rows]
-        slots = blocks[rows, at // block_size].astype(np.int64) * block_size + at % block_size
+        slots = blocks[:, rows, at // block_size].astype(np.int64) * block_size + at % block_size
         assert ids[:n].tolist() == tokens[rows, at].tolist() and positions[:n].tolist() == at.tolist()
-        assert metadata.slot_mapping[:n].tolist() == np.where(at < in_cache[rows], -1, slots).tolist()
+        for group, own in zip(step, slots, strict=True):
+            assert group.slot_mapping[:n].tolist() == np.where(at < in_cache[rows], -1, own).tolist()
         assert metadata.query_start_loc[: n + 1].tolist() == list(range(n + 1))
         assert metadata.seq_lens[:n].tolist() == (at + 1).tolist()
         for i, row in enumerate(rows):
             used = at[i] // block_size + 1
-            assert metadata.block_table[i, :used].tolist() == blocks[row, :used].tolist()
+            for group, table in zip(step, blocks, strict=True):
+                assert group.block_table[i, :used].tolist() == table[row, :used].tolist()
         computed[rows] = rng.integers(0, length, n)
     assert ids[sequences:].tolist() == [-7] * 3, "rows beyond those asked for are left alone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -202,6 +204,22 @@ def steps(draw):
         "options": (draw(st.sampled_from([None, None, 1, 20, 100])), draw(st.sampled_from([None, None, 15.0]))),
         "seed": draw(st.integers(0, 1000)),
     }
+
+
+def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out):
+    """Tables still name them after they were given back: here one of nothing but NaN."""
+    shapes = [(299, 1), (250, 40), (96, 1), (0, 130)]
+    parts = [(sequence_type.random(a + b, 4, 2, 64, seed), a, b) for seed, (a, b) in enumerate(shapes)]
+    for window, block_size in [(37, 16), (1, 16), (100, 48)]:
+        q, cache, metadata = lay_out_int8(lay_out, parts, block_size)
+        table = metadata.block_table.clone()
+        for r, (computed, _) in enumerate(shapes):
+            table[r, : max(0, computed - window + 1) // block_size] = 0
+        expected, out = (
+            cpu.paged_attention(q, cache, replace(metadata, block_table=blocks), 0.125, window)
+            for blocks in (metadata.block_table, table)
+        )
+        assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
 
 
 @given(step=steps())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -29,7 +30,28 @@ def ordered(kv_cache):
     return to_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
 
 
+def with_passed_blocks(metadata, parts, window: int, block_size: int, block: int):
+    """The step with ``block`` in place of the blocks that no query of it sees."""
+    table = metadata.block_table.clone()
+    for r, (_, computed, _) in enumerate(parts):
+        table[r, : max(0, computed - window + 1) // block_size] = block
+    return replace(metadata, block_table=table)
+
+
 # ---------------------------------------------------------------- right
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out, kv_dtype):
+    """Tables still name them after they were given back: here one full of NaN."""
+    shapes = [(299, 1), (0, 5), (250, 40), (63, 1), (96, 1), (0, 130)]
+    parts = [(sequence_type.random(a + b, 4, 2, 64, seed), a, b) for seed, (a, b) in enumerate(shapes)]
+    for window, block_size in [(37, 16), (1, 16), (16, 16), (100, 7), (17, 48)]:
+        q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=getattr(torch, kv_dtype))
+        passed = with_passed_blocks(metadata, parts, window, block_size, 0)
+        assert not torch.equal(passed.block_table, metadata.block_table)
+        expected, out = (cpu.paged_attention(q, ordered(kv_cache), step, 0.125, window) for step in (metadata, passed))
+        assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)

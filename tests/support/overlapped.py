@@ -60,5 +60,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("llama", {}),
     "chunks": ("llama", {"enable_prefix_caching": False, "long_prefill_token_threshold": 7}),
     "preempted": ("qwen3", {"num_gpu_blocks_override": 14, "max_model_len": 208}),
+    "windows": ("gemma2", {"num_gpu_blocks_override": 34, "max_model_len": 208, "long_prefill_token_threshold": 7}),
     "few rows": ("llama", {"max_num_seqs": 3}),
 }

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.core.kv_groups import make_layout
 from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext
@@ -49,7 +50,8 @@ def logits_of(
     tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
     cpu = torch.device("cpu")
     specs = [spec_in_dtype(spec, kv_dtype, cpu) for spec in model.kv_cache_specs()]
-    caches = allocate_kv_cache(specs, num_blocks, block_size, cpu).layers
+    layout = make_layout(specs, max(map(len, sequences)), block_size, 0, grouped=False)
+    caches = allocate_kv_cache(layout, num_blocks, cpu).layers
     for cache in caches:  # of slots that nobody has written everything is NaN, an int8 cache's scales
         cache.fill_(-1 if kv_dtype == "int8" else torch.nan)
     computed = [0] * len(sequences)
@@ -76,9 +78,8 @@ def logits_of(
             max_seq_len=max(end for _, _, end in step),
             num_actual_tokens=rows,
         )
-        hidden = model(
-            torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding), ForwardContext(metadata, caches)
-        )
+        context = ForwardContext([metadata], caches)
+        hidden = model(torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding), context)
         logits = model.compute_logits(hidden)[:rows]
         for (i, _, end), part in zip(step, logits.split(lengths.tolist()), strict=True):
             parts[i].append(part)

@@ -13,8 +13,9 @@ class DecodeInputs:
     """Fills the inputs of steps in which every sequence computes one token, from the arrays of a batch.
 
     A dozen numpy operations would take more than a percent of a small model's step. Arrays and tensors must not move.
-    The batch is ``num_computed``, ``num_kv_tokens`` int64 [S], ``token_ids`` and ``blocks`` int32 [S, ...]. Filled are
-    ``input_ids`` and ``positions`` int64, and ``metadata``. Raises RuntimeError without the C kernels.
+    The batch is ``num_computed``, ``num_kv_tokens`` int64 [S], ``token_ids`` int32 [S, ...] and ``blocks`` int32
+    [groups, S, ...]. Filled are ``input_ids`` and ``positions`` int64, and ``metadata`` of each group of layers. Raises
+    RuntimeError without the C kernels.
     """
 
     def __init__(
@@ -26,20 +27,23 @@ class DecodeInputs:
         block_size: int,
         input_ids: Tensor,
         positions: Tensor,
-        metadata: AttentionMetadata,
+        metadata: list[AttentionMetadata],
     ) -> None:
         library = get_library()
         if library is None:
             raise RuntimeError("the CPU kernels are unavailable")
         self._library = library
-        batch, step = (num_computed, num_kv_tokens, token_ids, blocks), (input_ids, positions, metadata)
-        self._keep = batch, step
-        rest = (metadata.slot_mapping, metadata.query_start_loc, metadata.seq_lens, metadata.block_table)
-        filled = (input_ids, positions, *rest)
-        self._addresses = *(a.ctypes.data for a in batch), *(t.data_ptr() for t in filled)
-        self._sizes = token_ids.shape[1], blocks.shape[1], metadata.block_table.shape[1], block_size
+        self._keep = (num_computed, num_kv_tokens, token_ids, blocks, input_ids, positions, metadata)
+        self._addresses = []  # of each group
+        for group, table in zip(metadata, blocks, strict=True):
+            batch = (num_computed, num_kv_tokens, token_ids, table)
+            rest = (group.slot_mapping, group.query_start_loc, group.seq_lens, group.block_table)
+            filled = (input_ids, positions, *rest)
+            self._addresses.append((*(a.ctypes.data for a in batch), *(t.data_ptr() for t in filled)))
+        self._sizes = token_ids.shape[1], blocks.shape[2], metadata[0].block_table.shape[1], block_size
 
     def fill(self, rows: np.ndarray) -> None:
         """Fill the inputs of a step of sequences ``rows`` int64 [R] of the batch."""
-        op = self._library.pack("decode_inputs", rows.ctypes.data, *self._addresses, len(rows), *self._sizes)
-        self._library.run(op, 1)
+        pack, at, count = self._library.pack, rows.ctypes.data, len(rows)
+        ops = [pack("decode_inputs", at, *addresses, count, *self._sizes) for addresses in self._addresses]
+        self._library.run(b"".join(ops), 1)

@@ -95,6 +95,9 @@ def paged_attention(
             cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, kv_cache.shape[4])[:length].to(wide) * factor
             for cache, factor in zip(kv_cache, (k_scale, v_scale), strict=True)
         )
+        if window is not None:  # what no query sees may have been given back, and hold anything
+            passed = max(0, length - (starts[r + 1] - start) - window + 1)
+            keys[:passed], values[:passed] = 0, 0
         group = num_heads // num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].to(wide), keys) * scale

@@ -31,11 +31,14 @@ def decode_inputs_kernel(
     seq_lens_ptr,
     slots_ptr,
     table_out_ptr,
+    GROUPS: tl.constexpr,
+    TABLE_ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid (rows, chunks of the table): the first program of a row also computes the values that are one per row.
+    """Grid (rows, chunks of the tables): the first program of a row also computes the values that are one per row. A
+    table has TABLE_ROWS rows of WIDTH entries.
 
     It increments the row's count while the row's other programs may be reading it. Both values are right for them: with
     the new one they copy at most an entry that is not needed yet.
@@ -57,16 +60,21 @@ def decode_inputs_kernel(
         position = tl.maximum(length - 1, 0)
         token = tl.load(last_tokens_ptr + row, mask=real, other=0)
         written = tl.load(num_kv_tokens_ptr + row, mask=real, other=0)
-        page = tl.load(table_ptr + row * WIDTH + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
-        slot = tl.where(real & (position >= written), page * BLOCK_SIZE + position % BLOCK_SIZE, -1)
         tl.store(token_ids_ptr + i, token)
         tl.store(positions_ptr + i, position)
         tl.store(next_positions_ptr + i, length)
         tl.store(seq_lens_ptr + i, length.to(tl.int32))
-        tl.store(slots_ptr + i, slot)
+        for group in tl.static_range(GROUPS):
+            at = (group * TABLE_ROWS + row) * WIDTH + position // BLOCK_SIZE
+            page = tl.load(table_ptr + at, mask=real, other=0).to(tl.int64)
+            slot = tl.where(real & (position >= written), page * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+            tl.store(slots_ptr + group * tl.num_programs(0) + i, slot)
         tl.debug_barrier()  # every thread reads the count, one of them writes it
         tl.store(num_computed_ptr + row, length, mask=real)
     tl.store(table_out_ptr + i * WIDTH + columns, pages, mask=wanted)
+    for group in tl.static_range(1, GROUPS):
+        pages = tl.load(table_ptr + (group * TABLE_ROWS + row) * WIDTH + columns, mask=wanted)
+        tl.store(table_out_ptr + (group * tl.num_programs(0) + i) * WIDTH + columns, pages, mask=wanted)
 
 
 def decode_inputs(
@@ -74,19 +82,19 @@ def decode_inputs(
     last_tokens: Tensor,
     num_computed: Tensor,
     num_kv_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
 ) -> DecodeStep:
     """See `octavo_kernels.decode_inputs`."""
-    count, width = len(rows), block_table.shape[1]
-    token_ids, positions, next_positions, slots = (torch.empty_like(rows) for _ in range(4))
+    count, (groups, table_rows, width) = len(rows), block_tables.shape
+    token_ids, positions, next_positions = (torch.empty_like(rows) for _ in range(3))
     step = DecodeStep(
         token_ids=token_ids,
         positions=positions,
         next_positions=next_positions,
         seq_lens=torch.empty(count, dtype=torch.int32, device=rows.device),
-        slot_mapping=slots,
-        block_table=torch.empty(count, width, dtype=torch.int32, device=rows.device),
+        slots=torch.empty(groups, count, dtype=torch.int64, device=rows.device),
+        block_tables=torch.empty(groups, count, width, dtype=torch.int32, device=rows.device),
     )
     if not count:
         return step
@@ -96,13 +104,15 @@ def decode_inputs(
         last_tokens,
         num_computed,
         num_kv_tokens,
-        block_table,
+        block_tables,
         token_ids,
         positions,
         next_positions,
         step.seq_lens,
-        slots,
-        step.block_table,
+        step.slots,
+        step.block_tables,
+        GROUPS=groups,
+        TABLE_ROWS=table_rows,
         WIDTH=width,
         BLOCK_SIZE=block_size,
         CHUNK=chunk,

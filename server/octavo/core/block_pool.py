@@ -15,7 +15,7 @@ Tokens = tuple[int, ...]
 
 
 class KVCacheBlock:
-    """``block_size`` slots of every layer's KV cache."""
+    """``block_size`` slots of the KV cache of a group of layers."""
 
     __slots__ = ("block_hash", "block_id", "next_free", "parent_hash", "prev_free", "ref_cnt", "tokens")
 

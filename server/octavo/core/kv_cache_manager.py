@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.kv_group_managers import FullAttentionManager, make_manager
 from octavo.core.prefix_hash import block_hash, root_hash
 from octavo.core.request import NO_LIMIT, Request
 
@@ -14,17 +17,22 @@ from octavo.core.request import NO_LIMIT, Request
 class PrefixHit:
     """A cached prefix: whole blocks to share, then perhaps a block to copy and continue."""
 
-    blocks: list[KVCacheBlock] = field(default_factory=list)
-    partial: KVCacheBlock | None = None
+    blocks: list[list[KVCacheBlock]]  # of each group; the null block where no token to come sees it
+    partial: list[KVCacheBlock] | None = None  # of each group
     num_tokens: int = 0  # that need not be computed; at most num_tokens - 1, because the last one must give logits
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of whole blocks."""
+        return len(self.blocks[0])
 
 
 @dataclass
 class Allocation:
-    """Changes to one sequence's block table."""
+    """Changes to one sequence's block tables."""
 
-    new_block_ids: list[int] = field(default_factory=list)
-    replaced_blocks: list[tuple[int, int]] = field(default_factory=list)  # (index, block id) after copy-on-write
+    new_block_ids: list[list[int]] = field(default_factory=list)  # of each group, or nothing at all
+    replaced_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (group, index, id) after copy-on-write
     copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst) block ids
 
 
@@ -32,15 +40,27 @@ class Allocation:
 class BlockTable:
     """One sequence's blocks, from their first allocation until `KVCacheManager.free`."""
 
-    blocks: list[KVCacheBlock]
+    groups: list[list[KVCacheBlock]]  # of each group, all of one length; the null block once no token to come sees it
+    first: list[int]  # of each group: the index of the first block that is held
+    num_slots: int  # positions that they have room for
+    release_at: int  # once so many positions are confirmed, a window has passed another block
     num_hashed_blocks: int = 0  # full ones offered to other sequences
     partial_indexed: bool = False  # the prompt's last, not full block was offered too
     shares_tail: bool = False  # the last block may have other holders
     confirm_limit: int = NO_LIMIT  # higher positions are in a block whose copy is still in flight
 
+    def __len__(self) -> int:
+        return len(self.groups[0])
+
+    @property
+    def num_held(self) -> int:
+        """Number of blocks, of all groups."""
+        return len(self) * len(self.groups) - sum(self.first)
+
 
 class KVCacheManager:
-    """Block tables of all sequences over one BlockPool.
+    """Block tables of all sequences over one BlockPool: one for each group of layers (see `octavo.core.kv_groups`).
+    Groups know what they keep and find; here they are made to agree, and get blocks all together or not at all.
 
     Contents are written only past what other holders can see: shared full blocks are never written, a shared partial
     block is copied before its first write. Sources of copies are pinned until `begin_step`, so that no block is source
@@ -53,11 +73,17 @@ class KVCacheManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         prefix_cache_blocks: int | None = None,
+        windows: Sequence[int | None] = (None,),
+        step_tokens: int = NO_LIMIT,
     ) -> None:
-        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`."""
+        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups and
+        ``step_tokens``: see `KVCacheLayout`."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks, prefix_cache_blocks)
+        self.groups: list[FullAttentionManager] = [
+            make_manager(i, self.pool, window, block_size, step_tokens) for i, window in enumerate(windows)
+        ]
         self._tables: dict[str, BlockTable] = {}
         self._pinned: list[KVCacheBlock] = []
 
@@ -67,18 +93,46 @@ class KVCacheManager:
         return self.pool.usage
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Number of blocks that ``num_tokens`` need."""
+        """Number of blocks of one group that ``num_tokens`` take."""
         return -(-num_tokens // self.block_size)
 
-    def block_ids(self, request: Request) -> list[int]:
-        """The ids in the sequence's block table, in order."""
+    def most_blocks(self, num_tokens: int) -> int:
+        """Number of blocks that a sequence of ``num_tokens`` holds at most at any time, of all groups."""
+        blocks = self.blocks_for(num_tokens)
+        return sum(min(blocks, group.most_blocks) for group in self.groups)
+
+    def block_ids(self, request: Request) -> list[list[int]]:
+        """The ids in the sequence's block tables, of each group in order."""
         table = self._tables.get(request.req_id)
-        return [block.block_id for block in table.blocks] if table is not None else []
+        return [[block.block_id for block in blocks] for blocks in table.groups] if table is not None else []
 
     def num_blocks_of(self, request: Request) -> int:
-        """Number of blocks that the sequence holds."""
+        """Number of blocks that the sequence holds, of all groups."""
         table = self._tables.get(request.req_id)
-        return len(table.blocks) if table is not None else 0
+        return table.num_held if table is not None else 0
+
+    def num_slots_of(self, request: Request) -> int:
+        """Number of positions that the sequence's blocks have room for."""
+        table = self._tables.get(request.req_id)
+        return table.num_slots if table is not None else 0
+
+    def missing_blocks(self, request: Request, hit: PrefixHit | None = None) -> int:
+        """Blocks that its known tokens take at most beyond those it has, or would have after ``hit``."""
+        total, table = self.blocks_for(request.num_tokens), self._tables.get(request.req_id)
+        if hit is not None:
+            revived = sum(block.ref_cnt == 0 for blocks in hit.blocks for block in blocks)
+            return revived + self._most_missing(total, hit.num_blocks, self._first_held(hit.blocks))
+        if table is None:
+            return self._most_missing(total, 0, [0] * len(self.groups))
+        return self._most_missing(total, len(table), table.first)
+
+    def _most_missing(self, total: int, have: int, first: list[int]) -> int:
+        return sum(group.most_missing(total, have, begin) for group, begin in zip(self.groups, first, strict=True))
+
+    def _first_held(self, tables: list[list[KVCacheBlock]]) -> list[int]:
+        """The number of null blocks that each begins with."""
+        null = self.pool.null_block
+        return [next((i for i, block in enumerate(blocks) if block is not null), len(blocks)) for blocks in tables]
 
     @property
     def pinned_ids(self) -> set[int]:
@@ -97,25 +151,46 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> PrefixHit:
         """The longest cached prefix of the sequence's tokens. Takes no references."""
         if not self.enable_prefix_caching or request.skip_prefix_cache:
-            return PrefixHit()
+            return PrefixHit([[] for _ in self.groups])
         size, tokens = self.block_size, request.all_token_ids
-        blocks: list[KVCacheBlock] = []
-        for i in range(len(tokens) // size):
-            block = self.pool.cached_blocks.get(self._hash(request, i))
-            if block is None:
-                break
-            blocks.append(block)
-        hit = PrefixHit(blocks, None, len(blocks) * size)
+        blocks = self._find_blocks(request)
+        hit = PrefixHit(blocks, None, len(blocks[0]) * size)
         rest = tuple(tokens[hit.num_tokens : hit.num_tokens + size])
-        match = self.pool.longest_match(self._parent_hash(request, len(blocks)), rest) if rest else None
-        if match is not None:
-            hit.partial = match[0]
-            hit.num_tokens += match[1]
+        if rest:
+            self._find_partial(hit, self._parent_hash(request, hit.num_blocks), rest)
         if hit.num_tokens == len(tokens):
             hit.num_tokens -= 1
-            if hit.num_tokens == len(blocks) * size:
+            if hit.num_tokens == hit.num_blocks * size:
                 hit.partial = None  # one token matched and it must be computed anyway: nothing to gain from a copy
         return hit
+
+    def _find_blocks(self, request: Request) -> list[list[KVCacheBlock]]:
+        """The whole blocks of the longest prefix that every group can serve."""
+        tokens, hash_of = request.all_token_ids, partial(self._hash, request)
+        most, last = len(tokens) // self.block_size, len(tokens) - 1
+        found: list[list[KVCacheBlock]] = []
+        for group in self.groups:
+            found.append(group.find_prefix(hash_of, most, last))
+            most = len(found[-1])
+        while any(len(blocks) > most for blocks in found):  # what a later group has cut short
+            for i, group in enumerate(self.groups):
+                if len(found[i]) > most:
+                    found[i] = group.find_prefix(hash_of, most, last)
+                    most = len(found[i])
+        return found
+
+    def _find_partial(self, hit: PrefixHit, parent: bytes, rest: tuple[int, ...]) -> None:
+        """Lengthen ``hit`` by as many of the tokens ``rest`` that follow its blocks as a block of every group begins
+        with."""
+        found = []
+        for group in self.groups:
+            match = self.pool.longest_match(group.key(parent), rest)
+            if match is None:
+                return
+            found.append(match[0])
+            rest = rest[: match[1]]
+        hit.partial = found
+        hit.num_tokens += len(rest)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while sequences hold blocks."""
@@ -135,6 +210,22 @@ class KVCacheManager:
         request.num_confirmed_tokens = num_tokens
         if not table.partial_indexed or num_tokens // self.block_size > table.num_hashed_blocks:
             self._cache_blocks(request, table)
+        if num_tokens >= table.release_at:
+            self._release_passed(table, num_tokens)
+
+    def _release_passed(self, table: BlockTable, position: int) -> None:
+        """Give back the blocks that the tokens from ``position`` on do not see. The device may keep them in its tables:
+        it does not look at them."""
+        for i, (group, blocks) in enumerate(zip(self.groups, table.groups, strict=True)):
+            until = group.first_visible(position)
+            for index in range(table.first[i], until):
+                self.pool.release(blocks[index])
+                blocks[index] = self.pool.null_block
+            table.first[i] = max(until, table.first[i])
+        table.release_at = self._next_release(table.first)
+
+    def _next_release(self, first: list[int]) -> int:
+        return min(group.first_release(begin) for group, begin in zip(self.groups, first, strict=True))
 
     def _cache_blocks(self, request: Request, table: BlockTable) -> None:
         """Offer what is confirmed: full blocks, and once the prompt's last part."""
@@ -143,9 +234,11 @@ class KVCacheManager:
         num_full = min(request.num_confirmed_tokens, request.num_tokens) // self.block_size
         for i in range(table.num_hashed_blocks, num_full):
             tokens = tuple(request.all_token_ids[i * self.block_size : (i + 1) * self.block_size])
-            own_hash = self._hash(request, i)
-            if table.blocks[i].block_hash != own_hash:
-                self.pool.index(table.blocks[i], self._parent_hash(request, i), tokens, own_hash)
+            own_hash, parent = self._hash(request, i), self._parent_hash(request, i)
+            for group, blocks in zip(self.groups, table.groups, strict=True):
+                block, key = blocks[i], group.key(own_hash)
+                if block.block_hash != key and block is not self.pool.null_block:
+                    self.pool.index(block, group.key(parent), tokens, key)
         table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
         if not table.partial_indexed and request.num_confirmed_tokens >= request.num_prompt_tokens:
             table.partial_indexed = True
@@ -158,10 +251,10 @@ class KVCacheManager:
         if start == confirmed:
             return
         index = start // self.block_size
-        block = table.blocks[index]
-        tokens = tuple(request.all_token_ids[start:confirmed])
-        if len(block.tokens) < len(tokens):
-            self.pool.index(block, self._parent_hash(request, index), tokens, None)
+        tokens, parent = tuple(request.all_token_ids[start:confirmed]), self._parent_hash(request, index)
+        for group, blocks in zip(self.groups, table.groups, strict=True):
+            if len(blocks[index].tokens) < len(tokens) and blocks[index] is not self.pool.null_block:
+                self.pool.index(blocks[index], group.key(parent), tokens, None)
 
     def _hash(self, request: Request, index: int) -> bytes:
         """Chained hash of the sequence's ``index``-th block, which must be full of known tokens."""
@@ -188,54 +281,63 @@ class KVCacheManager:
             return self._allocate_first(request, num_new_tokens, hit)
         table = self._tables[request.req_id]
         last_position = request.num_computed_tokens + num_new_tokens
-        blocks = table.blocks
-        if last_position <= len(blocks) * self.block_size and not table.shares_tail:
+        if last_position <= table.num_slots and not table.shares_tail:
             return _NOTHING  # nearly always
-        num_new = self.blocks_for(last_position) - len(blocks)
+        num_new = max(self.blocks_for(last_position) - len(table), 0)
         write_from = max(request.num_computed_tokens, request.num_kv_tokens)
-        copy_index = -1
-        if table.shares_tail:
-            index = write_from // self.block_size
-            if write_from < last_position and index < len(blocks) and blocks[index].ref_cnt > 1:
-                copy_index = index
-        if num_new <= 0 and copy_index < 0:
+        index = write_from // self.block_size
+        to_copy: list[int] = []  # groups in which another sequence holds the block that is written first
+        if table.shares_tail and write_from < last_position and index < len(table):
+            to_copy = [i for i, blocks in enumerate(table.groups) if blocks[index].ref_cnt > 1]
+        if not num_new and not to_copy:
             return _NOTHING
-        if max(num_new, 0) + (copy_index >= 0) > self.pool.num_free_blocks:
+        if num_new * len(self.groups) + len(to_copy) > self.pool.num_free_blocks:
             return None
         allocation = Allocation()
-        if copy_index >= 0:
-            source, target = blocks[copy_index], self.pool.allocate()
+        for i in to_copy:
+            source, target = table.groups[i][index], self.pool.allocate()
             self._pinned.append(source)  # our reference becomes the pin
-            blocks[copy_index] = target
-            table.confirm_limit = copy_index * self.block_size
+            table.groups[i][index] = target
+            table.confirm_limit = index * self.block_size
             request.num_confirmed_tokens = min(request.num_confirmed_tokens, table.confirm_limit)
             allocation.copies.append((source.block_id, target.block_id))
-            allocation.replaced_blocks.append((copy_index, target.block_id))
+            allocation.replaced_blocks.append((i, index, target.block_id))
         if write_from < last_position:
             table.shares_tail = False
-        for _ in range(num_new):
-            blocks.append(self.pool.allocate())
-            allocation.new_block_ids.append(blocks[-1].block_id)
+        if num_new:
+            allocation.new_block_ids = [self._append(blocks, num_new) for blocks in table.groups]
+            table.num_slots += num_new * self.block_size
         return allocation
 
+    def _append(self, blocks: list[KVCacheBlock], count: int) -> list[int]:
+        """Append ``count`` new blocks; returns their ids."""
+        new = [self.pool.allocate() for _ in range(count)]
+        blocks += new
+        return [block.block_id for block in new]
+
     def _allocate_first(self, request: Request, num_new_tokens: int, hit: PrefixHit) -> Allocation | None:
-        num_shared = len(hit.blocks)
+        num_shared = hit.num_blocks
         num_new = self.blocks_for(hit.num_tokens + num_new_tokens) - num_shared
-        num_revived = sum(block.ref_cnt == 0 for block in hit.blocks)
-        if hit.partial is not None:
-            num_revived += hit.partial.ref_cnt == 0  # pinned while it is copied
-        if num_new + num_revived > self.pool.num_free_blocks:
+        copied = hit.partial or []  # pinned while they are copied
+        num_revived = sum(block.ref_cnt == 0 for blocks in (*hit.blocks, copied) for block in blocks)
+        if num_new * len(self.groups) + num_revived > self.pool.num_free_blocks:
             return None
-        for block in hit.blocks:
+        first = self._first_held(hit.blocks)
+        for blocks, begin in zip(hit.blocks, first, strict=True):
+            for block in blocks[begin:]:
+                self.pool.touch(block)
+        for block in copied:
             self.pool.touch(block)
-        if hit.partial is not None:
-            self.pool.touch(hit.partial)
-            self._pinned.append(hit.partial)
-        blocks = [*hit.blocks, *(self.pool.allocate() for _ in range(num_new))]
-        self._tables[request.req_id] = BlockTable(blocks, num_hashed_blocks=num_shared)
-        allocation = Allocation([block.block_id for block in blocks])
-        if hit.partial is not None:
-            allocation.copies.append((hit.partial.block_id, blocks[num_shared].block_id))
+            self._pinned.append(block)
+        allocation, groups = Allocation(), [list(blocks) for blocks in hit.blocks]
+        for blocks in groups:
+            self._append(blocks, num_new)
+            allocation.new_block_ids.append([block.block_id for block in blocks])
+        self._tables[request.req_id] = BlockTable(
+            groups, first, (num_shared + num_new) * self.block_size, self._next_release(first), num_shared
+        )
+        for block, blocks in zip(copied, groups, strict=False):
+            allocation.copies.append((block.block_id, blocks[num_shared].block_id))
         request.num_computed_tokens = hit.num_tokens
         request.num_kv_tokens = request.num_confirmed_tokens = num_shared * self.block_size
         return allocation
@@ -246,10 +348,14 @@ class KVCacheManager:
         The child recomputes only the prompt's last token, for its logits.
         """
         table = self._tables[parent.req_id]
-        blocks = table.blocks[: self.blocks_for(parent.num_prompt_tokens)]
-        for block in blocks:
-            self.pool.touch(block)
-        self._tables[child.req_id] = BlockTable(blocks, shares_tail=True)
+        count = self.blocks_for(parent.num_prompt_tokens)
+        groups = [blocks[:count] for blocks in table.groups]
+        for blocks, begin in zip(groups, table.first, strict=True):
+            for block in blocks[begin:]:
+                self.pool.touch(block)
+        self._tables[child.req_id] = BlockTable(
+            groups, table.first[:], count * self.block_size, table.release_at, shares_tail=True
+        )
         table.shares_tail = True
         child.num_computed_tokens = child.num_prompt_tokens - 1
         child.num_kv_tokens = child.num_prompt_tokens
@@ -262,23 +368,32 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             self._cache_blocks(request, table)
             self._cache_partial(request, table)
-        for block in reversed(table.blocks):
-            self.pool.release(block)
+        for column in zip(*map(reversed, table.groups), strict=True):
+            for block in column:
+                if block is not self.pool.null_block:
+                    self.pool.release(block)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when tables, pins and reference counts do not add up. O(blocks)."""
         self.pool.check_integrity()
-        holders = Counter(block.block_id for table in self._tables.values() for block in table.blocks)
+        null = self.pool.null_block
+        holders = Counter(
+            block.block_id
+            for table in self._tables.values()
+            for blocks, first in zip(table.groups, table.first, strict=True)
+            for block in blocks[first:]
+        )
         holders.update(block.block_id for block in self._pinned)
+        assert 0 not in holders, "the null block is held"
         holders[0] += 1
         for block in self.pool.blocks:
             assert block.ref_cnt == holders[block.block_id], (
                 f"block {block.block_id} counts {block.ref_cnt} references, {holders[block.block_id]} exist"
             )
         for req_id, table in self._tables.items():
-            block_ids = {block.block_id for block in table.blocks}
-            assert len(block_ids) == len(table.blocks), f"{req_id} holds a block twice"
-            assert 0 not in block_ids, f"{req_id} holds the null block"
+            assert {len(blocks) * self.block_size for blocks in table.groups} == {table.num_slots}, "groups differ"
+            held = [block.block_id for blocks in table.groups for block in blocks if block is not null]
+            assert len(set(held)) == len(held) == table.num_held, f"{req_id} holds a block twice"
 
 
 _NOTHING = Allocation()

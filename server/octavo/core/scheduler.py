@@ -53,9 +53,10 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         """Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
-        if kv.blocks_for(config.max_model_len) > kv.pool.num_usable_blocks:
+        needed = kv.most_blocks(config.max_model_len)
+        if needed > kv.pool.num_usable_blocks:
             raise ValueError(
-                f"max_model_len {config.max_model_len} needs {kv.blocks_for(config.max_model_len)} KV cache blocks, "
+                f"max_model_len {config.max_model_len} needs {needed} KV cache blocks, "
                 f"the cache has {kv.pool.num_usable_blocks}; lower it or give the cache more memory"
             )
         self.config = config
@@ -81,7 +82,7 @@ class Scheduler:
         if not core_request.prompt_token_ids:
             raise ValueError("prompt is empty: it must have at least one token")
         num_prompt_tokens = len(core_request.prompt_token_ids)
-        needed = self.kv.blocks_for(num_prompt_tokens + 1)
+        needed = self.kv.most_blocks(num_prompt_tokens + 1)
         if needed > self.kv.pool.num_usable_blocks:
             raise ValueError(
                 f"prompt of {num_prompt_tokens} tokens needs {needed} KV cache blocks, the cache has "
@@ -228,7 +229,7 @@ class Scheduler:
     def _schedule_waiting(self, step: _Step) -> None:
         if not len(self.waiting):
             return
-        step.reserved = sum(self._missing_blocks(request) for request in self._prefilling.values())
+        step.reserved = sum(self.kv.missing_blocks(request) for request in self._prefilling.values())
         while step.budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
             if request.num_output_placeholders:
@@ -272,12 +273,8 @@ class Scheduler:
             )
         )
         self._schedule_tokens(step, request, self._num_schedulable(request, step.budget), allocation)
-        step.reserved += self._missing_blocks(request)
+        step.reserved += self.kv.missing_blocks(request)
         return True
-
-    def _missing_blocks(self, request: Request) -> int:
-        """Blocks that its known tokens need beyond those it has."""
-        return max(0, self.kv.blocks_for(request.num_tokens) - self.kv.num_blocks_of(request))
 
     def _start_forked(self, request: Request, free: int) -> Allocation | None:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
@@ -292,12 +289,11 @@ class Scheduler:
         if request.req_id in self._groups.forked:
             return None
         hit = self.kv.get_computed_blocks(request)
-        revived = sum(block.ref_cnt == 0 for block in hit.blocks)
-        if self.kv.blocks_for(request.num_tokens) - len(hit.blocks) + revived > free:
+        if self.kv.missing_blocks(request, hit) > free:
             return None
         attempts = [hit]
         if hit.partial is not None:  # for the rare case that the block to be copied is the last one there is
-            attempts.append(PrefixHit(hit.blocks, None, len(hit.blocks) * self.kv.block_size))
+            attempts.append(PrefixHit(hit.blocks, None, hit.num_blocks * self.kv.block_size))
         for attempt in attempts:
             request.num_computed_tokens = attempt.num_tokens
             num_new = self._num_schedulable(request, step.budget)
@@ -374,7 +370,10 @@ class Scheduler:
             holds = self.kv.num_blocks_of(request)
             if request.req_id in self.running:
                 assert request.status == RequestStatus.RUNNING
-                assert holds >= self.kv.blocks_for(request.num_computed_tokens), f"{request} writes beyond its blocks"
+                assert self.kv.num_slots_of(request) >= request.num_computed_tokens, (
+                    f"{request} writes beyond its blocks"
+                )
+                assert holds <= self.kv.most_blocks(self.kv.num_slots_of(request)), f"{request} keeps too many blocks"
                 assert request.num_confirmed_tokens <= request.num_computed_tokens
             else:
                 assert bool(holds) == (request.req_id in self._groups.forked), (

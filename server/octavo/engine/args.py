@@ -44,6 +44,7 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
@@ -103,6 +104,7 @@ class EngineArgs:
             kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             num_gpu_blocks_override=self.num_gpu_blocks_override,
+            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
         )
         scheduler = SchedulerConfig(
             max_num_seqs=max_num_seqs,

@@ -38,12 +38,15 @@ class EngineCore:
         self.executor = executor or UniProcExecutor(config)
         self.config = self.executor.config
         cache = self.config.cache
-        blocks = self.executor.num_blocks, cache.block_size
+        layout = self.executor.kv_layout
         self.scheduler: Scheduler | EncoderScheduler
         if self.config.model.is_encoder:
             self.scheduler = EncoderScheduler(self.config.scheduler)
         else:
-            kv = KVCacheManager(*blocks, cache.enable_prefix_caching, self.executor.prefix_cache_blocks)
+            kv = KVCacheManager(
+                self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
+                self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
+            )  # fmt: skip
             self.scheduler = Scheduler(self.config.scheduler, kv)
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled

@@ -31,6 +31,7 @@ class CoreReady:
 
     config: dict[str, Any]
     num_blocks: int
+    blocks_of_longest: int  # that a sequence of max_model_len takes at most
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by kind: "int4", "bfloat16"
     phases: dict[str, float] = field(default_factory=dict)  # seconds
 

@@ -245,6 +245,7 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     ready = {
         "config": core.config.to_dict(),
         "num_blocks": core.executor.num_blocks,
+        "blocks_of_longest": core.executor.kv_layout.most_blocks(core.config.scheduler.max_model_len),
         "weight_bytes": core.executor.weight_bytes,
         "phases": phases,
     }

@@ -169,7 +169,7 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     """Wait until the engine has loaded its model, then admit requests. Raises OctavoError if it cannot."""
     ready = await engine.wait_ready()
-    state.metrics.record_cache(engine.config, ready.num_blocks)
+    state.metrics.record_cache(engine.config, ready.num_blocks, ready.blocks_of_longest)
     state.metrics.record_weights(ready.weight_bytes)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import PendingOutput, SchedulerOutput
 
@@ -22,6 +23,10 @@ class Executor(Protocol):
     @property
     def num_blocks(self) -> int:
         """KV cache blocks, the null block included."""
+
+    @property
+    def kv_layout(self) -> KVCacheLayout:
+        """How the layers' keys and values lie in these blocks."""
 
     @property
     def prefix_cache_blocks(self) -> int | None:
@@ -66,6 +71,7 @@ class UniProcExecutor:
         self.worker = Worker(config, overlap)
         self.config = self.worker.config
         self.num_blocks = self.worker.ledger.num_blocks
+        self.kv_layout = self.worker.ledger.layout
         self.prefix_cache_blocks = self.worker.ledger.prefix_cache_blocks
         self.weight_bytes = self.worker.model.weight_bytes_by_kind()
         self.max_in_flight = self.worker.max_in_flight

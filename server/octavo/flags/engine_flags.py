@@ -42,6 +42,8 @@ ENGINE_HELP = {
     "kv_cache_memory_bytes": "Size of the KV cache, as 2GiB or in bytes (default: what --gpu-memory-utilization "
     "leaves; on a CPU cached prefixes of requests that have ended then take at most an eighth of the memory limit)",
     "num_gpu_blocks_override": "Number of KV cache blocks, whatever the memory (default: as many as fit)",
+    "disable_hybrid_kv_cache_manager": "Keep all positions in layers with a sliding window, too, instead of giving "
+    "back the blocks that no token sees any more",
     "max_num_seqs": "Maximum number of sequences per step (default: 128)",
     "max_num_batched_tokens": "Maximum number of tokens per step "
     "(default: 8192 on a GPU, 192 on a CPU; at least --max-num-seqs)",

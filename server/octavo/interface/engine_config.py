@@ -82,6 +82,7 @@ class CacheConfig:
     kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | float8_e4m3fn
     kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory
     num_gpu_blocks_override: int | None = None  # exactly that many usable blocks
+    disable_hybrid_kv_cache_manager: bool = False  # let layers with a window keep every position
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class KVCacheSpec:
     dtype: str  # float32 | float16 | bfloat16 | int8 | float8_e4m3fn
     scale_bytes: int = 0  # beside the elements of each key and each value, in a dtype that has scales
     kind: str = "attention"  # attention | mla
+    window: int | None = None  # positions that a token sees, itself included; None: all before it
 
     @property
     def parts(self) -> int:

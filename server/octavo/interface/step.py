@@ -20,7 +20,7 @@ class NewRequestData:
     sampling_params: SamplingParams
     stop_token_ids: frozenset[int]  # EOS and stop_token_ids: what min_tokens holds back
     sample_index: int  # 0..n-1, part of the random stream's identity
-    block_ids: list[int]
+    block_ids: list[list[int]]  # of each group of layers, all of one length
     num_computed_tokens: int
     num_kv_tokens: int  # KV of positions below is already in the blocks and must not be written again
     grammar: str | None = None
@@ -33,8 +33,8 @@ class CachedRequestData:
     """A sequence that the runner knows, with what changed; those without changes are not listed."""
 
     req_id: str
-    new_block_ids: list[int]  # appended to its block table
-    replaced_blocks: list[tuple[int, int]]  # (index in the block table, new block id): copy-on-write
+    new_block_ids: list[list[int]]  # appended to the block table of each group of layers, as many; or nothing
+    replaced_blocks: list[tuple[int, int, int]]  # (group, index in its block table, new block id): copy-on-write
 
 
 @dataclass

@@ -26,7 +26,7 @@ from octavo_kernels import AttentionMetadata
 class ForwardContext:
     """What a step's forward pass needs beside its tokens; passed as an argument, never a global."""
 
-    metadata: AttentionMetadata
+    metadata: list[AttentionMetadata]  # of each group of layers that share a block table
     # Of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
     kv_caches: list[Tensor]
 
@@ -59,6 +59,7 @@ class Attention(nn.Module):
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5 if scale is None else scale
         self.window, self.softcap = window, softcap
+        self.group = 0  # of layers that share a block table: its index, see `octavo.core.kv_groups`
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache
         self.tp = tp
         values = torch.empty(num_heads, dtype=torch.float32) if sinks else None
@@ -69,14 +70,14 @@ class Attention(nn.Module):
     def forward(self, qkv: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """``qkv [T, (Hq + 2 Hkv) D]``, ``positions`` int64 ``[T]``; returns ``[T, Hq D]``."""
         rotary, q_norm, k_norm = self._shared
-        kv_cache = ctx.kv_caches[self.layer]
+        kv_cache, metadata = ctx.kv_caches[self.layer], ctx.metadata[self.group]
         scales = (self.k_scale, self.v_scale) if kv_cache.dtype == torch.float8_e4m3fn else (1.0, 1.0)
         q = octavo_kernels.rope_and_cache(
             qkv,
             positions,
             rotary.cos_sin_cache if rotary else None,
             kv_cache,
-            ctx.metadata.slot_mapping,
+            metadata.slot_mapping,
             self.num_heads,
             self.num_kv_heads,
             self.head_size,
@@ -86,7 +87,7 @@ class Attention(nn.Module):
             *scales,
         )
         out = octavo_kernels.paged_attention(
-            q, kv_cache, ctx.metadata, self.scale, self.window, self.softcap, *scales, self.sinks
+            q, kv_cache, metadata, self.scale, self.window, self.softcap, *scales, self.sinks
         )
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
@@ -107,7 +108,7 @@ class Attention(nn.Module):
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:
         """What this layer keeps of each token, in the model's ``dtype``."""
-        return KVCacheSpec(self.num_kv_heads, self.head_size, dtype)
+        return KVCacheSpec(self.num_kv_heads, self.head_size, dtype, window=self.window)
 
 
 class SelfAttention(nn.Module):

@@ -50,6 +50,7 @@ class LatentSelfAttention(nn.Module):
         super().__init__()
         hf, hidden = config.hf_config, config.hidden_size
         self.layer, self.rotary, self.dtype = layer, rotary, getattr(torch, config.dtype)
+        self.group = 0  # as in `Attention`
         self.latent_size, self.rotary_size = hf["kv_lora_rank"], config.head_size
         self.key_size, self.value_size = hf["qk_nope_head_dim"], hf["v_head_dim"]
         self.num_heads = tp.divide(config.num_heads, "num_attention_heads")
@@ -100,19 +101,19 @@ class LatentSelfAttention(nn.Module):
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))[0])
         else:
             q = self.q_proj(x)
-        kv_cache = ctx.kv_caches[self.layer]
+        kv_cache, metadata = ctx.kv_caches[self.layer], ctx.metadata[self.group]
         queries = octavo_kernels.latent_queries(
             q.view(-1, self.num_heads, self.key_size + self.rotary_size),
             self.kv_a_proj_with_mqa(x),
             positions,
             self.rotary.cos_sin_cache,
             kv_cache,
-            ctx.metadata.slot_mapping,
+            metadata.slot_mapping,
             self.key_weight,
             self.kv_a_layernorm.weight,
             _LATENT_EPS,
         )
-        out = octavo_kernels.latent_attention(queries, kv_cache, ctx.metadata, self.scale, self.value_weight)
+        out = octavo_kernels.latent_attention(queries, kv_cache, metadata, self.scale, self.value_weight)
         return out.view(-1, self.num_heads * self.value_size)
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:

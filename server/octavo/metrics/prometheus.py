@@ -191,9 +191,9 @@ class EngineMetrics:
 
     # Recording.
 
-    def record_cache(self, config: EngineConfig, num_blocks: int) -> None:
-        """The KV cache that the core has made; called once. ``num_blocks`` counts the null block."""
-        labels = {"engine": "0", **cache_config_labels(config, num_blocks)}
+    def record_cache(self, config: EngineConfig, num_blocks: int, blocks_of_longest: int) -> None:
+        """The KV cache that the core has made; called once. See `cache_config_labels`."""
+        labels = {"engine": "0", **cache_config_labels(config, num_blocks, blocks_of_longest)}
         info = Gauge("vllm:cache_config_info", "KV cache configuration and size", tuple(labels), registry=self.registry)
         info.labels(**labels).set(1)
 

@@ -10,18 +10,18 @@ from octavo.interface.sampling_params import SamplingParams
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
-def cache_config_labels(config: EngineConfig, num_blocks: int) -> dict[str, str]:
+def cache_config_labels(config: EngineConfig, num_blocks: int, blocks_of_longest: int) -> dict[str, str]:
     """The labels of vllm:cache_config_info: the cache's configuration and its size.
 
     ``num_blocks`` counts the null block, the label num_gpu_blocks does not. kv_cache_max_concurrency: sequences of
-    max_model_len that fit at once.
+    max_model_len that fit at once, which take ``blocks_of_longest`` each; kv_cache_size_tokens: their tokens.
     """
     usable, size = num_blocks - 1, config.cache.block_size
-    blocks_of_longest = -(-config.scheduler.max_model_len // size)
+    slots_of_longest = -(-config.scheduler.max_model_len // size) * size
     values = {
         **asdict(config.cache),
         "num_gpu_blocks": usable,
-        "kv_cache_size_tokens": usable * size,
+        "kv_cache_size_tokens": usable * slots_of_longest // blocks_of_longest,
         "kv_cache_max_concurrency": usable / blocks_of_longest,
     }
     return {name: str(value) for name, value in values.items()}

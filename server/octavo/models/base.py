@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from octavo.core.kv_groups import KVCacheGroup
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import Attention, ForwardContext
@@ -129,9 +130,18 @@ class Model(nn.Module):
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
+        return [attention.kv_cache_spec(self.config.dtype) for attention in self._attention_layers()]
+
+    def set_groups(self, groups: Iterable[KVCacheGroup]) -> None:
+        """Have the layers of each group use its block table."""
+        attention = self._attention_layers()
+        for index, group in enumerate(groups):
+            for layer in group.layers:
+                attention[layer].group = index
+
+    def _attention_layers(self) -> list[Attention | LatentSelfAttention]:
         kinds = (Attention, LatentSelfAttention)
-        layers = sorted((m for m in self.modules() if isinstance(m, kinds)), key=lambda attention: attention.layer)
-        return [attention.kv_cache_spec(self.config.dtype) for attention in layers]
+        return sorted((m for m in self.modules() if isinstance(m, kinds)), key=lambda attention: attention.layer)
 
 
 class CausalLM(Model):

@@ -5,6 +5,7 @@ A step gathers its rows by index; nothing is moved when others come and go.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,19 +13,20 @@ import torch
 
 from octavo.interface.step import CachedRequestData, NewRequestData
 from octavo.sample import devices
-from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_metadata import AttentionMetadata, for_groups
 
 
 class InputBatch:
     """Rows of token ids, block tables and counters for up to ``max_num_reqs`` sequences (host memory)."""
 
-    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
+        """``num_groups``: of layers, which have block tables of their own."""
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         # Not zeroed: memory that no sequence has used costs nothing.
         self.token_ids = np.empty((max_num_reqs, max_model_len + 1), dtype=np.int32)
-        self.block_table = np.zeros((max_num_reqs, max_blocks), dtype=np.int32)
-        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)
+        self.block_tables = np.zeros((num_groups, max_num_reqs, max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_reqs, dtype=np.int64)  # in each group
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
@@ -37,9 +39,9 @@ class InputBatch:
         """Fill a free row, and return it."""
         row = self.row_of[data.req_id] = self._free_rows.pop()
         self.token_ids[row, : len(data.token_ids)] = data.token_ids
-        self.block_table[row, : len(data.block_ids)] = data.block_ids
-        self.num_blocks[row] = len(data.block_ids)
-        self.highest_block = max(self.highest_block, *data.block_ids)
+        self.num_blocks[row] = len(data.block_ids[0])
+        self.block_tables[:, row, : self.num_blocks[row]] = data.block_ids
+        self.highest_block = max(self.highest_block, *map(max, data.block_ids))
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
@@ -49,13 +51,13 @@ class InputBatch:
     def update_blocks(self, data: CachedRequestData) -> None:
         """Replace and append block ids of a sequence's row."""
         row = self.row_of[data.req_id]
-        for index, block_id in data.replaced_blocks:
-            self.block_table[row, index] = block_id
+        for group, index, block_id in data.replaced_blocks:
+            self.block_tables[group, row, index] = block_id
         if data.new_block_ids:
-            end = self.num_blocks[row] + len(data.new_block_ids)
-            self.block_table[row, self.num_blocks[row] : end] = data.new_block_ids
+            end = self.num_blocks[row] + len(data.new_block_ids[0])
+            self.block_tables[:, row, self.num_blocks[row] : end] = data.new_block_ids
             self.num_blocks[row] = end
-            self.highest_block = max(self.highest_block, *data.new_block_ids)
+            self.highest_block = max(self.highest_block, *map(max, data.new_block_ids))
 
     def remove(self, req_id: str) -> int | None:
         """Give the row up; None when the sequence never had one."""
@@ -92,10 +94,10 @@ class StepInputs:
         token_rows = rows[sequence_of]
         input_ids = np.zeros(padded, dtype=np.int64)
         input_ids[:total] = batch.token_ids[token_rows, real]
-        slots = np.full(padded, -1, dtype=np.int64)
-        block_ids = batch.block_table[token_rows, real // batch.block_size].astype(np.int64)
-        slots[:total] = block_ids * batch.block_size + real % batch.block_size
-        slots[:total][real < batch.num_kv_tokens[token_rows]] = -1
+        slots = np.full((len(batch.block_tables), padded), -1, dtype=np.int64)
+        block_ids = batch.block_tables[:, token_rows, real // batch.block_size].astype(np.int64)
+        slots[:, :total] = block_ids * batch.block_size + real % batch.block_size
+        slots[:, :total][:, real < batch.num_kv_tokens[token_rows]] = -1
         seq_lens = (computed + num_scheduled).astype(np.int32)
         max_seq_len = int(seq_lens.max())
         num_columns = -(-max_seq_len // batch.block_size)
@@ -104,20 +106,32 @@ class StepInputs:
         self.seq_lens = seq_lens
         self.input_ids = torch.from_numpy(input_ids)
         self.positions = torch.from_numpy(positions)
-        self.metadata = AttentionMetadata(
+        self.block_tables = torch.from_numpy(np.ascontiguousarray(batch.block_tables[:, rows, :num_columns]))
+        self.slots = torch.from_numpy(slots)
+        first = AttentionMetadata(
             query_start_loc=torch.from_numpy(starts),
             seq_lens=torch.from_numpy(seq_lens),
-            block_table=torch.from_numpy(np.ascontiguousarray(batch.block_table[rows, :num_columns])),
-            slot_mapping=torch.from_numpy(slots),
+            block_table=self.block_tables[0],
+            slot_mapping=self.slots[0],
             max_query_len=int(num_scheduled.max()),
             max_seq_len=max_seq_len,
             num_actual_tokens=total,
             query_start_loc_cpu=starts,
         )
+        self.metadata = for_groups(first, self.block_tables, self.slots)
+
+    @property
+    def num_tokens(self) -> int:
+        """T without padding."""
+        return self.metadata[0].num_actual_tokens
 
     def to(self, device: torch.device) -> None:
         """Bring the tensors to a device, without waiting for it."""
-        metadata, put = self.metadata, partial(devices.put, device=device)
+        first, put = self.metadata[0], partial(devices.put, device=device)
         self.input_ids, self.positions = put(self.input_ids), put(self.positions)
-        metadata.query_start_loc, metadata.seq_lens = put(metadata.query_start_loc), put(metadata.seq_lens)
-        metadata.block_table, metadata.slot_mapping = put(metadata.block_table), put(metadata.slot_mapping)
+        self.block_tables, self.slots = put(self.block_tables), put(self.slots)
+        first = replace(
+            first, query_start_loc=put(first.query_start_loc), seq_lens=put(first.seq_lens),
+            block_table=self.block_tables[0], slot_mapping=self.slots[0],
+        )  # fmt: skip
+        self.metadata = for_groups(first, self.block_tables, self.slots)

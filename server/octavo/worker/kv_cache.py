@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
+from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -63,28 +64,40 @@ def spec_in_dtype(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVC
     return replace(spec, dtype=kv_dtype, scale_bytes=scale_bytes)
 
 
+def kv_cache_layout(specs: list[KVCacheSpec], config: EngineConfig, max_in_flight: int) -> KVCacheLayout:
+    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way."""
+    scheduler, cache = config.scheduler, config.cache
+    step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
+    grouped = not cache.disable_hybrid_kv_cache_manager
+    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step, grouped)
+
+
 HUGE_PAGE = 2 << 20  # bytes
 
 
 @dataclass(frozen=True)
 class KVCache:
-    """The blocks of all layers. What one block holds lies together, so that it is copied or moved in one piece."""
+    """The blocks of all groups of layers. What one block holds of the layers of a group lies together, so that it is
+    copied or moved in one piece. Groups have the same memory, and never the same block."""
 
-    blocks: Tensor  # uint8 [num_blocks, bytes of a block]
+    blocks: Tensor  # uint8 [num_blocks, bytes of a page]
     layers: list[Tensor]  # views: of each layer [2, num_blocks, num_kv_heads, block_size, head_size], in its dtype
 
 
-def allocate_kv_cache(specs: list[KVCacheSpec], num_blocks: int, block_size: int, device: torch.device) -> KVCache:
+def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int, device: torch.device) -> KVCache:
     """Only the null block is zeroed: memory of the host that no block uses is never touched."""
-    sizes = [block_size * spec.bytes_per_token() for spec in specs]
-    shape = (num_blocks, sum(sizes))
+    shape = (num_blocks, layout.block_bytes)
     blocks = _host_memory(shape) if device.type == "cpu" else torch.empty(shape, dtype=torch.uint8, device=device)
     blocks[0].zero_()
-    layers = []
-    for spec, part in zip(specs, blocks.split(sizes, dim=1), strict=True):
-        halves = part.view(getattr(torch, spec.dtype)).unflatten(1, spec.block_shape(block_size))
-        layers.append(halves.transpose(0, 1))
-    return KVCache(blocks, layers)
+    layers: dict[int, Tensor] = {}
+    for group in layout.groups:
+        start = 0
+        for layer in group.layers:
+            spec = layout.specs[layer]
+            part = blocks[:, start : (start := start + layout.block_size * spec.bytes_per_token())]
+            halves = part.view(getattr(torch, spec.dtype)).unflatten(1, spec.block_shape(layout.block_size))
+            layers[layer] = halves.transpose(0, 1)
+    return KVCache(blocks, [layers[layer] for layer in range(len(layout.specs))])
 
 
 def _host_memory(shape: tuple[int, int]) -> Tensor:

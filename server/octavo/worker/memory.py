@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from octavo.core.kv_groups import KVCacheLayout, make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -31,13 +33,14 @@ class MemoryLedger:
     num_blocks: int
     block_bytes: int
     max_model_len: int
-    block_size: int
+    layout: KVCacheLayout
     parts: tuple[tuple[str, int], ...] = ()  # what else is reserved: (name, bytes)
     prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
 
     def lines(self, weights_by_kind: Mapping[str, int]) -> list[str]:
         """One log line for each part. ``weights_by_kind``: bytes, as `CausalLM.weight_bytes_by_kind` gives them."""
-        tokens = (self.num_blocks - 1) * self.block_size
+        size, usable = self.layout.block_size, self.num_blocks - 1
+        tokens = usable * (-(-self.max_model_len // size) * size) // self.layout.most_blocks(self.max_model_len)
         kinds = ", ".join(f"{kind} {size / MIB:,.1f}" for kind, size in weights_by_kind.items())
         lines = [
             f"{'memory limit':14} {self.total / MIB:10,.0f} MiB",
@@ -47,9 +50,11 @@ class MemoryLedger:
         if not self.kv_cache:
             return lines
         lines.append(
-            f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {self.num_blocks - 1:,} blocks of {self.block_size} "
+            f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {usable:,} blocks of {size} "
             f"tokens, {tokens:,} tokens: {tokens / self.max_model_len:.1f} sequences of {self.max_model_len:,}"
         )
+        if any(group.window for group in self.layout.groups):
+            lines.append(f"{'a block':14} {self.block_bytes / MIB:10,.2f} MiB  {self._groups()}")
         if self.prefix_cache_blocks is not None:
             most = self.prefix_cache_blocks * self.block_bytes
             lines.append(
@@ -58,11 +63,24 @@ class MemoryLedger:
             )
         return lines
 
+    def _groups(self) -> str:
+        """Which layers keep what, and how much of a block they leave empty."""
+        groups = self.layout.groups
+        layers: Counter[int | None] = Counter()
+        for group in groups:
+            layers[group.window] += len(group.layers)
+        kinds = [
+            f"{count} {'keep every position' if window is None else f'a window of {window:,}'}"
+            for window, count in layers.items()
+        ]
+        most = max(len(group.layers) for group in groups)
+        return f"of up to {most} layers, of which {', '.join(kinds)}; {self.layout.padding:.1%} padding"
+
     def shortened(self, own_len: int, cache: CacheConfig) -> str | None:
         """One line for the log where ``max_model_len`` is below the model's ``own_len``: why, and what would help."""
         if self.max_model_len >= own_len:
             return None
-        needed = -(-own_len // self.block_size) + 1
+        needed = self.layout.most_blocks(own_len) + 1
         if cache.num_gpu_blocks_override is not None:
             flag = f"--num-gpu-blocks-override {needed - 1}"
         elif cache.kv_cache_memory_bytes is not None:
@@ -163,12 +181,13 @@ def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, tot
     """The ledger of an encoder, which has no KV cache, on a device with ``total`` bytes."""
     return MemoryLedger(
         total=total, weights=weights, kv_cache=0, num_blocks=1, block_bytes=0, max_model_len=max_model_len,
-        block_size=cache.block_size, parts=(("left free", total - int(total * cache.gpu_memory_utilization)),),
+        layout=make_layout([], max_model_len, cache.block_size, 0, grouped=False),
+        parts=(("left free", total - int(total * cache.gpu_memory_utilization)),),
     )  # fmt: skip
 
 
 def plan_cpu_memory(
-    cache: CacheConfig, specs: list[KVCacheSpec], weights: int, max_model_len: int, fit_max_model_len: bool
+    cache: CacheConfig, layout: KVCacheLayout, weights: int, max_model_len: int, fit_max_model_len: bool
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
     the memory that this process may use. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless
@@ -180,7 +199,7 @@ def plan_cpu_memory(
         f"weights ({gib(weights)}) and the process ({gib(PROCESS_BYTES)})"
     )
     parts = (("process", PROCESS_BYTES), ("left free", total - int(total * cache.gpu_memory_utilization)))
-    ledger = _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
+    ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
     if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
         most = int(total * PREFIX_CACHE_SHARE) // ledger.block_bytes
         ledger = replace(ledger, prefix_cache_blocks=min(most, ledger.num_blocks - 1))
@@ -195,7 +214,7 @@ def plan_cpu_memory(
 
 def plan_device_memory(
     cache: CacheConfig,
-    specs: list[KVCacheSpec],
+    layout: KVCacheLayout,
     weights: int,
     max_model_len: int,
     fit_max_model_len: bool,
@@ -229,12 +248,12 @@ def plan_device_memory(
         ("histories", histories),
         ("slack", DEVICE_SLACK),
     )
-    return _plan(cache, specs, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
+    return _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
 
 
 def _plan(
     cache: CacheConfig,
-    specs: list[KVCacheSpec],
+    layout: KVCacheLayout,
     weights: int,
     max_model_len: int,
     fit_max_model_len: bool,
@@ -244,16 +263,16 @@ def _plan(
     parts: tuple[tuple[str, int], ...] = (),
 ) -> MemoryLedger:
     """``room``: bytes for the KV cache unless the configuration sets them; ``hint`` ends the error's sentence."""
-    block_bytes = cache.block_size * sum(spec.bytes_per_token() for spec in specs)
-    needed = -(-max_model_len // cache.block_size)
+    block_bytes, needed = layout.block_bytes, layout.most_blocks(max_model_len)
     if cache.num_gpu_blocks_override is not None:
         usable = cache.num_gpu_blocks_override
     else:
         usable = (cache.kv_cache_memory_bytes or max(room, 0)) // block_bytes - 1
-    if usable < needed and fit_max_model_len and usable > 0:
-        max_model_len, needed = usable * cache.block_size, usable
+    longest = layout.longest(usable, max_model_len)
+    if usable < needed and fit_max_model_len and longest > 0:
+        max_model_len, needed = longest, layout.most_blocks(longest)
     if usable < needed:
-        fits = f'set --max-model-len to {usable * cache.block_size} or less (or "auto"), or ' if usable > 0 else ""
+        fits = f'set --max-model-len to {longest} or less (or "auto"), or ' if longest > 0 else ""
         raise ConfigError(
             f"one sequence of max_model_len={max_model_len} needs {needed} KV cache blocks "
             f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; {fits}enlarge the cache: "
@@ -261,5 +280,5 @@ def _plan(
         )
     return MemoryLedger(
         total=total, weights=weights, kv_cache=(usable + 1) * block_bytes, num_blocks=usable + 1,
-        block_bytes=block_bytes, max_model_len=max_model_len, block_size=cache.block_size, parts=parts,
+        block_bytes=block_bytes, max_model_len=max_model_len, layout=layout, parts=parts,
     )  # fmt: skip

@@ -36,12 +36,17 @@ class RequestStates:
     """The state of running sequences between steps, one row each, whatever the device."""
 
     def __init__(
-        self, config: EngineConfig, device: torch.device, sample_with_kernels: bool, pooling_head: PoolingHead
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        sample_with_kernels: bool,
+        pooling_head: PoolingHead,
+        num_groups: int = 1,
     ) -> None:
-        """``sample_with_kernels``: on a CPU too, as is always done elsewhere."""
+        """``sample_with_kernels``: on a CPU too, as is always done elsewhere; ``num_groups``: see `InputBatch`."""
         scheduler, vocab_size = config.scheduler, config.model.vocab_size
         self.device = device
-        self.batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size)
+        self.batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, num_groups)
         self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
         self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs)
         self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)

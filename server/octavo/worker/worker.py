@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 import octavo_kernels
+from octavo.core.kv_groups import KVCacheLayout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig, SchedulerConfig
-from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
@@ -28,7 +28,7 @@ from octavo.worker.gpu.memory_profile import DummySteps, peak_of
 from octavo.worker.gpu.prefill_graphs import prefill_sizes
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
-from octavo.worker.kv_cache import allocate_kv_cache, kv_cache_specs
+from octavo.worker.kv_cache import allocate_kv_cache, kv_cache_layout, kv_cache_specs
 from octavo.worker.memory import (
     GRAPH_BYTES,
     MemoryLedger,
@@ -75,6 +75,8 @@ class Worker:
         config = resolve_dtype(config, self.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
+        use_gpu_runner = overlap or not on_cpu
+        self.max_in_flight = 2 if use_gpu_runner else 1
         if on_cpu:
             torch.set_num_threads(limits.cpu_count())
         elif not octavo_kernels.can_be_captured(self.device):
@@ -92,21 +94,22 @@ class Worker:
         assert isinstance(self.model, CausalLM)
         specs = kv_cache_specs(self.model, config, self.device)
         scheduler = self._scheduler_config(config.scheduler)
-        self.ledger = self._plan_memory(replace(config, scheduler=scheduler), specs)
+        config = replace(config, scheduler=scheduler)
+        layout = kv_cache_layout(specs, config, self.max_in_flight)
+        self.model.set_groups(layout.groups)
+        self.ledger = self._plan_memory(config, layout)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
         shortened = self.ledger.shortened(own_len, config.cache)
         if shortened:
             logger.warning(shortened)
-        config = _with_max_model_len(replace(config, scheduler=scheduler), self.ledger.max_model_len)
+        config = _with_max_model_len(config, self.ledger.max_model_len)
         self.config = replace(config, device=self.device.type)
         scheduler = self.config.scheduler
         ledger, device = self.ledger, self.device
-        kv_cache = allocate_kv_cache(specs, ledger.num_blocks, ledger.block_size, device)
-        use_gpu_runner = overlap or not on_cpu
-        self.max_in_flight = 2 if use_gpu_runner else 1
+        kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
-        requests = RequestStates(self.config, device, sample_with_kernels=use_gpu_runner, pooling_head=head)
+        requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups))
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
@@ -148,11 +151,13 @@ class Worker:
         check_weights_fit(cache, memory, available, total, where, others)
         if config.model.is_encoder:
             return max_model_len
+        config = replace(config, scheduler=self._scheduler_config(config.scheduler))
+        layout = kv_cache_layout(memory.specs, config, self.max_in_flight)
         if self.device.type == "cpu":
-            ledger = plan_cpu_memory(cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len)
+            ledger = plan_cpu_memory(cache, layout, memory.weights, max_model_len, config.fit_max_model_len)
         else:  # what a step takes is known later
             ledger = plan_device_memory(
-                cache, memory.specs, memory.weights, max_model_len, config.fit_max_model_len,
+                cache, layout, memory.weights, max_model_len, config.fit_max_model_len,
                 device_total=total, in_use=in_use + memory.weights, activations=0, graphs=0,
             )  # fmt: skip
         return ledger.max_model_len
@@ -176,12 +181,12 @@ class Worker:
             budget = max(MAX_NUM_BATCHED_TOKENS[self.device.type], asked.max_num_seqs)
         return replace(asked, max_num_batched_tokens=budget)
 
-    def _plan_memory(self, config: EngineConfig, specs: list[KVCacheSpec]) -> MemoryLedger:
+    def _plan_memory(self, config: EngineConfig, layout: KVCacheLayout) -> MemoryLedger:
         weights, scheduler, cache = self.model.num_weight_bytes(), config.scheduler, config.cache
         if self.device.type == "cpu":
-            return plan_cpu_memory(cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len)
+            return plan_cpu_memory(cache, layout, weights, scheduler.max_model_len, config.fit_max_model_len)
         assert isinstance(self.model, CausalLM)
-        dummy = DummySteps(self.model, specs, scheduler, cache.block_size, self.device)
+        dummy = DummySteps(self.model, layout, scheduler, self.device)
         peak = peak_of(dummy.run_largest, self.device)
         graphs = 0
         if self._captures:
@@ -196,7 +201,7 @@ class Worker:
         histories = most_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         free, total = torch.cuda.mem_get_info(self.device)
         return plan_device_memory(
-            cache, specs, weights, scheduler.max_model_len, config.fit_max_model_len,
+            cache, layout, weights, scheduler.max_model_len, config.fit_max_model_len,
             device_total=total, in_use=total - free, activations=peak, graphs=graphs, histories=histories,
         )  # fmt: skip
 

@@ -127,6 +127,22 @@ def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, ass
     assert not torch.equal(out, without)
 
 
+@pytest.mark.parametrize("window, block_size", [(37, 16), (1, 16), (16, 16), (50, 48)])
+def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_out, dtype, window, block_size):
+    """Their entries in tables are the null block, or what they were before they were given back: here one of NaN."""
+    shapes = [(199, 1), (150, 40), (63, 1), (96, 3), (0, 70)]
+    parts = [(sequence_type.random(a + b, 4, 2, 64, seed, dtype), a, b) for seed, (a, b) in enumerate(shapes)]
+    q, kv_cache, metadata = lay_out(parts, block_size)
+    table = metadata.block_table.clone()
+    for r, (computed, _) in enumerate(shapes):
+        table[r, : max(0, computed - window + 1) // block_size] = 0
+    expected, out = (
+        attend(device, q, kv_cache, replace(metadata, block_table=blocks), 0.125, window)
+        for blocks in (metadata.block_table, table)
+    )
+    assert expected.isfinite().all() and torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("window", [None, 37])
 def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_close, dtype, window):
     """Later positions than their own: in prompts, drafts and single rows, in one chunk and in several."""

@@ -13,13 +13,13 @@ from octavo_kernels.triton import attention_configs as configs
 from octavo_kernels.triton import decode_step
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
-NUMBERS = ("token_ids", "positions", "next_positions", "seq_lens", "slot_mapping")
+NUMBERS = ("token_ids", "positions", "next_positions", "seq_lens", "slots")
 NOWHERE = 2**31 - 1  # a page that no cache has
 
 
 def state_of(data, sequences: int, block_size: int, width: int, device: str) -> list[torch.Tensor]:
-    """Tokens, counts and a table for as many sequences, and the row that is nobody's. Pages past a sequence's next
-    token are NOWHERE."""
+    """Tokens, counts and tables of some groups for as many sequences, and the row that is nobody's. Pages past a
+    sequence's next token are NOWHERE."""
     limit = width * block_size - 2  # two steps are counted
     edges = st.integers(0, width).flatmap(lambda n: st.integers(-2, 2).map(lambda away: n * block_size + away))
     counts = st.one_of(edges, st.integers(0, limit)).map(lambda n: min(max(n, 0), limit))
@@ -27,9 +27,10 @@ def state_of(data, sequences: int, block_size: int, width: int, device: str) -> 
     written = (computed + torch.tensor([data.draw(st.integers(-3, 3)) for _ in range(sequences + 1)])).clamp(min=0)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     tokens = torch.randint(0, 10**12, (sequences + 1,), generator=generator)
-    table = torch.randint(0, 2**27, (sequences + 1, width), generator=generator, dtype=torch.int32)
-    table[torch.arange(width) > (computed // block_size)[:, None] + 1] = NOWHERE
-    return [tensor.to(device) for tensor in (tokens, computed, written, table)]
+    shape = (data.draw(st.integers(1, 3)), sequences + 1, width)
+    tables = torch.randint(0, 2**27, shape, generator=generator, dtype=torch.int32)
+    tables[:, torch.arange(width) > (computed // block_size)[:, None] + 1] = NOWHERE
+    return [tensor.to(device) for tensor in (tokens, computed, written, tables)]
 
 
 @given(data=st.data())
@@ -52,10 +53,10 @@ def test_inputs_of_a_step(device, data, monkeypatch):
         for name in NUMBERS:
             number, wanted = getattr(step, name), getattr(expected, name)
             assert number.dtype == wanted.dtype and number.tolist() == wanted.tolist(), name
-        assert step.block_table.shape == expected.block_table.shape and step.block_table.dtype == torch.int32
+        assert step.block_tables.shape == expected.block_tables.shape and step.block_tables.dtype == torch.int32
         needed = (expected.seq_lens + block_size - 1) // block_size
         for i, count in enumerate(needed.tolist()):
-            assert torch.equal(step.block_table[i, :count], expected.block_table[i, :count])
+            assert torch.equal(step.block_tables[:, i, :count], expected.block_tables[:, i, :count])
         assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
@@ -63,12 +64,14 @@ def test_what_a_step_is(device):
     """In numbers: the plain version is what the other one is held against."""
     tokens, computed, written = (torch.tensor(x, device=device) for x in ([5, 6, 7, 8], [3, 4, 9, 2], [0, 5, 0, 0]))
     table = torch.tensor([[1, 0, 0], [2, 3, 0], [4, 5, 6], [9, 9, 9]], dtype=torch.int32, device=device)
-    step = reference.decode_inputs(torch.tensor([2, -1, 0, 1, -1], device=device), tokens, computed, written, table, 4)
+    tables = torch.stack([table, table + 10])
+    step = reference.decode_inputs(torch.tensor([2, -1, 0, 1, -1], device=device), tokens, computed, written, tables, 4)
     assert [getattr(step, name).tolist() for name in NUMBERS] == [
-        [7, 0, 5, 6, 0], [9, 0, 3, 4, 0], [10, 0, 4, 5, 0], [10, 0, 4, 5, 0], [25, -1, 7, -1, -1],
+        [7, 0, 5, 6, 0], [9, 0, 3, 4, 0], [10, 0, 4, 5, 0], [10, 0, 4, 5, 0],
+        [[25, -1, 7, -1, -1], [65, -1, 47, -1, -1]],
     ]  # fmt: skip
     assert computed.tolist() == [4, 5, 10, 2], "padding counts nothing"
-    assert step.block_table[[0, 2, 3], :2].tolist() == [[4, 5], [1, 0], [2, 3]]
+    assert step.block_tables[:, [0, 2, 3], :2].tolist() == [[[4, 5], [1, 0], [2, 3]], [[14, 15], [11, 10], [12, 13]]]
 
 
 @pytest.mark.parametrize("scratch", [configs.EXACT_SCRATCH, 0], ids=["decodes", "as prompts"])

@@ -66,7 +66,7 @@ class Row:
 
     data: NewRequestData
     tokens: list[int]
-    block_ids: list[int]
+    block_ids: list[list[int]]  # of each group
     num_computed: int
     fingerprints: list[int]
     poisoned: bool = False
@@ -81,6 +81,7 @@ class SimulatedDevice:
     max_num_seqs: int
     max_model_len: int
     requests: dict[str, EngineCoreRequest]  # by request_id, for what NewRequestData does not carry
+    windows: tuple[int | None, ...] = (None,)  # of the groups: what "attention" of each looks at
     rows: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,9 +97,10 @@ class SimulatedDevice:
         assert len(self.rows) <= self.max_num_seqs, "more rows than max_num_seqs"
         for change in step.scheduled_cached_reqs:
             row = self.rows[change.req_id]
-            for index, block_id in change.replaced_blocks:
-                row.block_ids[index] = block_id
-            row.block_ids.extend(change.new_block_ids)
+            for group, index, block_id in change.replaced_blocks:
+                row.block_ids[group][index] = block_id
+            for blocks, new in zip(row.block_ids, change.new_block_ids, strict=bool(change.new_block_ids)):
+                blocks += new
         self._write(step.num_scheduled_tokens, failing)
         output = ModelRunnerOutput()
         for req_id, num_tokens in step.num_scheduled_tokens.items():
@@ -116,8 +118,8 @@ class SimulatedDevice:
 
     def _copy(self, step: SchedulerOutput, failing: bool) -> None:
         pairs = step.block_copies
-        changed = {block_id for row in step.scheduled_cached_reqs for _, block_id in row.replaced_blocks}
-        changed.update(block_id for row in step.scheduled_new_reqs for block_id in row.block_ids)
+        changed = {block_id for row in step.scheduled_cached_reqs for *_, block_id in row.replaced_blocks}
+        changed.update(i for row in step.scheduled_new_reqs for blocks in row.block_ids for i in blocks)
         assert changed >= {target for _, target in pairs}, "a copy that nobody asked for"
         sources, targets = {source for source, _ in pairs}, [target for _, target in pairs]
         assert not sources & set(targets), "a block is source and target of copies in one step"
@@ -132,7 +134,9 @@ class SimulatedDevice:
         request = self.requests[data.req_id.partition("#")[2]]
         fingerprint = root_fingerprint(request.cache_salt)
         fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
-        row = Row(data, list(data.token_ids), list(data.block_ids), data.num_computed_tokens, fingerprints)
+        row = Row(
+            data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens, fingerprints
+        )
         self.rows[data.req_id] = row
 
     def _write(self, num_scheduled: dict[str, int], failing: bool) -> None:
@@ -141,25 +145,35 @@ class SimulatedDevice:
             row = self.rows[req_id]
             end = row.num_computed + num_tokens
             assert num_tokens > 0 and end <= len(row.tokens), f"{req_id} is given tokens that it does not have"
-            assert end <= len(row.block_ids) * self.block_size, f"{req_id} writes beyond its block table"
-            assert 0 not in row.block_ids, f"{req_id} has the null block"
-            for position in range(max(row.num_computed, row.data.num_kv_tokens), end):
-                slot = self._slot(row, position)
-                assert slot not in written, "two sequences write one slot in one step"
-                written.add(slot)
-                self.slots[slot] = POISON if failing or row.poisoned else row.fingerprints[position]
+            for group, blocks in enumerate(row.block_ids):
+                assert end <= len(blocks) * self.block_size, f"{req_id} writes beyond its block table"
+                for position in range(max(row.num_computed, row.data.num_kv_tokens), end):
+                    slot = self._slot(row, group, position)
+                    assert slot >= self.block_size, f"{req_id} writes to the null block"
+                    assert slot not in written, "two sequences write one slot in one step"
+                    written.add(slot)
+                    value = self.group_value(group, row.fingerprints[position])
+                    self.slots[slot] = POISON if failing or row.poisoned else value
 
     def _attend(self, req_id: str, num_tokens: int) -> None:
+        """A group sees what the window of the first token computed shows, and all after that."""
         row = self.rows[req_id]
-        for position in range(row.num_computed + num_tokens):
-            value = self.slots[self._slot(row, position)]
-            row.poisoned |= value == POISON
-            assert row.poisoned or value == row.fingerprints[position], (
-                f"{req_id} reads another sequence's KV at position {position}"
-            )
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, row.num_computed - window + 1)
+            for position in range(first, row.num_computed + num_tokens):
+                value = self.slots[self._slot(row, group, position)]
+                row.poisoned |= value == POISON
+                assert row.poisoned or value == self.group_value(group, row.fingerprints[position]), (
+                    f"{req_id} reads another sequence's KV at position {position}, or another group's"
+                )
 
-    def _slot(self, row: Row, position: int) -> int:
-        return row.block_ids[position // self.block_size] * self.block_size + position % self.block_size
+    @staticmethod
+    def group_value(group: int, fingerprint: int) -> int:
+        """The "key and value" of a position in one of the groups."""
+        return hash((group, fingerprint)) if group else fingerprint
+
+    def _slot(self, row: Row, group: int, position: int) -> int:
+        return row.block_ids[group][position // self.block_size] * self.block_size + position % self.block_size
 
     def _finish_row(self, req_id: str, num_tokens: int, output: ModelRunnerOutput) -> None:
         row, data = self.rows[req_id], self.rows[req_id].data

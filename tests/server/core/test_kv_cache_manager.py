@@ -7,8 +7,8 @@ from core_helpers import examples, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.block_pool import common_prefix_len
-from octavo.core.kv_cache_manager import Allocation, KVCacheManager
+from octavo.core.block_pool import KVCacheBlock, common_prefix_len
+from octavo.core.kv_cache_manager import Allocation, BlockTable, KVCacheManager
 from octavo.core.request import Request
 
 few_tokens = st.lists(st.integers(0, 1), min_size=1, max_size=20)
@@ -37,11 +37,15 @@ def decode(kv: KVCacheManager, sequence: Request, token: int = 7) -> Allocation 
     return allocation
 
 
+def kv_ids(table: BlockTable) -> list[list[int]]:
+    return [[block.block_id for block in blocks] for blocks in table.groups]
+
+
 def state_of(kv: KVCacheManager) -> tuple:
     return (
         [block.block_id for block in kv.pool.free_queue],
         [(block.ref_cnt, block.parent_hash, block.tokens) for block in kv.pool.blocks],
-        {req_id: [block.block_id for block in table.blocks] for req_id, table in kv._tables.items()},
+        {req_id: (kv_ids(table), table.first[:]) for req_id, table in kv._tables.items()},
         list(kv._pinned),
     )
 
@@ -49,11 +53,15 @@ def state_of(kv: KVCacheManager) -> tuple:
 @given(
     block_size=st.sampled_from([1, 2, 4, 16]),
     sequences=st.lists(st.tuples(few_tokens, st.sampled_from([None, "salt"]), st.booleans()), max_size=12),
+    windows=st.sampled_from([(None,), (None,), (None, 5), (2, None, 9), (3,)]),
 )
 @examples(200)
-def test_a_hit_is_the_longest_common_prefix_with_anything_computed_before(block_size: int, sequences: list) -> None:
-    """... under the same salt, and at most all but the last token; as long as nothing had to be evicted."""
-    kv = KVCacheManager(1000, block_size)
+def test_a_hit_is_the_longest_common_prefix_with_anything_computed_before(
+    block_size: int, sequences: list, windows: tuple[int | None, ...]
+) -> None:
+    """... under the same salt, and at most all but the last token; as long as nothing had to be evicted, be it that a
+    window has passed it."""
+    kv = KVCacheManager(2000, block_size, windows=windows, step_tokens=40)
     before: list[tuple[list[int], str | None]] = []
     for i, (tokens, salt, keep_running) in enumerate(sequences):
         sequence = request(str(i), tokens, cache_salt=salt)
@@ -61,8 +69,8 @@ def test_a_hit_is_the_longest_common_prefix_with_anything_computed_before(block_
         common = max((common_prefix_len(tokens, t) for t, s in before if s == salt), default=0)
         assert hit.num_tokens == min(common, len(tokens) - 1)
         assert prefill(kv, sequence) is not None
-        assert sequence.num_kv_tokens == len(hit.blocks) * block_size
-        assert kv.num_blocks_of(sequence) == kv.blocks_for(len(tokens))
+        assert sequence.num_kv_tokens == hit.num_blocks * block_size
+        assert kv.num_slots_of(sequence) == kv.blocks_for(len(tokens)) * block_size
         if not keep_running:
             kv.free(sequence)
         before.append((tokens, salt))
@@ -81,6 +89,37 @@ def test_a_prompt_sent_twice_is_found_but_for_its_last_token(length: int, still_
     if not still_running:
         kv.free(first)
     assert kv.get_computed_blocks(request("second", prompt)).num_tokens == length - 1
+
+
+def test_a_hit_ends_where_a_group_with_a_window_lost_what_it_needs() -> None:
+    """It needs the last window alone; a group without one needs everything before that too."""
+    kv = KVCacheManager(1 + 40, 4, windows=(None, 8), step_tokens=40)
+    tokens = list(range(32))
+    first = request("first", tokens)
+    prefill(kv, first)
+    kv.free(first)
+    full, window = ([kv.pool.cached_blocks[group.key(first.block_hashes[i])] for i in range(8)] for group in kv.groups)
+
+    def found(lost: list[KVCacheBlock]) -> int:
+        """What is found once those blocks are used for something else."""
+        kept = {block: (block.parent_hash, block.tokens, block.block_hash) for block in lost}
+        for block in lost:
+            kv.pool._unindex(block)
+        hit = kv.get_computed_blocks(request("second", [*tokens, 99]))
+        assert [len(blocks) for blocks in hit.blocks] == [hit.num_blocks] * 2
+        assert [blocks.count(kv.pool.null_block) for blocks in hit.blocks] == [0, max(0, hit.num_blocks - 2)]
+        for block, (parent, contents, own) in kept.items():
+            assert parent is not None
+            kv.pool.index(block, parent, contents, own)
+        return hit.num_tokens
+
+    assert found([]) == 32
+    assert found(window[:6]) == 32, "no token to come sees these"
+    assert found([window[7]]) == 28 and found([window[6]]) == 24
+    assert found([window[1], window[4], window[7]]) == 28, "blocks 5 and 6 are a window"
+    assert found([*window[1::2], window[6]]) == 4, "nowhere are two in a row"
+    assert found([full[3]]) == 12 and found([full[3], window[2]]) == 8
+    assert found([full[0]]) == 0 and found(window) == 0
 
 
 def test_what_is_not_confirmed_is_not_found() -> None:
@@ -111,10 +150,13 @@ def test_no_caching_no_hits() -> None:
     block_size=st.sampled_from([1, 2, 4]),
     num_blocks=st.integers(1, 6),
     sequences=st.lists(st.tuples(few_tokens, st.booleans()), max_size=8),
+    windows=st.sampled_from([(None,), (None, 3), (2,)]),
 )
 @examples(200)
-def test_without_room_nothing_changes(block_size: int, num_blocks: int, sequences: list) -> None:
-    kv = KVCacheManager(num_blocks + 1, block_size)
+def test_without_room_nothing_changes(
+    block_size: int, num_blocks: int, sequences: list, windows: tuple[int | None, ...]
+) -> None:
+    kv = KVCacheManager(len(windows) * num_blocks + 1, block_size, windows=windows, step_tokens=20)
     for i, (tokens, keep_running) in enumerate(sequences):
         sequence = request(str(i), tokens)
         kv.begin_step()
@@ -153,7 +195,7 @@ def test_samples_share_the_prompt_and_copy_only_its_unfinished_block(block_size:
     kv.check_integrity()
     copies = [pair for allocation in allocations for pair in allocation.copies]  # type: ignore[union-attr]
     assert len(copies) == (n if length % block_size else 0)
-    written = [kv.block_ids(sample)[length // block_size] for sample in samples]
+    written = [kv.block_ids(sample)[0][length // block_size] for sample in samples]
     assert len(set(written)) == n, "two samples write one block"
     kv.begin_step()
     assert kv.pool.num_free_blocks == free - (n - 1 if length % block_size else n)
@@ -175,7 +217,7 @@ def test_the_source_of_a_copy_is_not_reused_in_its_step() -> None:
     [(source, target)] = allocation.copies
     third = request("third", [5])
     prefill(kv, third)
-    assert kv.block_ids(third) not in ([source], [target])
+    assert kv.block_ids(third) not in ([[source]], [[target]])
     assert prefill(kv, request("fourth", [6])) is None, "the pinned block was given away"
     assert kv.pinned_ids == {source}
     kv.begin_step()
@@ -204,7 +246,7 @@ def test_two_copies_of_one_block_in_a_step_are_no_leak() -> None:
     kv = KVCacheManager(10, 4)
     first = request("first", [1, 2])
     prefill(kv, first)
-    [source] = kv.block_ids(first)
+    [[source]] = kv.block_ids(first)
     kv.free(first)
     for name in ("second", "third"):
         sequence = request(name, [1, 2, 3])

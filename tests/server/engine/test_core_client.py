@@ -18,7 +18,7 @@ from octavo.engine.output_codec import decode_outputs, encode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
 
-READY = msgspec.msgpack.encode({"config": {}, "num_blocks": 1})
+READY = msgspec.msgpack.encode({"config": {}, "num_blocks": 1, "blocks_of_longest": 1})
 
 
 class Core:

@@ -53,16 +53,21 @@ def test_tokens_do_not_depend_on_how_they_are_computed(
         return LLM(path, **defaults | changes)
 
     engine = llm(enable_prefix_caching=False)
+    groups = engine.engine.executor.kv_layout.groups
     alone = [run(engine, [p], [s])[0] for p, s in zip(prompts, params, strict=True)]
     assert run(engine, prompts, params) == alone, "batched"
     assert run(llm(long_prefill_token_threshold=7), prompts, params) == alone, "in chunks of 7"
     for block_size in (1, 64):
-        assert run(llm(block_size=block_size, max_model_len=256), prompts, params) == alone, f"blocks of {block_size}"
+        sizes = {"block_size": block_size, "max_model_len": 256, "num_gpu_blocks_override": 512 * len(groups)}
+        assert run(llm(**sizes), prompts, params) == alone, f"blocks of {block_size}"
+    if any(group.window for group in groups):
+        assert run(llm(disable_hybrid_kv_cache_manager=True), prompts, params) == alone, "windows keep every position"
     caching = llm()
     for again in ("first", "second"):  # partial hits among the prompts at first, full hits then
         assert run(caching, prompts, params) == alone, f"{again} time with prefix caching"
-    small = llm(num_gpu_blocks_override=20, max_model_len=256)
+    small = llm(num_gpu_blocks_override=20 * len(groups), max_model_len=256)
     assert run(small, prompts, params) == alone, "preempted"
+    assert small.totals.num_preemptions > 0 or (len(groups) == 1 and groups[0].window), "the cache is large enough"
 
 
 def test_a_small_cache_really_preempts(tiny_checkpoints: dict[str, Path]) -> None:
@@ -79,8 +84,10 @@ def test_a_small_cache_really_preempts(tiny_checkpoints: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize("length", [5, 15, 16, 17, 32, 100, 128])
-def test_a_prompt_sent_twice_computes_one_token(length: int, tiny_checkpoints: dict[str, Path]) -> None:
-    llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_a_prompt_sent_twice_computes_one_token(length: int, family: str, tiny_checkpoints: dict[str, Path]) -> None:
+    """Also where layers have windows of 24 positions: all of them, or every other one."""
+    llm = LLM(str(tiny_checkpoints[family]), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64)
     prompt = {"prompt_token_ids": [3 + (7 * i) % 200 for i in range(length)]}
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     first, second = (llm.generate([prompt], params, use_tqdm=False)[0] for _ in range(2))

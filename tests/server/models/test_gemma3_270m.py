@@ -79,3 +79,27 @@ def test_its_default_is_recorded_and_cuts_text_as_llama_cpp_does(path: Path) -> 
     assert [output.prompt_token_ids for output in outputs] == [*texts.values()]
     runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
     assert runner.device_runner.recorded_steps.can_record
+
+
+def test_windows_give_memory_back(path: Path) -> None:
+    """8,192 tokens from 0.30 of what layers without windows would take, and the tokens of those."""
+    tokens, options = 8192, {"kv_cache_dtype": "bfloat16", "max_model_len": 8320}
+    full = tokens * 18 * 2 * 256 * 2  # layers, keys and values, head size, bytes
+    prompt = {"prompt_token_ids": [2, *(100 + i * 7919 % 200_000 for i in range(tokens - 33))]}
+    params, held, answers = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True), [], []
+    for changes in (
+        {"kv_cache_memory_bytes": int(0.30 * full)},
+        {"kv_cache_memory_bytes": int(1.1 * full), "disable_hybrid_kv_cache_manager": True},
+    ):
+        llm = LLM(str(path), **options, **changes)
+        kv, most = llm.engine.scheduler.kv, 0
+        llm.engine.add_request(llm._input.process("only", prompt, params))
+        answers.append([])
+        while llm.engine.has_unfinished_requests():
+            for output in llm.engine.step().outputs:
+                answers[-1] += output.new_token_ids
+            most = max(most, kv.pool.num_usable_blocks - kv.pool.num_free_blocks)
+        held.append(most * llm.engine.executor.kv_layout.block_bytes)
+        assert len(answers[-1]) == 32
+    assert held[0] <= 0.30 * full and held[1] >= 0.99 * full
+    assert answers[0] == answers[1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.overlapped import overlapped, tiny
 
+from octavo.core.kv_groups import make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -40,7 +41,7 @@ def test_the_cache_gets_what_the_rest_leaves() -> None:
 
     def plan(**given: int) -> memory.MemoryLedger:
         parts = {"device_total": 4096 * MIB, "in_use": 1024 * MIB, "activations": 0, "graphs": 0} | given
-        return memory.plan_device_memory(CacheConfig(), [spec], 1000 * MIB, 64, False, **parts)
+        return memory.plan_device_memory(CacheConfig(), make_layout([spec], 64, 16, 8), 1000 * MIB, 64, False, **parts)
 
     whole = plan()
     for part in ("activations", "graphs", "histories"):
@@ -56,8 +57,9 @@ def test_a_cache_of_bytes_has_twice_the_blocks() -> None:
     assert (plain.bytes_per_token(), fp8.bytes_per_token()) == (512, 256)
     assert fp8.block_shape(16) == plain.block_shape(16) == (2, 2, 16, 64)
     cache = CacheConfig(kv_cache_memory_bytes=MIB)
+    device = {"device_total": 64 * MIB, "in_use": 0, "activations": 0, "graphs": 0}
     blocks = [
-        memory.plan_device_memory(cache, [spec], 0, 64, False, device_total=64 * MIB, in_use=0, activations=0, graphs=0)
+        memory.plan_device_memory(cache, make_layout([spec], 64, 16, 8), 0, 64, False, **device)
         for spec in (plain, fp8)
     ]
     assert blocks[1].num_blocks == 2 * blocks[0].num_blocks and blocks[0].kv_cache == blocks[1].kv_cache == MIB
@@ -75,11 +77,11 @@ def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str
         return forward(self, ids, positions, context)
 
     monkeypatch.setattr(type(worker.model), "forward", noted)
-    specs = worker.model.kv_cache_specs()
-    steps = DummySteps(worker.model, specs, worker.config.scheduler, 16, torch.device("cpu"))
+    layout = make_layout(worker.model.kv_cache_specs(), 96, 16, 200)
+    steps = DummySteps(worker.model, layout, worker.config.scheduler, torch.device("cpu"))
     steps.run_largest()
     steps.run_decode(16)
-    mixed, decode = (context.metadata for context in seen)
+    mixed, decode = (context.metadata[0] for context in seen)
     assert mixed.num_actual_tokens == 200 and mixed.max_query_len == 96 and mixed.max_seq_len == 96
     assert len(mixed.seq_lens) == 15 + 2 and mixed.query_start_loc[-1] == 200
     assert decode.num_actual_tokens == len(decode.seq_lens) == 16 and decode.max_seq_len == 96

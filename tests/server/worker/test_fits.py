@@ -20,9 +20,11 @@ from support.quantized_files import awq, quantize_checkpoint
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
+from octavo.core.kv_groups import make_layout
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.quantization.canonical import GroupCodes
@@ -131,7 +133,8 @@ def test_the_context_is_what_fits_unless_a_number_is_asked_for(
         monkeypatch.setattr(limits, "memory_limit", lambda: limit)
         config = engine_config(llama_70b, load_format="dummy", quantization="int8", **options)
         needs = model_memory(config, CPU)
-        return plan_cpu_memory(config.cache, needs.specs, needs.weights, 131072, config.fit_max_model_len)
+        layout = make_layout(needs.specs, 131072, config.cache.block_size, 192)
+        return plan_cpu_memory(config.cache, layout, needs.weights, 131072, config.fit_max_model_len)
 
     for words in ({}, {"max_model_len": "auto"}, {"max_model_len": -1}):
         ledger = planned(24 * GIB, **words)
@@ -221,7 +224,8 @@ def test_the_ledger_lists_weights_as_they_are_held(
         assert kinds["bfloat16"] >= 2 * linear and "int8" not in kinds
     else:
         assert linear < kinds["int8"] < 1.5 * linear
-    ledger = MemoryLedger(GIB, 3 << 20, 1 << 20, 3, 100, 16, 16)
+    layout = make_layout([KVCacheSpec(1, 8, "float32")], 16, 16, 8)
+    ledger = MemoryLedger(GIB, 3 << 20, 1 << 20, 3, 100, 16, layout)
     assert any("weights" in line and "int4 2.0, float32 1.0" in line
                for line in ledger.lines({"int4": 2 << 20, "float32": 1 << 20}))  # fmt: skip
 

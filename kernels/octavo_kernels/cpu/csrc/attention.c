@@ -46,8 +46,8 @@ static struct buffers get_buffers(int64_t rows, int64_t depth) {
 
 INLINE int in_chunks(const struct paged_attention_args *a) { return a->kv_dtype == BF16_PAIRS || a->kv_dtype == INT8; }
 
-// Find the rows of positions start .. start + TILE, or their chunks. Rows past the end of the sequence are zeros instead of
-// what the page holds there.
+// Find the rows of positions start .. start + TILE, or their chunks. Rows past the end of the sequence, and those that a
+// window has passed, are zeros instead of what the page holds there: it may be another sequence's by now.
 INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **keys, const void **values) {
     int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
     if (in_chunks(it->a)) {
@@ -62,7 +62,9 @@ INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **ke
         }
         return count;
     }
-    for (int64_t j = 0; j < count;) {
+    int64_t j = it->a->window ? MIN(count, MAX(0, it->first_position - it->a->window + 1 - start)) : 0;
+    for (int64_t i = 0; i < j; i++) keys[i] = values[i] = ZEROS;
+    while (j < count) {
         int64_t position = start + j, offset = position % block_size;
         const char *key = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
         for (int64_t end = MIN(count, j + block_size - offset); j < end; j++, key += it->row_stride) {
@@ -70,7 +72,7 @@ INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **ke
             values[j] = key + it->value_offset;
         }
     }
-    for (int64_t j = MAX(0, count); j < TILE; j++) keys[j] = values[j] = ZEROS;
+    for (j = MAX(0, count); j < TILE; j++) keys[j] = values[j] = ZEROS;
     return count;
 }
 

@@ -23,6 +23,7 @@ from octavo.models.base import CausalLM
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.step import Logits
 from octavo_kernels import AttentionMetadata
+from octavo_kernels.attention_metadata import for_groups
 from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, record, unavailable_reason
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ class RecordedSteps:
     def __init__(self, model: CausalLM, batch: InputBatch, kv_caches: list[Tensor], max_rows: int) -> None:
         """``max_rows``: maximum number of tokens per step."""
         self._model, self._batch, self._kv_caches = model, batch, kv_caches
-        self._max_logits, max_blocks = batch.block_table.shape
+        self._max_logits = batch.block_tables.shape[1]
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
-        self._inputs = _Inputs(max(max_rows, self._max_logits + 1), self._max_logits, max_blocks, batch.block_size)
+        self._inputs = _Inputs(max(max_rows, self._max_logits + 1), batch)
         self._indices = torch.empty(self._max_logits, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
@@ -62,7 +63,7 @@ class RecordedSteps:
         if self._decode_inputs is None:
             batch, inputs = self._batch, self._inputs
             self._decode_inputs = DecodeInputs(
-                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_table, batch.block_size,
+                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_tables, batch.block_size,
                 inputs.input_ids, inputs.positions, inputs.metadata,
             )  # fmt: skip
         self._decode_inputs.fill(rows)
@@ -70,7 +71,7 @@ class RecordedSteps:
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
         """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
-        total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
+        total, sequences = step.num_tokens, len(step.seq_lens)
         if not self.can_record or total > len(self._inputs.positions) or len(indices) > self._max_logits:
             return None
         self._inputs.fill(step)
@@ -78,7 +79,7 @@ class RecordedSteps:
 
     def run(self, step: StepInputs) -> DeferredHidden | None:
         """The layers of any step up to the last attention."""
-        total, sequences = step.metadata.num_actual_tokens, len(step.metadata.seq_lens)
+        total, sequences = step.num_tokens, len(step.seq_lens)
         if not self.can_record or total > len(self._inputs.positions):
             return None
         self._inputs.fill(step)
@@ -145,24 +146,29 @@ def obstacle_to_recording(row_multiple: int) -> str | None:
 class _Inputs:
     """A step's inputs in memory that stays, for as many rows as a step may have."""
 
-    def __init__(self, max_rows: int, max_num_reqs: int, max_blocks: int, block_size: int) -> None:
+    def __init__(self, max_rows: int, batch: InputBatch) -> None:
+        num_groups, max_num_reqs, max_blocks = batch.block_tables.shape
+        block_tables = torch.empty(num_groups, max_num_reqs, max_blocks, dtype=torch.int32)
+        slots = torch.empty(num_groups, max_rows, dtype=torch.int64)
         self.input_ids = torch.empty(max_rows, dtype=torch.int64)
         self.positions = torch.empty(max_rows, dtype=torch.int64)
-        self.metadata = AttentionMetadata(
+        first = AttentionMetadata(
             query_start_loc=torch.empty(max_num_reqs + 1, dtype=torch.int32),
             seq_lens=torch.empty(max_num_reqs, dtype=torch.int32),
-            block_table=torch.empty(max_num_reqs, max_blocks, dtype=torch.int32),
-            slot_mapping=torch.empty(max_rows, dtype=torch.int64),
+            block_table=block_tables[0],
+            slot_mapping=slots[0],
             max_query_len=max_rows,
-            max_seq_len=max_blocks * block_size,
+            max_seq_len=max_blocks * batch.block_size,
             num_actual_tokens=max_rows,
         )
+        self.metadata = for_groups(first, block_tables, slots)
 
     def fill(self, step: StepInputs) -> None:
-        total, ours, theirs = step.metadata.num_actual_tokens, self.metadata, step.metadata
-        count, columns = theirs.block_table.shape
+        total, first = step.num_tokens, step.metadata[0]
+        count, columns = first.block_table.shape
         self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.positions[:total]
-        ours.slot_mapping[:total] = theirs.slot_mapping[:total]
-        ours.query_start_loc[: count + 1] = theirs.query_start_loc
-        ours.seq_lens[:count] = theirs.seq_lens
-        ours.block_table[:count, :columns] = theirs.block_table
+        self.metadata[0].query_start_loc[: count + 1] = first.query_start_loc
+        self.metadata[0].seq_lens[:count] = first.seq_lens
+        for ours, theirs in zip(self.metadata, step.metadata, strict=True):
+            ours.slot_mapping[:total] = theirs.slot_mapping[:total]
+            ours.block_table[:count, :columns] = theirs.block_table

@@ -13,6 +13,7 @@ from octavo.interface.step import CachedRequestData
 from octavo.sample import devices
 from octavo.worker.input_batch import InputBatch
 from octavo_kernels import AttentionMetadata, DecodeStep
+from octavo_kernels.attention_metadata import for_groups
 
 PADDING = -1  # the row of a step's padding: the last one, counted from the end
 
@@ -22,17 +23,18 @@ class DeviceBatch:
 
     ``last_tokens`` int64 [rows] is the token that a row computes next, ``num_computed`` int64 [rows] how many it has
     computed, ``num_kv_tokens`` int64 [rows] the positions below which keys and values are never written (they are
-    shared), ``block_table`` int32 [rows, max_blocks].
+    shared), ``block_tables`` int32 [groups of layers, rows, max_blocks].
     """
 
     def __init__(self, host: InputBatch, max_decodes: int, device: torch.device) -> None:
         """``max_decodes``: maximum number of rows of `decode_inputs`."""
-        num_rows, max_blocks = host.block_table.shape[0] + 1, host.block_table.shape[1]
+        num_groups, num_rows, max_blocks = host.block_tables.shape
+        num_rows += 1
         self.device, self._host = device, host
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_kv_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.block_table = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(num_groups, num_rows, max_blocks, dtype=torch.int32, device=device)
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
         self._max_model_len = max_blocks * host.block_size
 
@@ -42,22 +44,20 @@ class DeviceBatch:
         self.set_computed(rows, host.num_computed[rows])
         self.num_kv_tokens[index] = self._put(host.num_kv_tokens[rows])
         columns = int(host.num_blocks[rows].max())
-        self.block_table[index, :columns] = self._put(host.block_table[rows, :columns])
+        self.block_tables[:, index, :columns] = self._put(host.block_tables[:, rows, :columns])
 
     def set_blocks(self, changes: list[CachedRequestData]) -> None:
         """Copy blocks that were appended or replaced."""
-        host, rows, columns, blocks = self._host, list[int](), list[int](), list[int]()
+        changed: list[tuple[int, int, int, int]] = []  # group, row, column, block
         for change in changes:
-            row = host.row_of[change.req_id]
-            end = int(host.num_blocks[row])
-            changed = [index for index, _ in change.replaced_blocks]
-            changed += range(end - len(change.new_block_ids), end)
-            rows += [row] * len(changed)
-            columns += changed
-            blocks += host.block_table[row, changed].tolist()
-        if rows:
-            index = self._put(np.array([rows, columns], dtype=np.int64))
-            self.block_table[index[0], index[1]] = self._put(np.array(blocks, dtype=np.int32))
+            row = self._host.row_of[change.req_id]
+            changed += [(group, row, index, block) for group, index, block in change.replaced_blocks]
+            for group, blocks in enumerate(change.new_block_ids):
+                first = int(self._host.num_blocks[row]) - len(blocks)
+                changed += [(group, row, first + i, block) for i, block in enumerate(blocks)]
+        if changed:
+            groups, rows, columns, ids = self._put(np.array(changed, dtype=np.int64).T)
+            self.block_tables[groups, rows, columns] = ids.int()
 
     def set_computed(self, rows: np.ndarray, num_computed: np.ndarray) -> None:
         """Set how many tokens ``rows`` have computed, and what the host knows of the next one (of a prompt; sampled
@@ -69,21 +69,21 @@ class DeviceBatch:
     def _put(self, array: np.ndarray) -> Tensor:
         return devices.put(array, self.device)
 
-    def decode_inputs(self, rows: Tensor) -> tuple[DecodeStep, AttentionMetadata]:
+    def decode_inputs(self, rows: Tensor) -> tuple[DecodeStep, list[AttentionMetadata]]:
         """A step in which each of ``rows`` int64 [n] computes one token, which is counted.
 
         Reads and writes nothing on the host: it can be captured.
         """
         step = octavo_kernels.decode_inputs(
-            rows, self.last_tokens, self.num_computed, self.num_kv_tokens, self.block_table, self._host.block_size
+            rows, self.last_tokens, self.num_computed, self.num_kv_tokens, self.block_tables, self._host.block_size
         )
-        metadata = AttentionMetadata(
+        first = AttentionMetadata(
             query_start_loc=self._starts[: len(rows) + 1],
             seq_lens=step.seq_lens,
-            block_table=step.block_table,
-            slot_mapping=step.slot_mapping,
+            block_table=step.block_tables[0],
+            slot_mapping=step.slots[0],
             max_query_len=1,
             max_seq_len=self._max_model_len,
             num_actual_tokens=len(rows),
         )
-        return step, metadata
+        return step, for_groups(first, step.block_tables, step.slots)

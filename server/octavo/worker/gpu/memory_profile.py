@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 import octavo_kernels
+from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import SchedulerConfig
-from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.worker.kv_cache import allocate_kv_cache
@@ -22,9 +22,8 @@ class DummySteps:
     """Steps that read the null block and write nothing. Their results have no meaning."""
 
     model: CausalLM
-    specs: list[KVCacheSpec]
+    layout: KVCacheLayout
     scheduler: SchedulerConfig
-    block_size: int
     device: torch.device
 
     def run_largest(self) -> None:
@@ -48,11 +47,11 @@ class DummySteps:
         """``decodes`` tokens of one sequence each, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
         Attention's scratch memory is for sequences of max_model_len."""
         device, tokens, longest = self.device, decodes + prompt, self.scheduler.max_model_len
-        kv_cache = allocate_kv_cache(self.specs, 2, self.block_size, device)
+        kv_cache = allocate_kv_cache(self.layout, 2, device)
         kv_cache.blocks.zero_()
         starts = [*range(decodes), *range(decodes, tokens, longest), tokens]
         queries = torch.tensor(starts, dtype=torch.int32, device=device)
-        max_blocks = -(-longest // self.block_size)
+        max_blocks = -(-longest // self.layout.block_size)
         metadata = AttentionMetadata(
             query_start_loc=queries,
             seq_lens=queries.diff(),
@@ -64,7 +63,8 @@ class DummySteps:
         )
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         positions = torch.arange(tokens, device=device) % longest
-        hidden = self.model(ids, positions, ForwardContext(metadata, kv_cache.layers))
+        context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers)
+        hidden = self.model(ids, positions, context)
         rows = torch.arange(sampled, device=device)
         logits = self.model.compute_logits(hidden[rows % tokens])
         table = SamplingTable(

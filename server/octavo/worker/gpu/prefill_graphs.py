@@ -18,6 +18,7 @@ from octavo.models.base import CausalLM
 from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
+from octavo_kernels.attention_metadata import for_groups
 
 # Padding is at most a third from 33 tokens on; below, a step takes as long as reading the weights. Steps of more than
 # 512 tokens keep a GPU busy for as long as the host takes to launch the next one.
@@ -44,14 +45,14 @@ class PrefillGraphs:
     ) -> None:
         self.sizes = sizes
         self._model, self._kv_caches, self._capture = model, kv_caches, capture
-        max_num_reqs, max_blocks = batch.block_table.shape
+        num_groups, max_num_reqs, max_blocks = batch.block_tables.shape
         most = sizes[-1]
         self._input_ids = torch.zeros(most, dtype=torch.int64, device=device)
         self._positions = torch.zeros(most, dtype=torch.int64, device=device)
-        self._slots = torch.full((most,), -1, dtype=torch.int64, device=device)
+        self._slots = torch.full((num_groups, most), -1, dtype=torch.int64, device=device)
         self._starts = torch.zeros(max_num_reqs + 1, dtype=torch.int32, device=device)
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
-        self._block_table = torch.zeros(max_num_reqs, max_blocks, dtype=torch.int32, device=device)
+        self._block_tables = torch.zeros(num_groups, max_num_reqs, max_blocks, dtype=torch.int32, device=device)
         self._max_model_len = max_blocks * batch.block_size
         self._graphs: dict[int, Captured] = {}
 
@@ -78,15 +79,16 @@ class PrefillGraphs:
             self._seq_lens.zero_()
 
             def work() -> tuple[Tensor, ...]:
-                metadata = AttentionMetadata(
+                first = AttentionMetadata(
                     query_start_loc=self._starts,
                     seq_lens=self._seq_lens,
-                    block_table=self._block_table,
-                    slot_mapping=self._slots[:size],
+                    block_table=self._block_tables[0],
+                    slot_mapping=self._slots[0, :size],
                     max_query_len=size,
                     max_seq_len=self._max_model_len,
                     num_actual_tokens=size,
                 )
+                metadata = for_groups(first, self._block_tables, self._slots[:, :size])
                 context = ForwardContext(metadata, self._kv_caches)
                 return self._model.begin(self._input_ids[:size], self._positions[:size], context)
 
@@ -95,13 +97,13 @@ class PrefillGraphs:
 
     def _fill(self, step: StepInputs, size: int) -> None:
         """Rows beyond the step's are padding, whose keys and values are not written; further sequences are empty."""
-        metadata, rows = step.metadata, len(step.positions)
-        count, columns = metadata.block_table.shape
+        first, rows = step.metadata[0], len(step.positions)
+        count, columns = first.block_table.shape
         self._input_ids[:rows] = step.input_ids
         self._positions[:rows] = step.positions
-        self._slots[:rows] = metadata.slot_mapping
-        self._slots[rows:size] = -1
-        self._starts[: count + 1] = metadata.query_start_loc
-        self._starts[count + 1 :] = metadata.num_actual_tokens
-        self._seq_lens[:count] = metadata.seq_lens
-        self._block_table[:count, :columns] = metadata.block_table
+        self._slots[:, :rows] = step.slots
+        self._slots[:, rows:size] = -1
+        self._starts[: count + 1] = first.query_start_loc
+        self._starts[count + 1 :] = step.num_tokens
+        self._seq_lens[:count] = first.seq_lens
+        self._block_tables[:, :count, :columns] = step.block_tables

@@ -95,7 +95,7 @@ def _request(runner: ModelRunner, req_id: str, params: SamplingParams, length: i
         sampling_params=params,
         stop_token_ids=frozenset(),
         sample_index=0,
-        block_ids=[0] * blocks,
+        block_ids=[[0] * blocks] * len(runner.requests.batch.block_tables),
         num_computed_tokens=0,
         num_kv_tokens=length + 1,  # no keys and values are written
     )
