@@ -176,9 +176,12 @@ def page(figures: dict[str, Any]) -> str:
             f"| {name} | {f['positions']:,.0f} | {f['kl']:.4f} | {f['kl_p99']:.4f} | {f['top1']:.2%} | {shared} | "
             f"{f['loss']:.4f} | {f['loss_float32']:.4f} |"
         )
-    return "\n".join(
-        [*lines, "", f"Goals: mean KL at most {MAX_KL} nats, the same best token for {MIN_AGREEMENT:.0%}."]
-    )
+    notes = [f"Goals: mean KL at most {MAX_KL} nats, the same best token for {MIN_AGREEMENT:.0%}."]
+    for name, f in figures["results"].items():
+        if "llama_cpp_float32" in f:
+            notes += ["", f"llama.cpp's own best tokens of {name.partition(':')[0]} are those of float32 for "
+                      f"{f['llama_cpp_float32']:.2%}."]  # fmt: skip
+    return "\n".join([*lines, "", *notes])
 
 
 def gemma3(positions: int, kv_dtype: str | None) -> dict[str, float]:
