@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import triton.language as tl
+from support.family_cases import MOE_CASES
 from support.overlapped import overlapped
 from triton.runtime import interpreter
 
@@ -66,6 +68,17 @@ def test_models_give_the_reference_backends_tokens(
     monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
     expected = generate(engine(tiny_checkpoints[family], "reference", monkeypatch))
     assert generate(engine(tiny_checkpoints[family], "triton", monkeypatch)) == expected
+
+
+def test_a_mixture_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny Mixtral: rows that are sorted by expert, and few that are not."""
+    monkeypatch.setattr(sampling, "CONFIG", sampling.SamplingConfig(tile=128, steps=4, keep=32))
+    name, config = MOE_CASES["mixtral"]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**config | {"vocab_size": 320}))
+    model.save_pretrained(tmp_path)
+    expected = generate(engine(tmp_path, "reference", monkeypatch))
+    assert generate(engine(tmp_path, "triton", monkeypatch)) == expected
 
 
 @pytest.mark.parametrize(("max_num_seqs", "lengths"), [(1, (2, 9)), (3, (2, 5, 8, 9, 35))], ids=["one row", "three"])
