@@ -235,8 +235,8 @@ class KVCacheManager:
         for i in range(table.num_hashed_blocks, num_full):
             tokens = tuple(request.all_token_ids[i * self.block_size : (i + 1) * self.block_size])
             own_hash, parent = self._hash(request, i), self._parent_hash(request, i)
-            for group, blocks in zip(self.groups, table.groups, strict=True):
-                block, key = blocks[i], group.key(own_hash)
+            for g, group in enumerate(self.groups):
+                block, key = table.groups[g][i], group.key(own_hash)
                 if block.block_hash != key and block is not self.pool.null_block:
                     self.pool.index(block, group.key(parent), tokens, key)
         table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
@@ -284,11 +284,12 @@ class KVCacheManager:
         if last_position <= table.num_slots and not table.shares_tail:
             return _NOTHING  # nearly always
         num_new = max(self.blocks_for(last_position) - len(table), 0)
-        write_from = max(request.num_computed_tokens, request.num_kv_tokens)
-        index = write_from // self.block_size
-        to_copy: list[int] = []  # groups in which another sequence holds the block that is written first
-        if table.shares_tail and write_from < last_position and index < len(table):
-            to_copy = [i for i, blocks in enumerate(table.groups) if blocks[index].ref_cnt > 1]
+        to_copy, index = _NO_GROUPS, 0  # groups in which another sequence holds the block that is written first
+        if table.shares_tail:
+            write_from = max(request.num_computed_tokens, request.num_kv_tokens)
+            index = write_from // self.block_size
+            if write_from < last_position and index < len(table):
+                to_copy = [i for i, blocks in enumerate(table.groups) if blocks[index].ref_cnt > 1]
         if not num_new and not to_copy:
             return _NOTHING
         if num_new * len(self.groups) + len(to_copy) > self.pool.num_free_blocks:
@@ -302,7 +303,7 @@ class KVCacheManager:
             request.num_confirmed_tokens = min(request.num_confirmed_tokens, table.confirm_limit)
             allocation.copies.append((source.block_id, target.block_id))
             allocation.replaced_blocks.append((i, index, target.block_id))
-        if write_from < last_position:
+        if table.shares_tail and write_from < last_position:
             table.shares_tail = False
         if num_new:
             allocation.new_block_ids = [self._append(blocks, num_new) for blocks in table.groups]
@@ -396,4 +397,5 @@ class KVCacheManager:
             assert len(set(held)) == len(held) == table.num_held, f"{req_id} holds a block twice"
 
 
+_NO_GROUPS: list[int] = []
 _NOTHING = Allocation()
