@@ -57,7 +57,8 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
     found |= _windows(config_class, found["num_hidden_layers"], rng)
     found |= _own(config_class, found, rng)
     if config_class not in WITHOUT_ROTARY:
-        found |= _rope(config_class, found, size, rng)
+        turned = found["head_dim"] if config_class.startswith("Deepseek") else size
+        found |= _rope(config_class, found, turned, rng)
     return found
 
 
@@ -78,6 +79,16 @@ def _windows(config_class: str, layers: int, rng: random.Random) -> dict[str, An
 def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """What one family alone has."""
     layers, heads, hidden = (found[key] for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
+    if config_class == "GptOssConfig":  # transformers multiplies experts of widths that fill whole 16 bytes
+        return {"hidden_size": heads * rng.choice([4, 12]), "sliding_window": rng.randint(1, 40)}
+    if config_class.startswith("Deepseek"):
+        turned = rng.choice([4, 8, 16])
+        return {
+            "num_key_value_heads": heads, "hidden_size": heads * rng.choice([4, 12]), "head_dim": turned,
+            "qk_rope_head_dim": turned, "qk_nope_head_dim": rng.choice([4, 16, 20]), "v_head_dim": rng.choice([8, 12]),
+            "kv_lora_rank": rng.choice([16, 24, 34]), "q_lora_rank": rng.choice([None, 20]),
+            "first_k_dense_replace": rng.randint(0, layers),
+        }  # fmt: skip
     if config_class.startswith("Qwen"):
         return {"max_window_layers": rng.randint(0, layers)}
     if config_class == "SmolLM3Config":

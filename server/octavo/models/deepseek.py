@@ -49,7 +49,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
         """The experts of one layer, and the MLP that every row goes through."""
         hf, hidden = self.config.hf_config, self.config.hidden_size
         inner, act, count = hf["moe_intermediate_size"], hf.get("hidden_act", "silu"), hf.get("n_shared_experts") or 0
-        shared = GatedMLP(hidden, inner * count, False, act, self.tp) if count else None
+        shared = GatedMLP(hidden, inner * count, hf.get("mlp_bias", False), act, self.tp) if count else None
         return FusedMoE(expert_settings(hf["num_experts"], hidden, inner, act), self.routing(), self.tp, shared)
 
 
