@@ -27,7 +27,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # Compared with transformers and recorded in tests/server/engine: test_encoders, test_rerankers.
 ELSEWHERE |= {name: () for name, module in MODELS.items() if name in ENCODERS or module == "classifiers"}
 # Names of the language model alone differ: all else is that of the class above.
-TEXT_OF_VISION = {name for name, module in MODELS.items() if module == "text_of_vision"}
+TEXT_OF_VISION = {name for name in MODELS if name.endswith("ForConditionalGeneration")}
 ROWS = [
     (set(re.findall(r"`(\w+)`", cells[1])), cells[3].strip())
     for line in (ROOT / "docs" / "models.md").read_text().splitlines()
