@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import threading
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -20,29 +21,34 @@ _ALIGNMENT = 64
 
 
 class _Region:
-    """Reserved memory that is handed out from its beginning to its end. It is freed with the last tensor in it."""
+    """Reserved memory that is handed out from its beginning to its end. Tensors in it keep it, and nothing else."""
 
-    def __init__(self, nbytes: int) -> None:
-        # Private: shared memory has no huge pages by default
-        self._memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        first = torch.frombuffer(self._memory, dtype=torch.uint8, count=1)
+    def __init__(self, memory: mmap.mmap) -> None:
+        first = torch.frombuffer(memory, dtype=torch.uint8, count=1)
+        self._memory = weakref.ref(memory)
         self._next = -first.data_ptr() % HUGE_PAGE
-        try:
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without huge pages
-            pass
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-        count, begin = math.prod(shape), self._next
+        memory, count, begin = self._memory(), math.prod(shape), self._next
         end = begin + count * dtype.itemsize
-        if end > len(self._memory):
+        if memory is None or end > len(memory):
             return None
         self._next = end + -end % _ALIGNMENT
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=begin).view(*shape)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(*shape)
 
 
 _lock = threading.Lock()
 _region: _Region | None = None
+
+
+def _reserve(nbytes: int) -> mmap.mmap:
+    # Private: shared memory has no huge pages by default
+    memory = mmap.mmap(-1, nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # a kernel without huge pages
+        pass
+    return memory
 
 
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -55,7 +61,8 @@ def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     with _lock:
         tensor = _region.take(shape, dtype) if _region else None
         if tensor is None:
-            region = _Region(max(nbytes, _REGION))
+            memory = _reserve(max(nbytes, _REGION))
+            region = _Region(memory)
             tensor = region.take(shape, dtype)
             assert tensor is not None
             if nbytes < _REGION:

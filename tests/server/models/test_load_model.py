@@ -152,7 +152,7 @@ def test_dummy_weights_are_sane_and_repeatable(family: str, tiny_checkpoints: di
 
 
 PEAK = """
-import resource, sys
+import gc, resource, sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -170,6 +170,7 @@ for argument in sys.argv[1:]:
     quantization, small, big = argument.split(",")
     configs = [replace(model_config(path, "float32"), quantization=quantization) for path in (small, big)]
     load_model(configs[0])  # whatever is imported or made once
+    gc.collect()  # models before this one
     trim_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before, faults = memory("VmRSS"), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
