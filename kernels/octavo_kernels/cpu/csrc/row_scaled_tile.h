@@ -33,28 +33,23 @@ INLINE void scaled_step(vi (*acc)[SCALED_ACROSS], const uint8_t *codes, const ui
     }
 }
 
-// acc += SECOND_UNIT * products of the steps in which one of the rows has a second integer
+// acc += SECOND_UNIT * products of second integers: of each row by itself, as hardly two rows have theirs in the same steps
 INLINE void scaled_second(vi (*acc)[SCALED_ACROSS], const uint8_t *codes, const uint8_t *data, int64_t groups, int64_t stride,
                           const int mr) {
-    const uint8_t *second = data + scaled_row_steps(groups) + groups * GROUP;
-    vi sum[SCALED_ROWS][SCALED_ACROSS] = {0};
-    for (int64_t at = 0; at < groups; at += 8) {
-        uint64_t steps = 0;
-#pragma GCC unroll 16
-        for (int i = 0; i < mr; i++) {
-            uint64_t mine;
-            memcpy(&mine, data + i * stride + at, 8);
-            steps |= mine;
-        }
-        for (; steps; steps &= steps - 1) {
-            const int64_t step = at * GROUP_STEPS + __builtin_ctzll(steps);
-            scaled_step(sum, codes + step * STEP_BYTES, second + step * 4, stride, mr);
-        }
-    }
 #pragma GCC unroll 16
     for (int i = 0; i < mr; i++) {
+        const uint8_t *mine = data + i * stride, *second = mine + scaled_row_steps(groups) + groups * GROUP;
+        vi sum[1][SCALED_ACROSS] = {0};
+        for (int64_t at = 0; at < groups; at += 8) {
+            uint64_t steps;
+            memcpy(&steps, mine + at, 8);
+            for (; steps; steps &= steps - 1) {
+                const int64_t step = at * GROUP_STEPS + __builtin_ctzll(steps);
+                scaled_step(sum, codes + step * STEP_BYTES, second + step * 4, stride, 1);
+            }
+        }
 #pragma GCC unroll 4
-        for (int n = 0; n < SCALED_ACROSS; n++) acc[i][n] += sum[i][n] * SECOND_UNIT;
+        for (int n = 0; n < SCALED_ACROSS; n++) acc[i][n] += sum[0][n] * SECOND_UNIT;
     }
 }
 
