@@ -4,7 +4,7 @@ FlashAttention-2 (Dao 2023) over rows of q, k and v as the projection leaves the
 from its first row, so that a row's result does not depend on the other sequences.
 """
 
-# Triton reads these functions' source: annotations must not be strings (no `from __future__ import annotations`).
+from __future__ import annotations
 
 import torch
 import triton

@@ -56,7 +56,8 @@ GEMMA = {key: values for key, values in LLAMA.items() if key != "hidden_act"} | 
     "rope_local_base_freq": [*NUMBERS, 0, 1],
     "use_bidirectional_attention": [True, 1],
 }
-FIELDS = dict.fromkeys(("gemma2", "gemma3"), GEMMA)
+QWEN = LLAMA | {"sliding_window": [x for x in INTEGERS if x not in (0, 10**9)]}  # 0: none, as transformers writes it
+FIELDS = dict.fromkeys(("gemma2", "gemma3"), GEMMA) | dict.fromkeys(("qwen2", "qwen3"), QWEN)
 OPT = COMMON | {
     **dict.fromkeys(["ffn_dim", "word_embed_proj_dim"], INTEGERS),
     "activation_function": ["mish", 3],

@@ -90,8 +90,8 @@ def test_older_gpus_have_no_fp8_cache(capability, problem, tiny_checkpoints, mon
 
 def test_heads_that_are_too_wide_for_the_triton_kernels(tiny_checkpoints) -> None:
     usual = config(tiny_checkpoints, attention_backend="triton")
-    wide = replace(usual.model, hf_config=usual.model.hf_config | {"head_dim": 512})
-    with pytest.raises(ConfigError, match="head_size=512 exceeds 256"):
+    wide = replace(usual.model, hf_config=usual.model.hf_config | {"head_dim": 1024})
+    with pytest.raises(ConfigError, match="head_size=1024 exceeds 512"):
         choose_kernels(replace(usual, model=wide), CPU)
 
 
