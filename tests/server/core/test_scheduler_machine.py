@@ -33,7 +33,7 @@ configs = st.fixed_dictionaries(
         "prefix_caching": st.sampled_from([True, True, True, False]),
         "max_in_flight": st.sampled_from([1, 2, 2, 3]),
         # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
-        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
+        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 4, 9), (None, None, 17), (3,), (8, 20)]),
     }
 )
 
