@@ -123,9 +123,41 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
                 ahead = empty(2048 * 64, dtype=torch.int32)
                 yield f"{name} d128 limit", partial(attend, dtype, kv_dtype, 128, 32, 8, 2048, 64, limit=ahead)
             yield f"{name} d128 window", partial(attend, dtype, kv_dtype, 128, 32, 8, 2048, 64, window=4096)
+            chunks = {"window": 8192, "chunked": True}
+            yield f"{name} d128 chunks", partial(attend, dtype, kv_dtype, 128, 40, 8, 2048, 64, **chunks)
     for head_size in (64, 128):
         case = partial(attend, torch.float32, torch.float32, head_size, 32, 8, 2048, 64)
         yield f"attention f32 d{head_size} mixed", case
+
+
+def latent_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import AttentionMetadata
+    from octavo_kernels import triton as backend
+
+    def attend(dtype, heads, queries, count):
+        rows = queries * count
+        ints = partial(empty, dtype=torch.int32)
+        slots = empty(rows, dtype=torch.int64)
+        metadata = AttentionMetadata(ints(count + 1), ints(count), ints(count, 256), slots, queries, 4096, rows)
+        cache = empty(1, 1000, 1, 16, 576, dtype=dtype)
+        made = backend.latent_queries(
+            empty(rows, heads, 192, dtype=dtype), empty(rows, 576, dtype=dtype), slots, empty(4096, 64), cache, slots,
+            empty(heads, 128, 512, dtype=dtype), empty(512, dtype=dtype), 1e-6,
+        )  # fmt: skip
+        backend.latent_attention(made, cache, metadata, 192**-0.5, empty(heads, 512, 128, dtype=dtype))
+
+    # Tiles of 16, 32 and 64 rows, two tiles of heads, and prompts.
+    steps = {"16 heads": (16, 1), "32 heads": (32, 1), "64 heads": (64, 1), "128 heads": (128, 1), "drafts": (16, 3)}
+    for dtype in HALVES:
+        for name, (heads, queries) in steps.items():
+            for count in (64, 1):
+                yield f"attention {short(dtype)} latent {name} x {count}", partial(attend, dtype, heads, queries, count)
+        yield f"attention {short(dtype)} latent mixed", partial(attend, dtype, 128, 2048, 4)
+        case = partial(
+            backend.rope_, empty(64, 3072, dtype=dtype), empty(64, dtype=torch.int64), empty(512, 64), 24, 64
+        )
+        yield f"rope_ {short(dtype)}", case
+    yield "attention f32 latent mixed", partial(attend, torch.float32, 16, 2048, 4)
 
 
 def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -154,6 +186,8 @@ def layer_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             x, weight = empty(8, width, dtype=dtype), empty(width, dtype=dtype)
             yield f"rms_norm {short(dtype)} {width}", partial(backend.rms_norm, x, weight, 1e-6)
             yield f"fused_add_rms_norm {short(dtype)} {width}", partial(backend.fused_add_rms_norm, x, x, weight, 1e-6)
+        heads = empty(8, 4 * 256 + 2 * 256, dtype=dtype)[:, 1024:]
+        yield f"rms_norm_ of heads {short(dtype)}", partial(backend.rms_norm_, heads, empty(256), 1e-6)
         yield f"layer_norm {short(dtype)}", partial(backend.layer_norm, x, weight, weight, 1e-5, x)
         yield f"scale {short(dtype)}", partial(backend.scale, x, 0.5, 30.0)
         yield f"silu_and_mul {short(dtype)}", partial(backend.silu_and_mul, empty(8, 2 * 14336, dtype=dtype))
@@ -303,15 +337,19 @@ def moe_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, (count, k, how) in {
         "softmax 128": (128, 8, {"renormalise": True}),
         "groups of 256": (256, 8, {"kind": "sigmoid", "groups": (8, 4), "bias": empty(256), "scale": 2.5}),
+        "factors of 128": (128, 8, {"renormalise": True, "expert_scale": empty(128)}),
     }.items():
         yield f"moe route {name}", partial(backend.topk_route, empty(8, count), k, **how)
     for kind in ("relu", "gelu", "gelu_tanh"):
         yield f"activate {kind}", partial(activate, empty(8, 2 * 6912, dtype=torch.bfloat16), kind, True)
+    gates, wide = empty(8, 256, dtype=torch.bfloat16), empty(8, 35 * 256, dtype=torch.bfloat16)
+    for kind in ("gelu_tanh", "none"):
+        yield f"activate {kind} with another's columns", partial(activate, gates, kind, up=wide[:, 256:512])
 
 
-CASES = (input_cases, attention_cases, layer_cases, quantized_cases, moe_cases, sampling_cases)
+CASES = (input_cases, attention_cases, latent_cases, layer_cases, quantized_cases, moe_cases, sampling_cases)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
-VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "FIXED_CHUNK", "BLOCK_C")}
+VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "BLOCK_D", "FIXED_CHUNK", "BLOCK_C")}
 
 
 def short(dtype: torch.dtype) -> str:

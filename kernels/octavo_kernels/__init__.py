@@ -76,6 +76,8 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "match_rms_",
+    "mix_streams",
     "moe_row_counts",
     "paged_attention",
     "quantize_rows",
@@ -94,6 +96,7 @@ __all__ = [
     "select_backend",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "sparsify_",
     "take_columns",
     "top_logprobs",
     "topk_route",
@@ -147,12 +150,14 @@ def layer_norm(
     return backend_for(x).layer_norm(x, weight, bias, eps, residual)
 
 
-def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
-    """``f(x)`` of every element of ``x [T, I]`` or, ``gated``, ``f(x[:, :I]) * x[:, I:]`` of ``x [T, 2I]``: ``[T, I]``.
+def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None) -> Tensor:
+    """``f(x)`` of every element of ``x [T, I]``, with ``up [T, I]`` times that; ``gated``: ``f(x[:, :I]) * x[:, I:]``
+    of ``x [T, 2I]``. Returns ``[T, I]``.
 
-    ``kind``: "relu", "silu", "gelu" or "gelu_tanh". A gate is rounded to x.dtype before the product.
+    ``kind``: "relu", "silu", "gelu", "gelu_tanh" or "none" (x itself). A gate is rounded to x.dtype before the product.
+    ``x`` and ``up`` may be some columns of wider tensors, and all rows of ``up`` the same one.
     """
-    return backend_for(x).activate(x, kind, gated)
+    return backend_for(x).activate(x, kind, gated, up)
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -166,13 +171,38 @@ def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
 
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
-    """`rms_norm` in place, of ``x [T, H]`` that may be some columns of a wider tensor."""
+    """`rms_norm` in place, of ``x [T, n H]`` for ``weight [H]``: of each H columns. ``x`` may be some columns of a
+    wider tensor."""
     backend_for(x).rms_norm_(x, weight, eps)
 
 
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:
     """Columns ``columns`` int32 [I], each below K, of ``x [T, K]``: ``[T, I]``."""
     return backend_for(x).take_columns(x, columns)
+
+
+def mix_streams(
+    x: Tensor, constants: Tensor, y: Tensor | None = None, matrix: Tensor | None = None, given: Tensor | None = None
+) -> Tensor:
+    """Sums of streams of hidden states: M streams ``[T, M H]`` of the S of ``x`` and ``y``, ``[T, a H]`` and ``[T, b
+    H]`` with a + b = S, in each row one behind the other.
+
+    Stream m is the sum over s of stream s times ``constants[m, s]``, with ``matrix [M, S, D]`` times that plus
+    ``matrix[m, s] . given[t]`` of ``given [T, D]``. Factors are float32; what is summed is rounded once.
+    """
+    return backend_for(x).mix_streams(x, constants, y, matrix, given)
+
+
+def match_rms_(x: Tensor, like: Tensor, floor: float) -> None:
+    """Multiply each H columns of ``x [T, n H]``, in place, by what gives them the root mean square of the row of ``like
+    [T, H]``, which may be some columns of a wider tensor; their own mean square counts as ``floor`` at least."""
+    backend_for(x).match_rms_(x, like, floor)
+
+
+def sparsify_(x: Tensor, factor: float) -> None:
+    """``max(0, x - mean - factor * deviation)`` in place, with the mean and the standard deviation of each row of ``x
+    [T, I]``, which may be some columns of a wider tensor."""
+    backend_for(x).sparsify_(x, factor)
 
 
 def rope_and_cache(
@@ -232,6 +262,7 @@ def paged_attention(
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
     limit: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 
@@ -242,8 +273,11 @@ def paged_attention(
     one more score that takes part in the softmax and has no value (gpt-oss); neither scaled nor capped. ``limit`` int32
     ``[T]``: the last position that a row attends to instead of its own, which it never lies before (encoders, images).
     Those at or past the end of the sequence do not count.
+    ``chunked``: windows do not slide: a row attends to the positions from the last multiple of ``window`` on (Llama 4).
     """
-    return backend_for(q).paged_attention(q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
+    return backend_for(q).paged_attention(
+        q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit, chunked
+    )
 
 
 def latent_queries(
@@ -355,6 +389,7 @@ def topk_route(
     groups: tuple[int, int] | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
+    expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The ``k`` experts of each row and their weights, from ``logits [T, E]``: ids int32 ``[T, k]``, the best first and
     the lowest id first among equals, and weights float32 ``[T, k]``.
@@ -362,9 +397,10 @@ def topk_route(
     A score is the softmax over all experts or, ``kind`` "sigmoid", the sigmoid of the expert's logit. ``bias`` float32
     [E] is added to scores for the choice only. ``groups`` (n, m): only experts of the best m of n groups are chosen; a
     group's score is that of its best expert, for "sigmoid" the sum of its two best. ``renormalise`` divides the chosen
-    scores by their sum; ``scale`` multiplies them. Raises ValueError for a ``k`` or ``groups`` that E does not allow.
+    scores by their sum; ``scale`` multiplies them, then that of each expert in ``expert_scale`` float32 [E]. Raises
+    ValueError for a ``k`` or ``groups`` that E does not allow.
     """
-    return backend_for(logits).topk_route(logits, k, kind, bias, groups, renormalise, scale)
+    return backend_for(logits).topk_route(logits, k, kind, bias, groups, renormalise, scale, expert_scale)
 
 
 def fused_moe(

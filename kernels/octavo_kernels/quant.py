@@ -1,6 +1,6 @@
 """Group-quantised weights and activations: how they lie in memory (`octavo_kernels.packing` makes them from files).
 
-A weight is stored in groups of 32 columns, each with its scale, as the 4-, 5-, 6- or 8-bit codes of a file (`Kind`).
+A weight is stored in groups of 32 columns, each with its scale, as a file's codes of 2, 4, 5, 6 or 8 bits (`Kind`).
 Activations become int8 with one scale for each group of 32 values of a row. Sums within a group are exact
 integers and groups are added in order, so a row's result never depends on other rows. cpu/csrc/quant.h describes the
 layout of the packed bytes and what happens to a file's scales.
@@ -37,8 +37,8 @@ SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
 class Kind:
     """What codes mean: ``scale * (code - zero)``, ``... + offset`` if affine, or ``scale * table[code]``."""
 
-    bits: int  # 4, 5, 6 or 8
-    affine: bool = False  # with offsets
+    bits: int  # 2, 4, 5, 6 or 8
+    affine: bool = False  # with offsets, as many as scales
     halves: bool = False  # with two scales a group, one for each half of its columns
     table: bool = False  # 4-bit codes are indices of 16 integers of 8 bits
     by_row: bool = False  # 8-bit codes with one scale, float32, for a channel
@@ -53,6 +53,12 @@ class Kind:
         return 1 << (self.bits - 1)
 
     @property
+    def step(self) -> int:
+        """What codes are multiplied by as they are unpacked, with scales that are as much smaller: sums of 2-bit
+        codes then fill 16 bits as those of 4-bit codes do."""
+        return 4 if self.bits == 2 else 1
+
+    @property
     def has_float_scales(self) -> bool:
         """Whether scales are float16, and sums of a group become float32; else both are integers of 16 bits."""
         return self.bits == 8 or (self.table and not self.halves)
@@ -62,7 +68,7 @@ class Kind:
         """Sums of a group (or of half of it) lose so many bits, rounded, to fit 16; 0 where they become float32."""
         if self.has_float_scales:
             return 0
-        largest = (TABLE_ZERO if self.table else self.zero) * GROUP >> self.halves
+        largest = (TABLE_ZERO if self.table else self.zero * self.step) * GROUP >> self.halves
         return max(0, largest.bit_length() - 9)
 
     @property
@@ -78,7 +84,7 @@ class Kind:
     @property
     def pair_bytes(self) -> int:
         """Bytes of a pair of groups in a strip."""
-        return self.code_bytes + STRIP * 2 * 2 * (1 + self.affine + self.halves)
+        return self.code_bytes + STRIP * 2 * 2 * (1 + self.affine) * (1 + self.halves)
 
     @property
     def head_bytes(self) -> int:
@@ -196,9 +202,9 @@ def part_nbytes(channels: int, width: int, kind: Kind) -> int:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point, or what the table has for them.
+    """The contents of a part: ``codes`` int8 [N, G, 32] minus the zero point and times the step, or what the table has.
 
-    ``scales`` [N, G, 1] or, of halves, [N, G, 2], and, if affine, ``offsets`` [N, G] are float32 for kinds with float
+    ``scales`` and, if affine, ``offsets`` [N, G, 1] or, of halves, [N, G, 2] are float32 for kinds with float
     scales, else int16 beside the ``units`` float32 [N].
     """
 
@@ -214,9 +220,9 @@ class Unpacked:
         if self.units is None:
             return (codes * self.scales[..., None]).flatten(1)
         unit = self.units[:, None, None] * 2.0 ** -(SCALE_BITS + self.kind.shift)
-        out: Tensor = (codes * (unit * self.scales.float())[..., None]).flatten(2)
+        out: Tensor = codes * (unit * self.scales.float())[..., None]
         if self.offsets is not None:
-            out = out + (self.units[:, None] * 2.0**-OFFSET_BITS * self.offsets.float())[:, :, None]
+            out = out + (self.units[:, None, None] * 2.0**-OFFSET_BITS * self.offsets.float())[..., None]
         return out.flatten(1)
 
 
@@ -243,7 +249,7 @@ def unpack_part(part: PackedPart, groups: int) -> Unpacked:
     by_pair: Tensor = numbers.view(torch.int16).unflatten(2, (-1, STRIP, 2)).permute(0, 3, 1, 4, 2)
     integers = by_pair.reshape(-1, groups, by_pair.shape[-1])[: part.channels]
     count = 1 + kind.halves
-    return Unpacked(kind, codes, integers[..., :count], integers[..., count] if kind.affine else None, units)
+    return Unpacked(kind, codes, integers[..., :count], integers[..., count:] if kind.affine else None, units)
 
 
 def _unpack_codes(stream: Tensor, kind: Kind) -> Tensor:
@@ -251,6 +257,8 @@ def _unpack_codes(stream: Tensor, kind: Kind) -> Tensor:
     vectors: Tensor = stream.unflatten(2, (-1, 2, 4, 2, 2, 4))
     if kind.bits == 8:
         return vectors
+    if kind.bits == 2:
+        return torch.cat([vectors >> shift & 3 for shift in range(0, 8, 2)], dim=2)
     codes = torch.cat([vectors[:, :, :4] & 15, vectors[:, :, :4] >> 4], dim=2)
     if kind.bits > 4:
         extra = kind.bits - 4  # bits of a step in a byte of the planes
@@ -261,12 +269,12 @@ def _unpack_codes(stream: Tensor, kind: Kind) -> Tensor:
 
 
 def _signed(codes: Tensor, head: Tensor, kind: Kind) -> Tensor:
-    """int8: codes minus their zero point, or what the table in each strip's head has for them."""
+    """int8: codes minus their zero point and times their step, or what the table in each strip's head has for them."""
     if kind.table:
         table = (head[:, STRIP * 4 :][:, :16].to(torch.int16) - TABLE_ZERO).to(torch.int8)
         flat = codes.flatten(1).long()
         return table.gather(1, flat).view(codes.shape)
-    return (codes.to(torch.int16) - kind.zero).to(torch.int8)
+    return ((codes.to(torch.int16) - kind.zero) * kind.step).to(torch.int8)
 
 
 def dequantize(packed: PackedLinear) -> Tensor:

@@ -200,3 +200,30 @@ def test_columns_are_normed_in_place(isa, width, dtype):
     cpu.rms_norm_(whole[:, 4 : 4 + width], weight, 1e-6)
     assert torch.equal(whole[:, 4 : 4 + width], cpu.rms_norm(before[:, 4 : 4 + width], weight, 1e-6))
     assert torch.equal(whole[:, :4], before[:, :4]) and torch.equal(whole[:, 4 + width :], before[:, 4 + width :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [5, 16, 40])
+def test_columns_are_normed_head_by_head(isa, width, dtype):
+    """With the bits of one head at a time; the columns around them stay as they are."""
+    torch.manual_seed(width)
+    whole, weight = torch.randn(5, 3 * width + 9).to(dtype), torch.randn(width)
+    expected = whole.clone()
+    for head in range(3):
+        cpu.rms_norm_(expected[:, 4 + head * width : 4 + (head + 1) * width], weight, 1e-6)
+    plain = whole.clone()
+    cpu.rms_norm_(whole[:, 4 : 4 + 3 * width], weight, 1e-6)
+    assert torch.equal(whole, expected)
+    reference.rms_norm_(plain[:, 4 : 4 + 3 * width], weight, 1e-6)
+    torch.testing.assert_close(whole, plain, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 16, 37])
+def test_gates_of_another_tensors_columns(isa, width, dtype):
+    """With the bits of gates and ups that lie in one tensor (plain torch has several loops, by alignment)."""
+    gate, wide = torch.randn(5, width).to(dtype), torch.randn(5, 3 * width).to(dtype)
+    up = wide[:, width : 2 * width]
+    expected = cpu.activate(torch.cat([gate, up], dim=1), "gelu_tanh", True)
+    torch.testing.assert_close(cpu.activate(gate, "gelu_tanh", up=up), expected, rtol=1e-5 * (isa == "torch"), atol=0)
+    torch.testing.assert_close(reference.activate(gate, "gelu_tanh", up=up), expected, rtol=0.02, atol=1e-6)

@@ -3,88 +3,13 @@ bit-equal in any company."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from support.emulated_kernels import all_parameters
+from support.latents import EPS, make_layer
 
 from octavo_kernels import AttentionMetadata, cpu, reference
 from octavo_kernels.cpu import record
-
-EPS = 1e-6
-
-
-@dataclass
-class Layer:
-    """Weights and the cache of one layer, and what its tokens bring: sequence 0 is decoded, sequence 1 is a prompt."""
-
-    key_weight: torch.Tensor  # [Hq, N, L]
-    value_weight: torch.Tensor  # [Hq, L, V]
-    norm: torch.Tensor
-    table: torch.Tensor
-    q: torch.Tensor  # [length, Hq, N + R] of each position
-    latent: torch.Tensor
-    scale: float
-
-    def run(self, backend, parts: list[tuple[int, int]], block_size: int, kv_dtype: torch.dtype, dtype: torch.dtype):
-        """Positions ``computed ... computed + new`` of each part, all on the same sequence, after those before."""
-        blocks = -(-len(self.q) // block_size)
-        cache = torch.full((1, 1 + blocks * len(parts), 1, block_size, self.latent.shape[1]), float("nan"))
-        cache = cache.to(kv_dtype)
-        tables = torch.arange(1, 1 + blocks * len(parts), dtype=torch.int32).view(len(parts), -1).flip(0)
-        weights = [w.to(dtype) for w in (self.key_weight, self.norm)]
-        out = []
-        for kind in ("before", "now"):
-            rows = [range(c) if kind == "before" else range(c, c + n) for c, n in parts]
-            positions = torch.tensor([p for row in rows for p in row], dtype=torch.int64)
-            of = torch.tensor([r for r, row in enumerate(rows) for _ in row], dtype=torch.int64)
-            slots = tables[of, positions // block_size].long() * block_size + positions % block_size
-            x = [t.to(dtype)[positions] for t in (self.q, self.latent)]
-            queries = backend.latent_queries(*x, positions, self.table, cache, slots, *weights, EPS)
-            if kind == "now":
-                starts = torch.tensor([0] + [n for _, n in parts]).cumsum(0).to(torch.int32)
-                lengths = torch.tensor([c + n for c, n in parts], dtype=torch.int32)
-                metadata = AttentionMetadata(starts, lengths, tables, slots, max(n for _, n in parts),
-                                             int(lengths.max()), len(positions))  # fmt: skip
-                out = backend.latent_attention(queries, cache, metadata, self.scale, self.value_weight.to(dtype))
-        return out
-
-    def with_keys_and_values(self, parts: list[tuple[int, int]]) -> torch.Tensor:
-        """The same in float64 with the keys and values of each head, without any paging."""
-        q, latent = self.q.double(), self.latent.double()
-        size, turned = self.norm.numel(), self.table.shape[1]
-        kept = reference.rms_norm(latent[:, :size], self.norm.double(), EPS)
-        angles = self.table.double()[: len(q)]
-
-        def rotate(x: torch.Tensor) -> torch.Tensor:
-            cos, sin = angles[:, None].chunk(2, dim=-1)
-            a, b = x.chunk(2, dim=-1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-        keys = torch.einsum("hnl,tl->thn", self.key_weight.double(), kept)
-        keys = torch.cat([keys, rotate(latent[:, None, size:]).expand(-1, q.shape[1], -1)], dim=-1)
-        values = torch.einsum("hlv,tl->thv", self.value_weight.double(), kept)
-        q = torch.cat([q[..., :-turned], rotate(q[..., -turned:])], dim=-1)
-        scores = torch.einsum("qhd,khd->hqk", q, keys) * self.scale
-        scores += torch.full(scores.shape[1:], float("-inf")).triu(1)
-        out = torch.einsum("hqk,khv->qhv", scores.softmax(-1), values)
-        return torch.cat([out[c : c + n] for c, n in parts])
-
-
-def make_layer(length: int, heads: int, nope: int, turned: int, latent: int, value: int) -> Layer:
-    g = torch.Generator().manual_seed(length)
-    angles = torch.arange(length)[:, None] / 10 ** (torch.arange(turned // 2) / turned * 8)
-    return Layer(
-        torch.randn(heads, nope, latent, generator=g) / latent**0.5,
-        torch.randn(heads, latent, value, generator=g) / latent**0.5,
-        torch.rand(latent, generator=g) + 0.5,
-        torch.cat([angles.cos(), angles.sin()], dim=-1).float(),
-        torch.randn(length, heads, nope + turned, generator=g),
-        torch.randn(length, latent + turned, generator=g),
-        (nope + turned) ** -0.5,
-    )
-
 
 PARTS = [(299, 1), (0, 40), (63, 66), (250, 50)]
 SIZES = [(3, 8, 4, 20, 12), (16, 128, 64, 512, 128), (130, 16, 8, 32, 40)]

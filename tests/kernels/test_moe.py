@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,25 @@ import octavo_kernels
 from octavo_kernels import reference
 from octavo_kernels.cpu import Program, record
 from octavo_kernels.moe import Experts, ExpertTable, expert_table
-from octavo_kernels.packing import pack_dense, pack_w8
+from octavo_kernels.packing import KINDS, pack_codes, pack_dense, pack_w8
+from octavo_kernels.quant import GROUP, PackedLinear, num_groups
 
 HIDDEN, INNER, EXPERTS = 80, 44, 5
 FORMS = ["float32", "bfloat16", "float16", "int8", "int8-two-terms"]
+CODES = {str(kind): kind for kind in KINDS if kind.bits < 8}
+
+
+def random_codes(form: str, shape: tuple[int, int], generator: torch.Generator) -> PackedLinear:
+    """A weight of numbers of about ``columns**-0.5``."""
+    kind, (channels, width) = CODES[form], shape
+    groups = num_groups(width)
+    sizes = (channels, groups, 2) if kind.halves else (channels, groups)
+    codes = torch.randint(0, 1 << kind.bits, (channels, groups, GROUP), generator=generator, dtype=torch.uint8)
+    scales = (torch.rand(sizes, generator=generator) + 0.5) * (3 / width) ** 0.5 / (1 << (kind.bits - 1))
+    minima = -scales * kind.zero if kind.affine else None
+    table = list(range(-8, 8)) if kind.table else None
+    packed = pack_codes(codes, scales, minima, bits=kind.bits, table=table)
+    return replace(packed, width=width)
 
 
 def experts(form: str, count: int = EXPERTS, **settings: Any) -> Experts:
@@ -24,6 +40,9 @@ def experts(form: str, count: int = EXPERTS, **settings: Any) -> Experts:
     def table(*shapes: tuple[int, int]) -> ExpertTable:
         parts = []
         for rows, columns in shapes:
+            if form in CODES:
+                parts.append([random_codes(form, (rows, columns), generator) for _ in range(count)])
+                continue
             values = [torch.randn(rows, columns, generator=generator) * columns**-0.5 for _ in range(count)]
             if form.startswith("int8"):
                 parts.append([pack_w8(value, activation_terms=2 if "two" in form else 1) for value in values])
@@ -47,6 +66,7 @@ ROUTES: list[dict[str, Any]] = [
     {}, {"renormalise": True}, {"kind": "sigmoid"}, {"groups": (4, 2)},
     {"kind": "sigmoid", "bias": True, "renormalise": True, "scale": 2.5},
     {"kind": "sigmoid", "groups": (4, 2), "bias": True, "renormalise": True},
+    {"renormalise": True, "expert_scale": True},
 ]  # fmt: skip
 
 
@@ -54,7 +74,7 @@ ROUTES: list[dict[str, Any]] = [
 def test_routes_are_those_of_the_reference(route: dict[str, Any]) -> None:
     torch.manual_seed(1)
     logits = torch.randn(50, 24) * 3
-    settings = route | {"bias": torch.rand(24) if route.get("bias") else None}
+    settings = route | {name: torch.rand(24) if route.get(name) else None for name in ("bias", "expert_scale")}
     for k in (1, 4, 12):
         ids, weights = octavo_kernels.topk_route(logits, k, **settings)
         their_ids, their_weights = reference.topk_route(logits, k, **settings)
@@ -96,13 +116,13 @@ def test_routes_that_cannot_be_are_refused(k: int, settings: dict[str, Any], sai
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *CODES])
 def test_results_are_those_of_the_reference_in_any_company(form: str, dtype: torch.dtype) -> None:
     held, x, (ids, weights) = experts(form), rows(40, dtype), routes(40)
     ours = octavo_kernels.fused_moe(x, ids, weights, held)
     expected = reference.fused_moe(x, ids, weights, held)
     # A code of an activation that is rounded the other way moves a result by some thousandths.
-    near = 3e-2 if dtype == torch.bfloat16 else 5e-3 if form.startswith("int8") else 1e-5
+    near = 3e-2 if dtype == torch.bfloat16 else 5e-3 if form.startswith("int8") or form in CODES else 1e-5
     assert ours.dtype == dtype and (ours - expected).abs().max() < near
     for some in (slice(0, 1), slice(5, 6), slice(3, 20)):
         assert torch.equal(octavo_kernels.fused_moe(x[some], ids[some], weights[some], held), ours[some])

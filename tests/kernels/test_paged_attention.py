@@ -54,6 +54,37 @@ def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out,
         assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk, block_size", [(37, 16), (16, 16), (1, 16), (100, 7), (64, 48), (1000, 16)])
+def test_windows_that_do_not_slide_begin_at_their_multiples(
+    isa, sequence_type, lay_out, assert_close, kv_dtype, chunk, block_size
+):
+    """Against SDPA with a mask; blocks that lie before the first query's window hold NaN."""
+    shapes = [(299, 1), (0, 5), (250, 40), (63, 1), (64, 3), (99, 1), (0, 130)]
+    parts = [(sequence_type.random(a + b, 4, 2, 64, seed), a, b) for seed, (a, b) in enumerate(shapes)]
+    q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=getattr(torch, kv_dtype))
+    table = metadata.block_table.clone()
+    for r, (computed, _) in enumerate(shapes):
+        table[r, : computed // chunk * chunk // block_size] = 0
+    step = replace(metadata, block_table=table)
+    exact = []
+    for sequence, computed, new in parts:
+        queries, keys = torch.arange(computed, computed + new)[:, None], torch.arange(computed + new)[None]
+        mask = (keys <= queries) & (keys >= queries // chunk * chunk)
+        q_of, k, v = (x.double().transpose(0, 1) for x in (sequence.q[computed:], sequence.k, sequence.v))
+        if kv_dtype == "bfloat16":
+            k, v = k.bfloat16().double(), v.bfloat16().double()
+        k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
+        exact.append(functional.scaled_dot_product_attention(q_of, k, v, mask).transpose(0, 1))
+    options = (0.125, chunk, None, 1.0, 1.0, None, None, True)
+    out = cpu.paged_attention(q, ordered(kv_cache), step, *options)
+    plain = reference.paged_attention(q, kv_cache, step, *options)
+    # Where pairs of bfloat16 are multiplied, queries are rounded too.
+    bound = 2.0 if kv_dtype == "float32" else 1e5
+    assert_close(out, torch.cat(exact), plain, bound, slack=1e-6)
+    assert_close(plain, torch.cat(exact), plain)
+
+
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @pytest.mark.parametrize("dtype, kv_dtype", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")])
 @pytest.mark.parametrize(

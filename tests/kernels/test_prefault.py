@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels"),
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is touched ahead"),
 ]
-BLOCKS, BLOCK_BYTES = 4000, 16384  # more than malloc ever takes from memory that it has had before
+BLOCKS, BLOCK_BYTES = 4000, 16384
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """4,000 blocks that nobody has touched, of which 100 to 400 are kept ready."""
     monkeypatch.setattr(prefault, "LEAST_AHEAD_BYTES", 100 * BLOCK_BYTES)
     monkeypatch.setattr(prefault, "MOST_AHEAD_BYTES", 400 * BLOCK_BYTES)
-    return torch.empty(BLOCKS, BLOCK_BYTES // 2, dtype=torch.bfloat16)
+    fresh = mmap.mmap(-1, BLOCKS * BLOCK_BYTES)  # an allocator may hand out pages that an earlier test has touched
+    fresh.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(fresh, dtype=torch.bfloat16).view(BLOCKS, BLOCK_BYTES // 2)
 
 
 def resident(blocks: Tensor, first: int, last: int) -> float:

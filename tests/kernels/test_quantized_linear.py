@@ -14,14 +14,19 @@ from support.emulated_kernels import all_parameters
 import octavo_kernels
 from octavo_kernels import cpu, packing, quant, reference
 from octavo_kernels.cpu import compiler, library
+from octavo_kernels.cpu.quant import PACKED_TYPES
 from octavo_kernels.packing.gguf import FORMATS
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 C_ISAS = all_parameters()
-KINDS = [*packing.GGUF_TYPES, "w8"]
+KINDS = [*PACKED_TYPES, "w8"]  # the other types are packed to the same kinds
 
 
-SCALES = {"Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0], "IQ4_NL": [0]}
+SCALES = {
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0], "IQ4_NL": [0],
+    "IQ3_S": [0], "IQ3_XXS": [0], "IQ2_S": [0], "IQ2_XS": [0], "IQ2_XXS": [0], "IQ1_S": [0], "IQ1_M": [],
+    "TQ1_0": [52], "TQ2_0": [64],
+}  # fmt: skip
 
 
 def gguf_rows(weight: torch.Tensor, qtype: str):
@@ -32,6 +37,8 @@ def gguf_rows(weight: torch.Tensor, qtype: str):
         blocks = torch.randint(0, 256, (channels, width // block, size), dtype=torch.uint8)
         for at in SCALES[qtype]:
             blocks[:, :, at : at + 2] = (torch.rand(channels, width // block, 1) * 0.01).half().view(torch.uint8)
+        if qtype == "IQ1_M":  # the highest bits of its scale lie there
+            blocks[:, :, 55] = blocks[:, :, 55] & 0x0F | 0x10
         return blocks.flatten(1).numpy()
     return gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[qtype])
 
@@ -73,7 +80,7 @@ def test_packing_keeps_the_values_of_the_file(kind, channels):
             tolerance = tolerance + 1.01 * of_scales * weight.units[:, None]
         if weight.offsets is not None:
             tolerance = tolerance + 1.01 * 2**-10 * weight.units[:, None]
-    elif kind == "IQ4_XS":  # a scale of 11 bits times one of 6 as float16
+    elif FORMATS[kind].block_width == 256:  # a scale of 11 bits times one of 4 to 6 as float16
         tolerance = 1.01 * 2**-11 * stored.abs()
     assert ((quant.dequantize(packed) - stored).abs() <= tolerance).all()
 
@@ -94,8 +101,8 @@ def test_weights_that_cannot_be_held_are_refused():
         weight[2, 3] = bad
         with pytest.raises(ValueError, match="weight"):
             packing.pack_w8(weight)
-    with pytest.raises(ValueError, match=r"IQ2_XS.*Q4_0, Q4_1"):
-        packing.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "IQ2_XS", (1, 32))
+    with pytest.raises(ValueError, match=r"NVFP4.*Q4_0, Q4_1"):
+        packing.pack_gguf(torch.zeros(1, 18, dtype=torch.uint8).numpy(), "NVFP4", (1, 32))
     with pytest.raises(ValueError, match="raw"):
         packing.pack_gguf(torch.zeros(1, 17, dtype=torch.uint8).numpy(), "Q4_0", (1, 32))
     with pytest.raises(ValueError, match="width"):
@@ -185,7 +192,7 @@ TABLE = [2 * v for v in (0, 1, 2, 3, 4, 6, 8, 60, -60, -1, -2, -3, -4, -6, -8, 5
 
 def pack(kind: quant.Kind, codes: torch.Tensor, scale: float, minimum: float = 0.0, table=TABLE) -> quant.PackedLinear:
     scales = torch.full(codes.shape[:2] + (2,) * kind.halves, scale)
-    minima = torch.full(codes.shape[:2], minimum) if kind.affine else None
+    minima = torch.full_like(scales, minimum) if kind.affine else None
     return packing.pack_codes(codes, scales, minima, bits=kind.bits, table=table if kind.table else None)
 
 
@@ -204,13 +211,13 @@ def test_every_instruction_set_gives_the_same_integers(isa, kind):
     assert torch.equal(cpu.quantized_linear(x, packed), x @ quant.dequantize(packed).T)
 
 
-def test_the_largest_sums_there_can_be_do_not_overflow(isa):
+@pytest.mark.parametrize("kind", [kind for kind in packing.KINDS if kind.affine and kind.bits <= 4], ids=str)
+def test_the_largest_sums_there_can_be_do_not_overflow(isa, kind):
     """Every product at its largest, all of one sign, over more groups than an int32 could add up."""
     # With code 0 and -11.98 both the scale and the least, -11.98 + 8 * 0.9995, are next to the largest of one sign.
-    for code, minimum, sign in ((0, -11.98, 1), (0, -11.98, -1), (0, 0.0, 1), (15, 7.99, 1), (15, 7.99, -1)):
-        codes = torch.full((32, 48, 32), code, dtype=torch.uint8)
-        least = torch.full((32, 48), minimum).half()
-        packed = packing.pack_codes(codes, torch.full((32, 48), 0.9995).half(), least, bits=4)
+    last = (1 << kind.bits) - 1
+    for code, minimum, sign in ((0, -11.98, 1), (0, -11.98, -1), (0, 0.0, 1), (last, 7.99, 1), (last, 7.99, -1)):
+        packed = pack(kind, torch.full((32, 48, 32), code, dtype=torch.uint8), 0.9995 * kind.step, minimum)
         x = torch.full((7, 1536), sign * 3.0)
         expected = x @ quant.dequantize(packed).T
         torch.testing.assert_close(cpu.quantized_linear(x, packed), expected, rtol=1e-3, atol=1.0)
@@ -255,12 +262,12 @@ def test_every_kind_has_the_products_of_its_weight(isa, kind, terms):
     torch.manual_seed(2)
     codes, size = codes_of(kind, 50, 5, 32), (50, 5, 2) if kind.halves else (50, 5)
     scales = torch.rand(size) + 0.1
-    minima = torch.randn(50, 5) if kind.affine else None
+    minima = torch.randn(size) if kind.affine else None
     table = TABLE if kind.table else None
     packed = packing.pack_codes(codes, scales, minima, bits=kind.bits, table=table, activation_terms=terms)
     values = torch.tensor(TABLE)[codes.long()] if kind.table else codes.float() - (0 if kind.affine else kind.zero)
     expected = values.unflatten(2, (2, 16) if kind.halves else (1, 32)) * scales.view(50, 5, -1, 1)
-    weight = (expected.flatten(2) + (0 if minima is None else minima[:, :, None])).flatten(1)
+    weight = (expected + (0 if minima is None else minima.view(50, 5, -1, 1))).flatten(1)
     torch.testing.assert_close(quant.dequantize(packed), weight, rtol=1e-3, atol=1e-2)
     x = torch.randn(12, 160)
     out = cpu.quantized_linear(x, packed)
@@ -291,6 +298,8 @@ def test_codes_without_a_kernel_are_refused():
     codes, scales = torch.zeros(1, 1, 32, dtype=torch.uint8), torch.ones(1, 1)
     with pytest.raises(ValueError, match="no kernel takes"):
         packing.pack_codes(codes, scales, scales, bits=8)
+    with pytest.raises(ValueError, match="no kernel takes"):
+        packing.pack_codes(codes, scales[..., None].expand(-1, -1, 2), scales, bits=2)
     with pytest.raises(ValueError, match="table: must be 16 integers"):
         packing.pack_codes(codes, scales, bits=4, table=[128] * 16)
 
@@ -464,13 +473,14 @@ def test_c_packs_the_very_bytes_that_plain_torch_does(kind, channels, blocks, se
     raw = torch.randint(0, 256, (channels, blocks * form.block_bytes), dtype=torch.uint8)
     width = blocks * form.block_width
     data = torch.full((packing.packed_nbytes(channels, width, kind),), 0xA5, dtype=torch.uint8)
-    assert cpu.pack_gguf(raw.numpy(), kind, width, form.kind, data)
-    assert torch.equal(data, packing.pack_blocks(raw, kind).parts[0].data)
-    assert len(data) == packing.packed_nbytes(channels, width, kind)
+    plain = packing.pack_blocks(raw, kind).parts[0].data
+    assert cpu.pack_gguf(raw.numpy(), kind, width, form.kind, data) == (kind in PACKED_TYPES)
+    assert kind not in PACKED_TYPES or torch.equal(data, plain)
+    assert len(plain) == packing.packed_nbytes(channels, width, kind)
     whole = packing.pack_gguf(raw.numpy(), kind, (channels, width))
     out = torch.full_like(data, 0xA5)
     pieces = packing.pack_gguf((piece.numpy() for piece in raw.split(32)), kind, (channels, width), out=out)
-    assert torch.equal(data, whole.parts[0].data) and pieces.parts[0].data is out and torch.equal(data, out)
+    assert torch.equal(plain, whole.parts[0].data) and pieces.parts[0].data is out and torch.equal(plain, out)
 
 
 def test_weights_side_by_side_are_joined_without_a_copy():

@@ -41,6 +41,7 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
+from octavo_kernels.cpu.streams import match_rms_, mix_streams, sparsify_
 from octavo_kernels.cpu.varlen import rope_, varlen_attention
 from octavo_kernels.reference import (
     decode_inputs,
@@ -84,6 +85,8 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "match_rms_",
+    "mix_streams",
     "moe_row_counts",
     "pack_gguf",
     "paged_attention",
@@ -104,6 +107,7 @@ __all__ = [
     "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "sparsify_",
     "take_columns",
     "top_logprobs",
     "topk_route",

@@ -167,6 +167,7 @@ def paged_attention(
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
     limit: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Raises ValueError for an int8 cache that needs plain torch."""
     rows, num_heads, head_size = q.shape
@@ -183,7 +184,9 @@ def paged_attention(
     ):
         _reject_int8(kv_cache)
         plain = from_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
-        return reference.paged_attention(q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit)
+        return reference.paged_attention(
+            q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit, chunked
+        )
     q = as_contiguous(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
@@ -213,6 +216,7 @@ def paged_attention(
         *_byte_strides(kv_cache),
         table.stride(0),
         window or 0,
+        int(chunked),
         dtype,
         kv_dtype,
         scale,

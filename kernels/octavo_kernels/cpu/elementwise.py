@@ -71,19 +71,24 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return out
 
 
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}  # csrc/ops.h: enum activation
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "none": 5}  # csrc/ops.h: enum activation
 
 
-def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None) -> Tensor:
     """See `octavo_kernels.activate`."""
     library, dtype = get_library(), DTYPES.get(x.dtype)
-    if library is None or dtype is None:
-        return reference.activate(x, kind, gated)
-    x = as_contiguous(x)
-    width = x.shape[-1] // (2 if gated else 1)
+    if library is None or dtype is None or (up is not None and (up.dtype != x.dtype or up.stride(-1) != 1)):
+        return reference.activate(x, kind, gated, up)
+    x = x if x.ndim == 2 and x.stride(1) == 1 else as_contiguous(x)
+    stride = x.stride(0) if x.ndim == 2 else x.shape[-1]
+    width = x.shape[-1] // 2 if gated else x.shape[-1]
+    if gated:
+        up_address, up_stride = x.data_ptr() + width * x.element_size(), stride
+    else:
+        up_address, up_stride = (0, 0) if up is None else (up.data_ptr(), up.stride(0))
     out = x.new_empty((*x.shape[:-1], width))
-    op = library.pack("activation", x.data_ptr(), out.data_ptr(), out.numel() // max(width, 1), width,
-                      ACTIVATIONS[kind], gated, dtype)  # fmt: skip
+    op = library.pack("activation", x.data_ptr(), up_address, out.data_ptr(), out.numel() // max(width, 1), width,
+                      ACTIVATIONS[kind], stride, up_stride, dtype)  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out
 
@@ -119,10 +124,12 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     library, dtype, weight_dtype = get_library(), DTYPES.get(x.dtype), norm_dtype(weight, x.dtype)
     if library is None or dtype is None or weight_dtype is None or x.stride(1) != 1:
         return reference.rms_norm_(x, weight, eps)
-    (rows, width), weight = x.shape, as_contiguous(weight)
+    (rows, columns), weight = x.shape, as_contiguous(weight)
+    width = weight.numel()
     op = library.pack(
-        "rms_norm_columns", x.data_ptr(), weight.data_ptr(), rows, width, x.stride(0), dtype, weight_dtype, eps
-    )
+        "rms_norm_columns",
+        x.data_ptr(), weight.data_ptr(), rows, columns // width, width, x.stride(0), dtype, weight_dtype, eps,
+    )  # fmt: skip
     library.run(op, threads_for(x.numel()))
 
 

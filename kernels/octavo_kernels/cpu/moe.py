@@ -25,19 +25,21 @@ def topk_route(
     groups: tuple[int, int] | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
+    expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     library = get_library()
     if library is None or logits.dtype != torch.float32:
-        return reference.topk_route(logits, k, kind, bias, groups, renormalise, scale)
+        return reference.topk_route(logits, k, kind, bias, groups, renormalise, scale, expert_scale)
     check_route(logits, k, kind, groups)
     logits = as_contiguous(logits)
     bias = None if bias is None else as_contiguous(bias, torch.float32)
+    expert_scale = None if expert_scale is None else as_contiguous(expert_scale, torch.float32)
     rows, experts = logits.shape
     ids, weights = torch.empty((rows, k), dtype=torch.int32), torch.empty((rows, k))
     op = library.pack(
         "topk_route",
-        logits.data_ptr(), 0 if bias is None else bias.data_ptr(), ids.data_ptr(), weights.data_ptr(),
+        logits.data_ptr(), *_optional(bias, expert_scale), ids.data_ptr(), weights.data_ptr(),
         rows, experts, k, _ROUTINGS[kind], *(groups or (0, 0)), renormalise, scale,
     )  # fmt: skip
     library.run(op, threads_for(16 * logits.numel()))

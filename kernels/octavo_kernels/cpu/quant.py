@@ -11,24 +11,31 @@ from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_libra
 from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-# GGUF type: pack_gguf_args.type in csrc/ops.h.
-_PACKED = {
+# GGUF type that `pack_gguf` reads: pack_gguf_args.type in csrc/ops.h.
+PACKED_TYPES = {
     name: number
     for number, name in enumerate(
-        ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+        ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
     )
 }
 
 
 def pack_gguf(raw: np.ndarray, qtype: str, width: int, kind: Kind, out: Tensor) -> bool:
     """Fill ``out``, the bytes of a `PackedPart` of as many channels as ``raw`` has rows, on this thread alone; False
-    without a library."""
+    without a library, and for types that it does not read."""
     library = get_library()
-    if library is None:
+    if library is None or qtype not in PACKED_TYPES:
         return False
     raw = np.ascontiguousarray(raw)
     op = library.pack(
-        "pack_gguf", raw.ctypes.data, out.data_ptr(), len(raw), width // GROUP, _PACKED[qtype], kind.bits, kind.flags
+        "pack_gguf",
+        raw.ctypes.data,
+        out.data_ptr(),
+        len(raw),
+        width // GROUP,
+        PACKED_TYPES[qtype],
+        kind.bits,
+        kind.flags,
     )
     library.run(op, threads=1)
     return True

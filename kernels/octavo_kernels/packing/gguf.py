@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -66,17 +67,17 @@ def pack_blocks(raw: Tensor, qtype: str, activation_terms: int = 1) -> PackedLin
     form = FORMATS[qtype]
     codes, scales, minima = form.read(raw.view(len(raw), -1, form.block_bytes))
     codes = codes.reshape(len(raw), -1, GROUP)
-    table = None if not form.kind.table else _E2M1 if qtype == "MXFP4" else _IQ4
-    return pack_codes(codes, scales, minima, bits=form.kind.bits, table=table, activation_terms=activation_terms)
+    return pack_codes(codes, scales, minima, bits=form.kind.bits, table=form.table, activation_terms=activation_terms)
 
 
 # Readers of GGUF blocks: uint8 [N, blocks, bytes] -> codes [N, blocks, values of a block], scales [N, groups] or
-# [N, groups, 2] and minima [N, groups]. The formats are those of ggml (https://github.com/ggml-org/ggml,
+# [N, groups, 2] and minima, as many. The formats are those of ggml (https://github.com/ggml-org/ggml,
 # ggml-common.h). Codes of symmetric types are such that the middle of their range is 0.
 
 _Read = tuple[Tensor, Tensor, Tensor | None]
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ1 = (-7, 1, 9, 0, -9, -1, 7, *[0] * 9)  # -1, 0 and 1, an eighth more, then an eighth less; times eight
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -109,6 +110,12 @@ def _read_q5_1(blocks: Tensor) -> _Read:
 
 def _read_q8_0(blocks: Tensor) -> _Read:
     return blocks[:, :, 2:] ^ 128, _half(blocks, 0), None
+
+
+def _read_q2_k(blocks: Tensor) -> _Read:
+    """256 values: sixteen halves of groups with scales and minima of 4 bits."""
+    both = blocks[:, :, :16]
+    return _planes(blocks[:, :, 16:80], 2, 32), _by_halves(blocks, 80, both & 15), -_by_halves(blocks, 82, both >> 4)
 
 
 def _read_q3_k(blocks: Tensor) -> _Read:
@@ -165,6 +172,126 @@ def _read_iq4_xs(blocks: Tensor) -> _Read:
     return _planes(blocks[:, :, 8:], 4, 16), scales.flatten(1), None
 
 
+# Types whose codes are places in a book of vectors of 8 or 4 numbers. A book has at most 16 numbers, counting signs:
+# each becomes a place in a table. A byte of signs is those of eight numbers, from its lowest bit on.
+
+
+@cache
+def _code_book(qtype: str) -> Tensor:
+    """The vectors of a type: places in a table, uint8 [vectors, numbers of one], 0 for the book's least number."""
+    from gguf import quants  # has the books, which are long; imported for these types alone
+
+    form = getattr(quants, qtype)
+    form.init_grid()
+    book: np.ndarray = form.grid[0, 0]
+    return torch.from_numpy(np.unique(book, return_inverse=True)[1].reshape(book.shape).astype(np.uint8))
+
+
+def _vectors(qtype: str, places: Tensor) -> Tensor:
+    """Vectors of a book, [N, blocks, k] -> uint8 [N, blocks, numbers]."""
+    book = _code_book(qtype)
+    as_one: Tensor = book.view(torch.int64 if book.shape[1] == 8 else torch.int32).flatten()
+    return as_one[places.long()].view(torch.uint8)
+
+
+def _signs(packed: Tensor) -> Tensor:
+    """uint8 [N, blocks, k], bits of signs -> [N, blocks, 8 * k], 8 for a minus."""
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return (bits << 3).to(torch.uint8).view(torch.int64).flatten()[packed.long()].view(torch.uint8)
+
+
+def _even_signs(seven: Tensor) -> Tensor:
+    """Bytes of an even number of signs, of which seven bits are stored: int [...] -> uint8."""
+    folded = seven ^ seven >> 4
+    folded = folded ^ folded >> 2
+    return (seven | (folded ^ folded >> 1) << 7).to(torch.uint8)
+
+
+def _words(blocks: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Bytes ``begin`` to ``end`` of each block as signed integers; a copy, which is aligned."""
+    return blocks[:, :, begin:end].clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def _by_groups(blocks: Tensor, at: int, factors: Tensor) -> Tensor:
+    """float32 [N, groups]: eight scales of each block times its own, float16 at byte ``at``."""
+    return (_half(blocks, at).float()[:, :, None] * factors).flatten(1)
+
+
+def _signs_and_scales(words: Tensor) -> tuple[Tensor, Tensor]:
+    """int32 [N, blocks, 8], four times seven bits of signs, and scales of 4 bits -> as `_signs`, and [N, blocks, 8]."""
+    sevens = words[..., None] >> torch.arange(0, 28, 7, dtype=torch.int32) & 127
+    return _signs(_even_signs(sevens.flatten(2))), (words >> 28 & 15).float()
+
+
+def _read_iq2_xxs(blocks: Tensor) -> _Read:
+    words = _words(blocks, 2, 66, torch.int32).unflatten(2, (8, 2))
+    signs, scales = _signs_and_scales(words[..., 1])
+    codes = _vectors("IQ2_XXS", words[..., :1].contiguous().view(torch.uint8).flatten(2)) | signs
+    return codes, _by_groups(blocks, 0, (scales + 0.5) * 0.25), None
+
+
+def _read_iq2_xs(blocks: Tensor) -> _Read:
+    words = _words(blocks, 2, 66, torch.int16).int() & 0xFFFF
+    codes = _vectors("IQ2_XS", words & 511) | _signs(_even_signs(words >> 9))
+    return codes, _by_halves(blocks, 0, (_planes(blocks[:, :, 66:74], 4, 1) + 0.5) * 0.25), None
+
+
+def _read_iq2_s(blocks: Tensor) -> _Read:
+    places = blocks[:, :, 2:34].int() | _planes(blocks[:, :, 66:74], 2, 1).int() << 8
+    codes = _vectors("IQ2_S", places) | _signs(blocks[:, :, 34:66])
+    return codes, _by_halves(blocks, 0, (_planes(blocks[:, :, 74:82], 4, 1) + 0.5) * 0.25), None
+
+
+def _read_iq3_xxs(blocks: Tensor) -> _Read:
+    signs, scales = _signs_and_scales(_words(blocks, 66, 98, torch.int32))
+    return _vectors("IQ3_XXS", blocks[:, :, 2:66]) | signs, _by_groups(blocks, 0, (scales + 0.5) * 0.5), None
+
+
+def _read_iq3_s(blocks: Tensor) -> _Read:
+    places = blocks[:, :, 2:66].int() | _planes(blocks[:, :, 66:74], 1, 1).int() << 8
+    codes = _vectors("IQ3_S", places) | _signs(blocks[:, :, 74:106])
+    return codes, _by_groups(blocks, 0, _planes(blocks[:, :, 106:110], 4, 1).float() * 2.0 + 1.0), None
+
+
+def _read_iq1_s(blocks: Tensor) -> _Read:
+    """Numbers -1, 0 and 1, codes 0, 1 and 2; a group's have an eighth added or taken away, before they are scaled."""
+    high = _words(blocks, 34, 50, torch.int16).int() & 0xFFFF
+    places = blocks[:, :, 2:34].int() | (high[..., None] >> torch.arange(0, 12, 3) & 7).int().flatten(2) << 8
+    scales = _by_groups(blocks, 0, (high >> 12 & 7) * 2.0 + 1.0)
+    return _vectors("IQ1_S", places), scales, scales * (-0.875 - 0.25 * (high >> 15).flatten(1))
+
+
+def _read_iq1_m(blocks: Tensor) -> _Read:
+    """As IQ1_S, but an eighth more or less for each 8 numbers, so that there are six of them; four words of scales have
+    4 bits of the block's each."""
+    high = _planes(blocks[:, :, 32:48], 4, 1).int()
+    places = blocks[:, :, :32].int() | (high & 7) << 8
+    codes = _vectors("IQ1_M", places) | (high >> 3 << 2).to(torch.uint8).repeat_interleave(8, dim=2)
+    words = _words(blocks, 48, 56, torch.int16).int() & 0xFFFF
+    own = ((words >> 12) << torch.arange(0, 16, 4, dtype=torch.int32)).sum(dim=2).to(torch.int16).view(torch.float16)
+    factors = ((words[..., None] >> torch.arange(0, 12, 3, dtype=torch.int32) & 7) * 2.0 + 1.0).flatten(2) * 0.125
+    return codes, (own.float()[:, :, None] * factors).flatten(1).unflatten(1, (-1, 2)), None
+
+
+def _ternary(codes: Tensor, blocks: Tensor, at: int) -> _Read:
+    """Numbers -1, 0 and 1, codes 0, 1 and 2, with one scale a block, float16 at byte ``at``."""
+    scales = _half(blocks, at).float().repeat_interleave(8, dim=1)
+    return codes, scales, -scales
+
+
+def _read_tq1_0(blocks: Tensor) -> _Read:
+    """Five codes a byte, four in the last ones: the first of them are the highest digits in base 3 of its 256ths."""
+    powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)[:, None]
+    runs = [part[:, :, None] * powers for part in (blocks[:, :, :32], blocks[:, :, 32:48])]
+    runs.append(blocks[:, :, None, 48:52] * powers[:4])
+    codes = torch.cat([run.flatten(2) for run in runs], dim=2).int() * 3 >> 8
+    return _ternary(codes.to(torch.uint8), blocks, 52)
+
+
+def _read_tq2_0(blocks: Tensor) -> _Read:
+    return _ternary(_planes(blocks[:, :, :64], 2, 32), blocks, 64)
+
+
 class GGUFFormat(NamedTuple):
     """How a GGUF type is read, and what it is packed to."""
 
@@ -172,6 +299,13 @@ class GGUFFormat(NamedTuple):
     block_width: int  # values in a block
     block_bytes: int
     kind: Kind
+    table: tuple[int, ...] | None = None
+
+
+def _with_signs(*numbers: int) -> tuple[int, ...]:
+    """A table of up to eight numbers and, from place 8 on, their negatives."""
+    half = (*numbers, *[0] * (8 - len(numbers)))
+    return *half, *(-number for number in half)
 
 
 FORMATS = {
@@ -180,12 +314,22 @@ FORMATS = {
     "Q5_0": GGUFFormat(_read_q5_0, 32, 22, Kind(5)),
     "Q5_1": GGUFFormat(_read_q5_1, 32, 24, Kind(5, affine=True)),
     "Q8_0": GGUFFormat(_read_q8_0, 32, 34, Kind(8)),
+    "Q2_K": GGUFFormat(_read_q2_k, 256, 84, Kind(2, affine=True, halves=True)),
     "Q3_K": GGUFFormat(_read_q3_k, 256, 110, Kind(4, halves=True)),
     "Q4_K": GGUFFormat(_read_q4_k, 256, 144, Kind(4, affine=True)),
     "Q5_K": GGUFFormat(_read_q5_k, 256, 176, Kind(5, affine=True)),
     "Q6_K": GGUFFormat(_read_q6_k, 256, 210, Kind(6, halves=True)),
-    "IQ4_NL": GGUFFormat(_read_iq4_nl, 32, 18, Kind(4, table=True)),
-    "IQ4_XS": GGUFFormat(_read_iq4_xs, 256, 136, Kind(4, table=True)),
-    "MXFP4": GGUFFormat(_read_mxfp4, 32, 17, Kind(4, table=True)),
+    "IQ4_NL": GGUFFormat(_read_iq4_nl, 32, 18, Kind(4, table=True), _IQ4),
+    "IQ4_XS": GGUFFormat(_read_iq4_xs, 256, 136, Kind(4, table=True), _IQ4),
+    "MXFP4": GGUFFormat(_read_mxfp4, 32, 17, Kind(4, table=True), _E2M1),
+    "IQ3_S": GGUFFormat(_read_iq3_s, 256, 110, Kind(4, table=True), _with_signs(1, 3, 5, 7, 9, 11, 13, 15)),
+    "IQ3_XXS": GGUFFormat(_read_iq3_xxs, 256, 98, Kind(4, table=True), _with_signs(4, 12, 20, 28, 36, 44, 52, 62)),
+    "IQ2_S": GGUFFormat(_read_iq2_s, 256, 82, Kind(4, halves=True, table=True), _with_signs(8, 25, 43)),
+    "IQ2_XS": GGUFFormat(_read_iq2_xs, 256, 74, Kind(4, halves=True, table=True), _with_signs(8, 25, 43)),
+    "IQ2_XXS": GGUFFormat(_read_iq2_xxs, 256, 66, Kind(4, table=True), _with_signs(8, 25, 43)),
+    "IQ1_M": GGUFFormat(_read_iq1_m, 256, 56, Kind(4, halves=True, table=True), _IQ1),
+    "IQ1_S": GGUFFormat(_read_iq1_s, 256, 50, Kind(2, affine=True)),
+    "TQ2_0": GGUFFormat(_read_tq2_0, 256, 66, Kind(2, affine=True)),
+    "TQ1_0": GGUFFormat(_read_tq1_0, 256, 54, Kind(2, affine=True)),
 }
 GGUF_TYPES = tuple(FORMATS)

@@ -35,10 +35,10 @@ def pack_codes(
 ) -> PackedLinear:
     """Pack ``codes`` uint8 [N, G, 32], below 2^bits, with their scales: the weight ``scale * (code - 2^(bits - 1))``.
 
-    With ``minima`` [N, G] (4 and 5 bits) the weight is ``scale * code + minimum``. With a ``table`` of 16 integers from
+    With ``minima`` (2, 4 and 5 bits) the weight is ``scale * code + minimum``. With a ``table`` of 16 integers from
     -127 to 127 (4 bits) it is ``scale * table[code]``: the codes of IQ4_NL, MXFP4 (its values times two), NF4.
 
-    ``scales`` are [N, G] or, without minima and for 4 and 6 bits, [N, G, 2]: one for each 16 columns. 8-bit codes keep
+    ``scales`` and ``minima`` are [N, G] or [N, G, 2], one for each 16 columns (see `KINDS`). 8-bit codes keep
     them as float16, and so do tables with one scale a group, relative to the largest of their channel: 11 significant
     bits are exact down to 2^-29 of that. Others become integers beside the largest of their channel, within 2^-15 of
     it: powers of two and float16 numbers down to a thirty-second of the largest are exact. Raises ValueError for what
@@ -46,7 +46,7 @@ def pack_codes(
     """
     channels, groups, _ = codes.shape
     kind = Kind(bits, affine=minima is not None, halves=scales.dim() == 3, table=table is not None)
-    if kind not in KINDS:
+    if kind not in KINDS or (minima is not None and minima.shape != scales.shape):
         raise ValueError(f"codes: no kernel takes {kind}")
     fill = (0, groups % 2, 0, -channels % BLOCK)
     stream = [_code_stream(_pad(codes, (0, 0, *fill)), kind)]
@@ -60,13 +60,13 @@ def pack_codes(
         integers, factor = _biased(table, kind)
         wide = wide / factor
         head = [torch.tensor(integers * 4, dtype=torch.uint8).expand(count, -1)]
-    wide = _pad(wide, (0, 0, *fill)) * 2.0**kind.shift
+    wide = _pad(wide, (0, 0, *fill)) * (2.0**kind.shift / kind.step)
     offsets = None
     top = wide.abs().amax(dim=2)
     if minima is not None:
-        zero = kind.zero * 2.0**-kind.shift
-        offsets = _pad(minima.float(), fill) + zero * wide[:, :, 0]
-        top = torch.maximum(top, offsets.abs() * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
+        zero = kind.zero * kind.step * 2.0**-kind.shift
+        offsets = _pad(minima.float().view(channels, groups, -1), (0, 0, *fill)) + zero * wide
+        top = torch.maximum(top, offsets.abs().amax(dim=2) * 2.0 ** (OFFSET_BITS - RELATIVE_BITS))
     exponents = (top.amax(dim=1).view(torch.int32) & 0x7F800000) + 0x800000  # the next power of two
     if kind.has_float_scales:
         exponents = (exponents - (15 << 23)).clamp(min=0x800000)
@@ -76,9 +76,9 @@ def pack_codes(
         relative = (wide[:, :, 0] / unit[:, None]).nan_to_num(0.0) + 0.0  # zeros lose their sign
         stream.append(_half_stream(relative.to(torch.float16)))
         return _packed([_bytes(unit.view(-1, STRIP), 1), *head], stream, channels, groups, kind, activation_terms)
-    numbers = [(wide[:, :, i], SCALE_BITS, 32767) for i in range(wide.shape[2])]
+    numbers = [(part, SCALE_BITS, 32767) for part in wide.unbind(2)]
     if offsets is not None:
-        numbers.append((offsets, OFFSET_BITS, (1 << RELATIVE_BITS) - 1))
+        numbers += [(part, OFFSET_BITS, (1 << RELATIVE_BITS) - 1) for part in offsets.unbind(2)]
     for values, fraction, highest in numbers:
         integers_ = (values / unit[:, None] * 2.0**fraction).nan_to_num(0.0).round().clamp(-highest, highest)
         stream.append(_bytes(integers_.to(torch.int16).view(count, STRIP, pairs, 2).transpose(1, 2), 2))
@@ -87,6 +87,7 @@ def pack_codes(
 
 # What the C kernels have tiles for.
 KINDS = (
+    Kind(2, affine=True), Kind(2, affine=True, halves=True),
     Kind(4), Kind(4, affine=True), Kind(4, halves=True), Kind(4, table=True), Kind(4, halves=True, table=True),
     Kind(5), Kind(5, affine=True), Kind(6, halves=True), Kind(8),
 )  # fmt: skip
@@ -95,6 +96,9 @@ KINDS = (
 def _code_stream(codes: Tensor, kind: Kind) -> Tensor:
     """uint8 [N, G, 32] -> [strips, pairs, bytes]; N and G are padded. Four columns, a step, are one number here."""
     steps = codes.contiguous().view(torch.int32)
+    if kind.bits == 2:
+        four = steps.unflatten(2, (4, 2))
+        return _by_strip(four[:, :, 0] | four[:, :, 1] << 2 | four[:, :, 2] << 4 | four[:, :, 3] << 6)
     if kind.bits == 8:
         return _by_strip(steps)
     low = steps & 0x0F0F0F0F if kind.bits > 4 else steps

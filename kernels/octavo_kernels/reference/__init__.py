@@ -33,6 +33,7 @@ from octavo_kernels.reference.quant import (
 )
 from octavo_kernels.reference.sampling import sample, top_logprobs
 from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
+from octavo_kernels.reference.streams import match_rms_, mix_streams, sparsify_
 from octavo_kernels.reference.varlen import rope_, varlen_attention
 
 __all__ = [
@@ -55,6 +56,8 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "match_rms_",
+    "mix_streams",
     "moe_row_counts",
     "paged_attention",
     "quantize_rows",
@@ -72,6 +75,7 @@ __all__ = [
     "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "sparsify_",
     "take_columns",
     "top_logprobs",
     "topk_route",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ def paged_attention(
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
     limit: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]
@@ -96,7 +98,7 @@ def paged_attention(
             for cache, factor in zip(kv_cache, (k_scale, v_scale), strict=True)
         )
         if window is not None:  # what no query sees may have been given back, and hold anything
-            passed = max(0, length - (starts[r + 1] - start) - window + 1)
+            passed = max(0, _first_seen(length - (starts[r + 1] - start), window, chunked))
             keys[:passed], values[:passed] = 0, 0
         group = num_heads // num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -107,7 +109,7 @@ def paged_attention(
         key_positions = torch.arange(length, device=q.device)[None]
         hidden = key_positions > (query_positions if limit is None else limit[start:end, None])
         if window is not None:
-            hidden |= key_positions <= query_positions - window
+            hidden |= key_positions < _first_seen(query_positions, window, chunked)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:  # one more key, whose value is zeros
             sink = sinks.to(wide)[:, None, None].expand(-1, end - start, 1)
@@ -115,6 +117,11 @@ def paged_attention(
         weights = scores.softmax(dim=-1)[..., :length]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
+
+
+def _first_seen(position: Any, window: int, chunked: bool) -> Any:
+    """The first key that a row at ``position``, or rows at those, may attend to; below 0 where that is all of them."""
+    return position // window * window if chunked else position - window + 1
 
 
 def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:

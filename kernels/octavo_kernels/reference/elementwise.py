@@ -34,15 +34,16 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "none": lambda x: x,
 }
 
 
-def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None) -> Tensor:
     """See `octavo_kernels.activate`."""
-    if not gated:
-        return _ACTIVATIONS[kind](x)
-    gate, up = x.chunk(2, dim=-1)
-    return _ACTIVATIONS[kind](gate) * up
+    if gated:
+        x, up = x.chunk(2, dim=-1)
+    out = _ACTIVATIONS[kind](x)
+    return out if up is None else out * up
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
@@ -58,7 +59,8 @@ def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
 
 def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     """See `octavo_kernels.rms_norm_`."""
-    x.copy_(rms_norm(x, weight, eps))
+    heads = x.unflatten(1, (-1, weight.numel()))
+    heads.copy_(rms_norm(heads, weight, eps))
 
 
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ def topk_route(
     groups: tuple[int, int] | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
+    expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     check_route(logits, k, kind, groups)
@@ -43,7 +44,8 @@ def topk_route(
     weights = scores.gather(1, ids)
     if renormalise:
         weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
-    return ids.int(), weights * scale
+    weights = weights * scale
+    return ids.int(), weights if expert_scale is None else weights * expert_scale[ids]
 
 
 def fused_moe(

@@ -187,7 +187,13 @@ def _product_in_integers(rows: QuantizedRows, weight: Unpacked, terms: int) -> T
                 scaled = (fits * weight.scales[:, g, half].double() * 2.0**-SCALE_BITS + 0.5).floor()
                 out += scaled * relative_scale[:, term, g, None] * 2.0 ** (-8 * term)
             if weight.offsets is not None:
-                out += scaled_sum[:, term, g, None] * weight.offsets[:, g].double() * 2.0 ** (-8 * term)
+                factors = [scaled_sum[:, term, g]]
+                if parts == 2:
+                    exact = values[:, term, g, 0].sum(dim=1) * relative_scale[:, term, g]
+                    first = (exact * 2.0**-OFFSET_BITS + 0.5).floor()
+                    factors = [first, factors[0] - first]
+                for half, factor in enumerate(factors):
+                    out += factor[:, None] * weight.offsets[:, g, half].double() * 2.0 ** (-8 * term)
     return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-RELATIVE_BITS))
 
 

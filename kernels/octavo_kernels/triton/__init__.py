@@ -14,14 +14,14 @@ from octavo_kernels.reference import (
     dense_embedding,
     dense_linear,
     gated_linear_quantize,
-    latent_attention,
-    latent_queries,
+    match_rms_,
+    mix_streams,
     quantize_rows,
     quantized_embedding,
     quantized_linear,
     rms_norm_quantize,
-    rope_,
     silu_and_mul_quantize,
+    sparsify_,
     take_columns,
 )
 from octavo_kernels.triton.activation import activate
@@ -38,9 +38,10 @@ from octavo_kernels.triton.elementwise import (
     silu_and_mul,
 )
 from octavo_kernels.triton.group_weight import group_dequantize, group_linear, group_row_counts
+from octavo_kernels.triton.latent import latent_attention, latent_queries
 from octavo_kernels.triton.moe import fused_moe, moe_row_counts
 from octavo_kernels.triton.moe_route import topk_route
-from octavo_kernels.triton.rope import rope_and_cache
+from octavo_kernels.triton.rope import rope_, rope_and_cache
 from octavo_kernels.triton.sampling import sample, top_logprobs
 from octavo_kernels.triton.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.triton.small_linear import linear
@@ -67,6 +68,8 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "match_rms_",
+    "mix_streams",
     "moe_row_counts",
     "paged_attention",
     "quantize_rows",
@@ -84,6 +87,7 @@ __all__ = [
     "scaled_row_counts",
     "silu_and_mul",
     "silu_and_mul_quantize",
+    "sparsify_",
     "take_columns",
     "top_logprobs",
     "topk_route",

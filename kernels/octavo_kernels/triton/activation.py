@@ -22,6 +22,8 @@ def activation_of(x, KIND: tl.constexpr):
         out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_tanh":
         out = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "none":
+        out = x
     else:
         out = tl.where(x < 0, 0.0, x)  # keeps NaN
     return out
@@ -43,8 +45,9 @@ def gated_product(gate, up, limit, KIND: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def activate_kernel(
-    x_ptr, x_stride, out_ptr, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, x_stride, up_ptr, up_stride, out_ptr, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """Grid (rows, blocks of BLOCK columns)."""
     wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
@@ -52,21 +55,25 @@ def activate_kernel(
     inside = columns < WIDTH
     x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
     if GATED:
-        up = tl.load(x_ptr + row * x_stride + WIDTH + columns, mask=inside, other=0.0)
+        up = tl.load(up_ptr + row * up_stride + columns, mask=inside, other=0.0)
         out = gated_product(x.to(tl.float32), up.to(tl.float32), 0.0, KIND, x.dtype)
     else:
         out = activation_of(x.to(tl.float32), KIND).to(x.dtype)
     tl.store(out_ptr + row * WIDTH + columns, out, mask=inside)
 
 
-def activate(x: Tensor, kind: str, gated: bool = False) -> Tensor:
+def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None) -> Tensor:
     """See `octavo_kernels.activate`."""
     rows = x if x.stride(1) == 1 else x.contiguous()
-    width = x.shape[1] // 2 if gated else x.shape[1]
+    if gated:
+        rows, up = rows.chunk(2, dim=1)
+    elif up is not None and up.stride(1) != 1:
+        up = up.contiguous()
+    width, ups = rows.shape[1], rows if up is None else up
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     if out.numel():
         activate_kernel[(len(x), triton.cdiv(width, BLOCK))](
-            rows, rows.stride(0), out, WIDTH=width, KIND=kind, GATED=gated, BLOCK=BLOCK, num_warps=4,
-            **pdl_options(x.device),
+            rows, rows.stride(0), ups, ups.stride(0), out, WIDTH=width, KIND=kind, GATED=up is not None, BLOCK=BLOCK,
+            num_warps=4, **pdl_options(x.device),
         )  # fmt: skip
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,16 +30,51 @@ def paged_attention(
     v_scale: float = 1.0,
     sinks: Tensor | None = None,
     limit: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
-    """See `octavo_kernels.paged_attention`. Reads no tensor on the host, so it can be captured in a graph.
+    """See `octavo_kernels.paged_attention`. Raises ValueError for shapes and dtypes that are not supported."""
+    check_attention(q, kv_cache, scale)
+    features = Features(window, chunked, softcap, k_scale, v_scale, sinks, limit)
+    return attend_pages(q, kv_cache, metadata, scale, features)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What attention may have beside queries, keys and values, see `octavo_kernels.paged_attention`.
+
+    ``turned``: so many elements of keys follow those that are values, too; the cache has no values of its own.
+    """
+
+    window: int | None = None
+    chunked: bool = False
+    softcap: float | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    sinks: Tensor | None = None
+    limit: Tensor | None = None
+    turned: int = 0
+
+    def flags(self) -> dict[str, bool | int]:
+        """For kernels that attend."""
+        return {
+            "HAS_WINDOW": self.window is not None,
+            "CHUNKED": self.chunked,
+            "HAS_SOFTCAP": bool(self.softcap),
+            "HAS_SINKS": self.sinks is not None,
+            "HAS_LIMIT": self.limit is not None,
+            "TURNED": self.turned,
+            "TURNED_PAD": max(16, configs.next_power_of_2(self.turned)),
+        }
+
+
+def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, features: Features) -> Tensor:
+    """Attention of ``q [T, Hq, D]``. Reads no tensor on the host, so it can be captured in a graph.
 
     Sequences of at most `configs.MAX_DECODE_QUERIES` new tokens are for the decode kernel, which splits their keys, the
-    others for the prefill kernel. Programs choose their sequences by the lengths; a step may have both kinds. Raises
-    ValueError for shapes and dtypes that are not supported.
+    others for the prefill kernel. Programs choose their sequences by the lengths; a step may have both kinds.
     """
-    num_rows, num_heads, head_size = q.shape
+    num_rows, num_heads, head_size = *q.shape[:2], q.shape[2] - features.turned
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
-    _check(q, kv_cache, scale)
     if q.stride(-1) != 1:
         q = q.contiguous()
     out = q.new_empty((num_rows, num_heads, head_size))
@@ -50,7 +86,7 @@ def paged_attention(
     group = num_heads // num_kv_heads
     head_pad = max(16, configs.next_power_of_2(head_size))
     exact = q.dtype == torch.float32
-    kinds = (max(64, head_pad), q.dtype, kv_cache.dtype, group)
+    kinds = (configs.LATENT if features.turned else max(64, head_pad), q.dtype, kv_cache.dtype, group)
     max_queries = configs.MAX_DECODE_QUERIES
     longest = metadata.max_query_len
     decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)
@@ -69,7 +105,8 @@ def paged_attention(
 
     starts, seq_lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
     rows = min(metadata.num_actual_tokens, num_rows)
-    factor, log2_scale = (scale * k_scale, scale * k_scale * _LOG2_E)
+    window, softcap, sinks, limit = features.window, features.softcap, features.sinks, features.limit
+    factor, log2_scale = scale * features.k_scale, scale * features.k_scale * _LOG2_E
     if softcap:
         factor, log2_scale = factor / softcap, softcap * _LOG2_E
     # The compiler may not fuse products and sums where results are promised bit for bit.
@@ -79,13 +116,10 @@ def paged_attention(
         **head,
         **chunk,
         "BLOCK_SIZE": block_size,
-        "HAS_WINDOW": window is not None,
-        "HAS_SOFTCAP": bool(softcap),
-        "HAS_SINKS": sinks is not None,
-        "HAS_LIMIT": limit is not None,
+        **features.flags(),
         "PRECISION": "ieee" if exact else "tf32",
     }
-    scales = (factor, log2_scale, v_scale)
+    scales = (factor, log2_scale, features.v_scale)
     sinks_of, limit_of = (q if sinks is None else sinks), (q if limit is None else limit)
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
@@ -103,7 +137,8 @@ def paged_attention(
         return out
     splitting = (
         ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
-        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), *chunk.items(),
+        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), ("CHUNKED", features.chunked),
+        *chunk.items(),
     )  # fmt: skip
     work, row_chunks = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
@@ -115,10 +150,13 @@ def paged_attention(
             BLOCK_N=decode.block_n, **decode.launch(), **pdl_options(q.device), **rows_of, **tile,
         )  # fmt: skip
     group_pad = configs.next_power_of_2(group)
-    at_once, reduce_warps = configs.reduction(group_pad * head_pad, short_rows * num_kv_heads, splits)
-    reduce_chunks[(short_rows, num_kv_heads)](
-        out, sums, maxima, weights, row_chunks, sinks_of, v_scale,
-        GROUP_PAD=group_pad, BLOCK_C=at_once, HAS_SINKS=sinks is not None, num_warps=reduce_warps, **rows_of, **head,
+    block_d = min(head_pad, configs.REDUCED // group_pad)
+    reduced = (short_rows, num_kv_heads, head_pad // block_d)
+    at_once, reduce_warps = configs.reduction(group_pad * block_d, math.prod(reduced), splits)
+    reduce_chunks[reduced](
+        out, sums, maxima, weights, row_chunks, sinks_of, features.v_scale,
+        GROUP_PAD=group_pad, BLOCK_D=block_d, BLOCK_C=at_once,
+        HAS_SINKS=sinks is not None, num_warps=reduce_warps, **rows_of, **head,
         **chunk, **pdl_options(q.device),
     )  # fmt: skip
     return out
@@ -174,7 +212,8 @@ def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
     return None
 
 
-def _check(q: Tensor, kv_cache: Tensor, scale: float) -> None:
+def check_attention(q: Tensor, kv_cache: Tensor, scale: float) -> None:
+    """Raise ValueError for queries ``[T, Hq, D]`` and a cache that the kernels do not take."""
     problem = attention_problem(kv_cache.shape[3], q.dtype, kv_cache.dtype, q.shape[2])
     if problem:
         raise ValueError(problem)

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 
 FLOAT8 = torch.float8_e4m3fn
+LATENT = 576  # stands for the head size of latents: 512 elements of keys that are values, too, and 64 more
 
 # A sequence with at most this many new tokens is decoded (split over its keys); with more it is a prompt's chunk.
 # Drafts have this size. A tile of 64 rows holds 8 tokens of 8 heads.
@@ -63,6 +64,7 @@ PREFILL = {
     128: Config(128, 64, 8, 5),
     256: Config(128, 32, 8, 5),
     512: Config(64, 16, 8, 5),
+    LATENT: Config(64, 16, 8, 5),
 }
 # Bytes of fp8 become 16-bit numbers in registers on their way to the tensor cores. Beside the output of 64 rows of head
 # size 512 there is no room for them: 32 rows, on the tensor cores of single warps, are slow and spill nothing.
@@ -82,6 +84,7 @@ DECODE = {
     128: {16: (64, 4, 5), 32: (32, 4, 5), 64: (32, 4, 5), 128: (64, 8, 5)},
     256: {16: (32, 4, 5), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
     512: {16: (16, 4, 5), 32: (16, 8, 5), 64: (16, 8, 5)},
+    LATENT: {16: (32, 4, 5), 32: (32, 8, 5), 64: (32, 8, 3)},
 }
 # Half the bytes a key, so more keys or more stages.
 DECODE_FLOAT8 = {
@@ -96,6 +99,8 @@ DECODE_FLOAT8 = {
 # values in the smallest).
 PROGRAMS_PER_SM = 6
 MIN_CHUNK = 256
+
+REDUCED = 1 << 14  # numbers of a program that sums chunks: twice as many do not fit in registers
 
 
 def prefill_config(head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, group: int) -> Config:

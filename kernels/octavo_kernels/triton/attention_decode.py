@@ -9,7 +9,7 @@ on shapes, so a captured graph serves any lengths.
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attention_tiles import add_sinks, attend, merge
+from octavo_kernels.triton.attention_tiles import add_sinks, attend, first_seen, merge
 from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
 
 
@@ -44,8 +44,11 @@ def decode_attention(
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
+    TURNED: tl.constexpr,
+    TURNED_PAD: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
@@ -81,21 +84,27 @@ def decode_attention(
     inside = live[:, None] & (d < HEAD_SIZE)[None, :]
     q_offset = t.to(tl.int64) * stride_q_row + heads * stride_q_head
     q = tl.load(q_ptr + q_offset[:, None] + d[None, :], mask=inside, other=0.0)
+    q_turned = q
+    if TURNED > 0:
+        e = tl.arange(0, TURNED_PAD)
+        turned = live[:, None] & (e < TURNED)[None, :]
+        q_turned = tl.load(q_ptr + q_offset[:, None] + HEAD_SIZE + e[None, :], mask=turned, other=0.0)
 
     first_key = low
     if HAS_WINDOW:  # from the window of the tile's first query on
-        first_key = tl.maximum(low, position - window + 1)
+        first_key = tl.maximum(low, first_seen(position, window, CHUNKED))
         if FIXED_CHUNK == 0:
             low = tl.maximum(low, first_key // BLOCK_N * BLOCK_N)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     m, l, acc = attend(  # noqa: E741
-        m, l, acc, q, positions, limits,
+        m, l, acc, q, q_turned, positions, limits,
         kv_ptr + head.to(tl.int64) * stride_head, table_ptr + r.to(tl.int64) * stride_table,
         low, high, first_key, high, window, scale, log2_scale,
         stride_half, stride_block, stride_slot,
-        BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+        BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
+        True, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     if chunks == 1:
         if HAS_SINKS:
@@ -126,10 +135,11 @@ def reduce_chunks(
     HEAD_PAD: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     GROUP_PAD: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Grid (rows, kv heads): combine the chunks of a row; zeros for rows that belong to no sequence.
+    """Grid (rows, kv heads, tiles of BLOCK_D elements): combine the chunks of a row; zeros for rows without a sequence.
 
     With a fixed chunk size they are added in order, as in the prefill kernel; otherwise BLOCK_C of them at a time.
     """
@@ -141,18 +151,18 @@ def reduce_chunks(
     if chunks == 1:  # already written, by its item or by the prefill kernel
         return
     g = tl.arange(0, GROUP_PAD)
-    d = tl.arange(0, HEAD_PAD)
+    d = tl.program_id(2) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = (g < GROUP)[:, None] & (d < HEAD_SIZE)[None, :]
     out_offset = (t.to(tl.int64) * NUM_KV_HEADS + head) * (GROUP * HEAD_SIZE) + g * HEAD_SIZE
     out_ptrs = out_ptr + out_offset[:, None] + d[None, :]
     if chunks == 0:
-        tl.store(out_ptrs, tl.zeros([GROUP_PAD, HEAD_PAD], out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptrs, tl.zeros([GROUP_PAD, BLOCK_D], out_ptr.dtype.element_ty), mask=inside)
         return
     base = (item.to(tl.int64) * NUM_KV_HEADS + head) * BLOCK_M + place_in_tile * GROUP
     step = NUM_KV_HEADS * BLOCK_M
     m = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     l = tl.zeros([GROUP_PAD], tl.float32)  # noqa: E741
-    acc = tl.zeros([GROUP_PAD, HEAD_PAD], tl.float32)
+    acc = tl.zeros([GROUP_PAD, BLOCK_D], tl.float32)
     if FIXED_CHUNK > 0:
         for c in tl.range(0, chunks):
             place = base + c * step + g
@@ -162,7 +172,7 @@ def reduce_chunks(
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
         # The next ones are loaded to shared memory meanwhile, if there is room.
-        PREFETCH: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * HEAD_PAD <= 16384 else 1
+        PREFETCH: tl.constexpr = 2 if BLOCK_C * GROUP_PAD * BLOCK_D <= 16384 else 1
         for first_chunk in tl.range(0, chunks, BLOCK_C, num_stages=PREFETCH):
             c = first_chunk + tl.arange(0, BLOCK_C)
             there = (c < chunks)[:, None] & (g < GROUP)[None, :]

@@ -9,15 +9,16 @@ its work with one load.
 import triton
 import triton.language as tl
 
+from octavo_kernels.triton.attention_tiles import first_seen
 from octavo_kernels.triton.dependent_launch import wait_for_previous_kernel
 
 LANES = 128  # list entries that a program writes at once
 
 
 @triton.jit
-def first_visible_key(length, queries, window, ALIGN: tl.constexpr):
+def first_visible_key(length, queries, window, CHUNKED: tl.constexpr, ALIGN: tl.constexpr):
     """The first key that a sequence's first query may attend to, rounded down to a multiple of ALIGN."""
-    return tl.maximum(length - queries - window + 1, 0) // ALIGN * ALIGN
+    return tl.maximum(first_seen(length - queries, window, CHUNKED), 0) // ALIGN * ALIGN
 
 
 @triton.jit(
@@ -41,6 +42,7 @@ def plan_decode(
     MIN_CHUNK: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     SEQS: tl.constexpr,
     LANES: tl.constexpr,
@@ -64,7 +66,7 @@ def plan_decode(
     tiles = tl.where(split, (counts + TOKENS - 1) // TOKENS, 0)
     keys = lengths
     if HAS_WINDOW:
-        keys -= first_visible_key(lengths, counts, window, ALIGN)
+        keys -= first_visible_key(lengths, counts, window, CHUNKED, ALIGN)
     if FIXED_CHUNK > 0:
         chunk = FIXED_CHUNK
     else:
@@ -79,7 +81,7 @@ def plan_decode(
     length = tl.load(seq_lens_ptr + r)
     first = 0
     if HAS_WINDOW:
-        first = first_visible_key(length, queries, window, ALIGN)
+        first = first_visible_key(length, queries, window, CHUNKED, ALIGN)
     chunks = tl.maximum((length - first + chunk - 1) // chunk, 1)
     if FIXED_CHUNK == 0:  # equal chunks, since a short last one would leave its program idle
         chunk = ((length - first + chunks - 1) // chunks + BLOCK_N - 1) // BLOCK_N * BLOCK_N

@@ -9,7 +9,7 @@ masked, and those that no row attends to are skipped.
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attention_tiles import add_sinks, attend, merge
+from octavo_kernels.triton.attention_tiles import add_sinks, attend, first_seen, merge
 
 
 # The block table of an eager step is as wide as its longest sequence needs: its stride differs between steps.
@@ -44,8 +44,11 @@ def prefill_attention(
     BLOCK_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     HEAD_PAD: tl.constexpr,
+    TURNED: tl.constexpr,
+    TURNED_PAD: tl.constexpr,
     FIXED_CHUNK: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
@@ -85,6 +88,11 @@ def prefill_attention(
     inside = live[:, None] & (d < HEAD_SIZE)[None, :]
     q_offset = t.to(tl.int64) * stride_q_row + head * stride_q_head
     q = tl.load(q_ptr + q_offset[:, None] + d[None, :], mask=inside, other=0.0)
+    q_turned = q
+    if TURNED > 0:
+        e = tl.arange(0, TURNED_PAD)
+        turned = live[:, None] & (e < TURNED)[None, :]
+        q_turned = tl.load(q_ptr + q_offset[:, None] + HEAD_SIZE + e[None, :], mask=turned, other=0.0)
     keys_ptr = kv_ptr + (head // GROUP).to(tl.int64) * stride_head
     pages_ptr = table_ptr + r.to(tl.int64) * stride_table
 
@@ -100,7 +108,7 @@ def prefill_attention(
         high = tl.max(limits) + 1
     first_key = 0
     if HAS_WINDOW:
-        first_key = tl.maximum(earliest - window + 1, 0)
+        first_key = tl.maximum(first_seen(earliest, window, CHUNKED), 0)
     if FIXED_CHUNK > 0:
         for low in tl.range(first_key // FIXED_CHUNK * FIXED_CHUNK, high, FIXED_CHUNK):
             part = tl.minimum(low + FIXED_CHUNK, high)
@@ -108,9 +116,10 @@ def prefill_attention(
             l_next = tl.zeros([BLOCK_M], tl.float32)
             acc_next = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
             m_next, l_next, acc_next = attend(
-                m_next, l_next, acc_next, q, positions, limits, keys_ptr, pages_ptr,
+                m_next, l_next, acc_next, q, q_turned, positions, limits, keys_ptr, pages_ptr,
                 low, part, first_key, part, window, scale, log2_scale, stride_half, stride_block, stride_slot,
-                BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+                BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
+                True, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
             )  # fmt: skip
             m, l, acc = merge(m, l, acc, m_next, l_next, acc_next)  # noqa: E741
     else:
@@ -118,23 +127,26 @@ def prefill_attention(
         full_high = tl.maximum((least + 1) // BLOCK_N * BLOCK_N, low)
         if HAS_WINDOW:
             # From this key on, every row's window includes all keys up to the diagonal.
-            full_low = tl.maximum(latest - window + BLOCK_N, 0) // BLOCK_N * BLOCK_N
+            full_low = tl.maximum(first_seen(latest, window, CHUNKED) + BLOCK_N - 1, 0) // BLOCK_N * BLOCK_N
             full_low = tl.minimum(tl.maximum(full_low, low), full_high)
             m, l, acc = attend(  # noqa: E741
-                m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
+                m, l, acc, q, q_turned, positions, limits, keys_ptr, pages_ptr,
                 low, full_low, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
-                BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+                BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
+                True, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
             )  # fmt: skip
             low = full_low
         m, l, acc = attend(  # noqa: E741
-            m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
+            m, l, acc, q, q_turned, positions, limits, keys_ptr, pages_ptr,
             low, full_high, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
-            BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, False, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+            BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
+            False, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
         m, l, acc = attend(  # noqa: E741
-            m, l, acc, q, positions, limits, keys_ptr, pages_ptr,
+            m, l, acc, q, q_turned, positions, limits, keys_ptr, pages_ptr,
             full_high, high, first_key, high, window, scale, log2_scale, stride_half, stride_block, stride_slot,
-            BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, True, HAS_WINDOW, HAS_SOFTCAP, PRECISION,
+            BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
+            True, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     if HAS_SINKS:
         heads = tl.full([BLOCK_M], 0, tl.int32) + head

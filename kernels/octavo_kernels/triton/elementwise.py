@@ -34,13 +34,15 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """Grid (rows): RMS norm of a row; with ADD of its sum with the residual, which goes to ``total``."""
+    """Grid (rows, heads): RMS norm of a head of a row; with ADD of the sum of a row, whose only head it is, with the
+    residual, which goes to ``total``."""
     wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
-    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    at = tl.program_id(1) * WIDTH + columns
+    x = tl.load(x_ptr + row * x_stride + at, mask=inside, other=0.0)
     dtype = x.dtype
     if ADD:
         residual = tl.load(residual_ptr + row * residual_stride + columns, mask=inside, other=0.0)
@@ -52,7 +54,7 @@ def rms_norm_kernel(
     if weight.dtype != tl.float32:  # else nothing is rounded before the product
         normed = normed.to(dtype).to(tl.float32)
     normed = normed * weight.to(tl.float32)
-    tl.store(out_ptr + row * out_stride + columns, normed.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * out_stride + at, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,14 +78,14 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    width = x.shape[-1]
+    width = weight.numel()
     rows = _rows_of(x)
     added = rows if residual is None else _rows_of(residual)
     stride = width if out is None else out.stride(0)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        rms_norm_kernel[(len(rows),)](
+        rms_norm_kernel[(len(rows), x.shape[-1] // width)](
             rows,
             rows.stride(0),
             added,

@@ -35,6 +35,7 @@ def route_kernel(
     logits_ptr,
     logits_stride,
     bias_ptr,
+    expert_scale_ptr,
     ids_ptr,
     weights_ptr,
     scale,
@@ -43,6 +44,7 @@ def route_kernel(
     TOPK_PAD: tl.constexpr,
     SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_EXPERT_SCALE: tl.constexpr,
     GROUPS: tl.constexpr,
     KEPT: tl.constexpr,
     GROUPS_PAD: tl.constexpr,
@@ -86,8 +88,11 @@ def route_kernel(
         weights = tl.where(place == i, weight, weights)
     if RENORMALISE:
         weights = weights / (total + 1e-20)
+    weights = weights * scale
+    if HAS_EXPERT_SCALE:
+        weights = weights * tl.load(expert_scale_ptr + ids)
     tl.store(ids_ptr + row * TOPK + place, ids, mask=place < TOPK)
-    tl.store(weights_ptr + row * TOPK + place, weights * scale, mask=place < TOPK)
+    tl.store(weights_ptr + row * TOPK + place, weights, mask=place < TOPK)
 
 
 def topk_route(
@@ -98,6 +103,7 @@ def topk_route(
     groups: tuple[int, int] | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
+    expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     check_route(logits, k, kind, groups)
@@ -112,6 +118,7 @@ def topk_route(
             logits,
             logits.stride(0),
             logits if bias is None else bias,
+            logits if expert_scale is None else expert_scale,
             ids,
             weights,
             float(scale),
@@ -120,6 +127,7 @@ def topk_route(
             TOPK_PAD=triton.next_power_of_2(k),
             SIGMOID=kind == "sigmoid",
             HAS_BIAS=bias is not None,
+            HAS_EXPERT_SCALE=expert_scale is not None,
             GROUPS=count,
             KEPT=kept,
             GROUPS_PAD=triton.next_power_of_2(count),

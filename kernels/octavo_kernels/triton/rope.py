@@ -18,7 +18,7 @@ FLOAT8_MAX = 448.0  # of e4m3; beyond it a conversion would give NaN
 
 
 @triton.jit
-def _normed(x, weight, dtype: tl.constexpr, scale):
+def normed(x, weight, dtype: tl.constexpr, scale):
     """RMS norm as in transformers: rounded to the model's dtype before (a float32 weight: not) and after the weight is
     applied."""
     normed = x.to(tl.float32) * scale
@@ -86,9 +86,9 @@ def rope_and_cache_kernel(
                 weight_ptr = k_norm_ptr
             wide = x.to(tl.float32)
             scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / HEAD_SIZE + eps)[:, None]
-            x = _normed(x, tl.load(weight_ptr + column, mask=column < HEAD_SIZE, other=0.0), x.dtype, scale)
+            x = normed(x, tl.load(weight_ptr + column, mask=column < HEAD_SIZE, other=0.0), x.dtype, scale)
             if ROT_DIM > 0:
-                other = _normed(other, tl.load(weight_ptr + partner, mask=rotated, other=0.0), x.dtype, scale)
+                other = normed(other, tl.load(weight_ptr + partner, mask=rotated, other=0.0), x.dtype, scale)
         if ROT_DIM > 0:
             position = tl.load(positions_ptr + row)
             # Padding rows may have any position: clamp it to the table.
@@ -177,3 +177,52 @@ def rope_and_cache(
         **pdl_options(qkv.device),
     )
     return q
+
+
+@triton.jit
+def turn(source, target, cos, sin, inside, HALF: tl.constexpr):
+    """Turn elements at ``source``, paired with those HALF after them, and store them at ``target``."""
+    a = tl.load(source, mask=inside, other=0.0)
+    b = tl.load(source + HALF, mask=inside, other=0.0)
+    first, second = a.to(tl.float32), b.to(tl.float32)
+    to = target.dtype.element_ty
+    tl.store(target, (first * cos - second * sin).to(a.dtype).to(to), mask=inside)
+    tl.store(target + HALF, (second * cos + first * sin).to(a.dtype).to(to), mask=inside)
+
+
+@triton.jit
+def rope_kernel(
+    x_ptr,
+    x_stride,
+    positions_ptr,
+    table_ptr,
+    table_stride,
+    num_positions,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Grid (rows, tiles of HEADS heads)."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    e = tl.arange(0, HALF_PAD)[None, :]
+    position = tl.minimum(tl.maximum(tl.load(positions_ptr + row), 0), num_positions - 1)
+    entry = table_ptr + position * table_stride + e
+    cos = tl.load(entry, mask=e < HALF, other=1.0)
+    sin = tl.load(entry + HALF, mask=e < HALF, other=0.0)
+    place = x_ptr + row * x_stride + head * HEAD_SIZE + e
+    turn(place, place, cos, sin, (head < NUM_HEADS) & (e < HALF), HALF)
+
+
+def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, head_size: int) -> None:
+    """See `octavo_kernels.rope_`."""
+    if not len(x):
+        return
+    heads, half = min(4 * HEADS, triton.next_power_of_2(num_heads)), cos_sin_cache.shape[1] // 2
+    rope_kernel[(len(x), triton.cdiv(num_heads, heads))](
+        x, x.stride(0), positions, cos_sin_cache, cos_sin_cache.stride(0), cos_sin_cache.shape[0],
+        NUM_HEADS=num_heads, HEAD_SIZE=head_size, HALF=half, HALF_PAD=triton.next_power_of_2(half), HEADS=heads,
+        num_warps=4,
+    )  # fmt: skip

@@ -143,6 +143,25 @@ def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_o
     assert expected.isfinite().all() and torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("chunk, block_size", [(37, 16), (16, 16), (1, 16), (50, 48), (1000, 16)])
+def test_windows_that_do_not_slide_begin_at_their_multiples(
+    device, sequence_type, lay_out, assert_close, dtype, chunk, block_size
+):
+    """In single rows, drafts and prompts; blocks that lie before the first query's window hold NaN."""
+    shapes = [(199, 1), (150, 40), (63, 1), (64, 3), (73, 3), (0, 70)]
+    parts = make_parts(sequence_type, shapes, 4, 2, 32, dtype)
+    q, kv_cache, metadata = lay_out(parts, block_size, padding=2)
+    table = metadata.block_table.clone()
+    for r, (computed, _) in enumerate(shapes):
+        table[r, : computed // chunk * chunk // block_size] = 0
+    options = (0.2, chunk, None, 1.0, 1.0, None, None, True)
+    out = check(device, assert_close, q, kv_cache, replace(metadata, block_table=table), *options)
+    assert torch.equal(out, attend(device, q, kv_cache, metadata, *options))
+    if dtype == torch.float32:
+        alone = attend(device, *lay_out(parts[1:2], block_size), *options)
+        assert torch.equal(alone, out[1:41])
+
+
 @pytest.mark.parametrize("window", [None, 37])
 def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_close, dtype, window):
     """Later positions than their own: in prompts, drafts and single rows, in one chunk and in several."""

@@ -22,6 +22,7 @@ def steps(draw):
         "shapes": shapes,
         "padding": draw(st.integers(0, 3)),
         "window": draw(st.sampled_from([None, 1, 40, 300])),
+        "chunked": draw(st.booleans()),
         "tokens": draw(st.sampled_from([1, 2, 8])),
         "programs": draw(st.integers(1, 40)),
         "heads": draw(st.sampled_from([1, 2])),
@@ -49,6 +50,7 @@ def test_every_key_is_somebodys_once(device, step):
     splitting = (
         ("TOKENS", tokens), ("BLOCK_N", block_n), ("NUM_KV_HEADS", step["heads"]), ("MIN_CHUNK", step["min_chunk"]),
         ("FIXED_CHUNK", step["fixed"]), ("HAS_LIMIT", False),
+        ("CHUNKED", step["chunked"]),
     )  # fmt: skip
     asked = (metadata, rows, MAX_QUERIES, window, step["programs"], items, rows + step["padding"], splitting)
     torch.use_deterministic_algorithms(True)  # memory that nobody has written holds the largest number
@@ -66,6 +68,8 @@ def test_every_key_is_somebodys_once(device, step):
         for token in range(0, new, tokens) if new <= MAX_QUERIES else ():
             queries, position = min(tokens, new - token), before + token
             first = 0 if window is None else max(0, before - window + 1)
+            if window is not None and step["chunked"]:
+                first = before // window * window
             chunks = work[at][6]
             for row in range(begin + token, begin + token + queries):
                 assert owners[row][:3] == [at, row - begin - token, chunks]

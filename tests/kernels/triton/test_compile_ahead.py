@@ -26,6 +26,7 @@ OF_A_DECODE_STEP = {
         "full_row_kernel",
     ),
     "decode_inputs_kernel",
+    *("latent_cache_kernel", "head_linear_kernel"),
     *("route_kernel", "moe_sort_kernel", "moe_gemm_kernel", "moe_sum_kernel", "activate_kernel"),
 }
 READ_WEIGHTS = {"small_linear_kernel", "group_linear_kernel", "scaled_linear_kernel"}

@@ -105,6 +105,28 @@ def test_a_norm_in_place_of_some_columns(dtype, device):
     assert torch.equal(whole, expected)
 
 
+def test_norms_in_place_of_heads(dtype, device):
+    whole, weight = randn(3, 200, dtype=dtype, device=device), randn(24, dtype=dtype, device=device, seed=1)
+    expected = whole.clone()
+    for start in (40, 64, 88):
+        backend.rms_norm_(expected[:, start : start + 24], weight, 1e-6)
+    backend.rms_norm_(whole[:, 40:112], weight, 1e-6)
+    assert torch.equal(whole, expected)
+
+
+def test_columns_times_a_row(dtype, device):
+    whole, row = randn(5, 60, dtype=dtype, device=device), randn(37, dtype=dtype, device=device, seed=1)
+    x = whole[:, 11:48]
+    assert torch.equal(backend.activate(x, "none", up=row.expand_as(x)), x * row)
+
+
+def test_gates_of_another_tensors_columns(dtype, device):
+    gate, wide = randn(3, 37, dtype=dtype, device=device), randn(3, 100, dtype=dtype, device=device, seed=1)
+    up = wide[:, 40:77]
+    expected = backend.activate(torch.cat([gate, up], dim=1), "gelu_tanh", True)
+    assert torch.equal(backend.activate(gate, "gelu_tanh", up=up), expected)
+
+
 def test_embedding(dtype, device):
     """Exact rows; ids of padding rows are looked up within the table."""
     table, ids = randn(9, 1030, dtype=dtype, device=device), torch.tensor([8, 0, 3, 3, -7, 10**12], device=device)

@@ -21,7 +21,7 @@ HIDDEN, INNER, EXPERTS = 136, 72, 5
 ROUTES: list[dict[str, Any]] = [
     {}, {"renormalise": True}, {"kind": "sigmoid", "bias": True, "renormalise": True, "scale": 2.5},
     {"groups": (4, 2)}, {"kind": "sigmoid", "groups": (4, 2), "bias": True, "renormalise": True},
-    {"kind": "sigmoid", "groups": (24, 12)},
+    {"kind": "sigmoid", "groups": (24, 12)}, {"renormalise": True, "expert_scale": True},
 ]  # fmt: skip
 # Of the codes that GPUs keep: form, columns with one scale, zeros.
 CODES = {
@@ -91,7 +91,8 @@ def test_routes_are_those_of_plain_torch(device, dtype, route, k):
     logits[3] = logits[4, 0]  # all equal
     logits[5, ::2] = logits[5, 0]
     bias = (torch.arange(24) % 3 / 8).to(device) if route.get("bias") else None  # exact, so that ties stay ties
-    how = route | {"bias": bias}
+    scales = torch.rand(24).to(device) if route.get("expert_scale") else None
+    how = route | {"bias": bias, "expert_scale": scales}
     ids, weights = backend.topk_route(logits, k, **how)
     their_ids, their_weights = reference.topk_route(logits, k, **how)
     assert ids.dtype == torch.int32

@@ -62,7 +62,7 @@ INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **ke
         }
         return count;
     }
-    int64_t j = it->a->window ? MIN(count, MAX(0, it->first_position - it->a->window + 1 - start)) : 0;
+    int64_t j = MIN(count, MAX(0, first_seen(it->a, it->first_position) - start));
     for (int64_t i = 0; i < j; i++) keys[i] = values[i] = ZEROS;
     while (j < count) {
         int64_t position = start + j, offset = position % block_size;
@@ -90,12 +90,11 @@ struct visible_range {
 INLINE struct visible_range find_visible(const struct item *it, const struct buffers *w, int64_t start, int64_t r,
                                          const int mr) {
     struct visible_range range;
-    int64_t window = it->a->window ? it->a->window : INT64_MAX / 2;
-    range.from = MAX(0, w->position[r] - start - window + 1), range.to = 0;
+    range.from = MAX(0, first_seen(it->a, w->position[r]) - start), range.to = 0;
     for (int i = 0; i < mr; i++) {
-        const int64_t position = w->position[r + i] - start, end = MIN(TILE, w->last[r + i] - start + 1);
+        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = MIN(TILE, w->last[r + i] - start + 1);
         range.to = MAX(range.to, end);
-        range.visible[i] = bits_between(MAX(0, position - window + 1), end);
+        range.visible[i] = bits_between(MAX(0, first), end);
     }
     return range;
 }

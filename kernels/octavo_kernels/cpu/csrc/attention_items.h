@@ -75,6 +75,12 @@ static void seek_unit(struct item_iterator *k, int64_t n, int split) {
     }
 }
 
+// The first position that a row at `position` may attend to
+INLINE int64_t first_seen(const struct paged_attention_args *a, int64_t position) {
+    if (!a->window) return 0;
+    return a->chunked ? position / a->window * a->window : MAX(0, position - a->window + 1);
+}
+
 // The keys and values of sequence `r` without a cache: one block, whose rows are those of qkv. Rows attend to both sides.
 INLINE void place_in_rows(struct item *it, int64_t r, int64_t head) {
     static const int32_t FIRST_BLOCK = 0;
@@ -98,7 +104,7 @@ static struct item make_item(const struct item_iterator *k, int64_t index) {
     it.rows = MIN(k->tokens_per_item, tokens - first) * it.group;
     it.first_position = a->seq_lens[r] - (a->query_start_loc[r + 1] - a->query_start_loc[r]) + first;
     it.length = a->seq_lens[r];
-    it.begin = a->window ? MAX(0, it.first_position - a->window + 1) / TILE * TILE : 0;
+    it.begin = first_seen(a, it.first_position) / TILE * TILE;
     it.limit = a->limit ? a->limit + a->query_start_loc[r] + first : NULL;
     it.end = 0;
     for (int64_t token = 0; token < it.rows / it.group; token++) it.end = MAX(it.end, last_visible(&it, token) + 1);

@@ -117,6 +117,10 @@ INLINE vi pack_int16(vi a, vi b) {
     return (vi)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
 #endif
 }
+INLINE vi subtract_int16(vi a, vi b) {
+    typedef int16_t vshorts __attribute__((vector_size(VW * 4)));
+    return (vi)((vshorts)a - (vshorts)b);
+}
 // a * b / 2^15 to the nearest, ties upwards
 INLINE vi multiply_int16(vi a, vi b) {
 #if defined(__AVX512BW__)

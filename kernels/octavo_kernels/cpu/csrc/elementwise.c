@@ -34,14 +34,17 @@ void op_rms_norm(const struct rms_norm_args *a, struct team_member *m) {
 }
 
 void op_rms_norm_columns(const struct rms_norm_columns_args *a, struct team_member *m) {
-    const int64_t bytes = a->stride * (a->dtype == BFLOAT16 ? 2 : 4);
+    const int64_t size = a->dtype == BFLOAT16 ? 2 : 4;
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
         for (; row < end; row++) {
-            char *x = (char *)a->x + row * bytes;
-            const struct rms_norm_args one = {.x = x, .weight = a->weight, .out = x, .rows = 1, .width = a->width, .eps = a->eps};
-            if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16, BFLOAT16);
-            else if (a->dtype == BFLOAT16) rms_norm_row(&one, 0, BFLOAT16, FLOAT32);
-            else rms_norm_row(&one, 0, FLOAT32, FLOAT32);
+            char *x = (char *)a->x + row * a->stride * size;
+            // As rows of a tensor without gaps
+            const struct rms_norm_args heads = {.x = x, .weight = a->weight, .out = x, .width = a->width, .eps = a->eps};
+            for (int64_t h = 0; h < a->heads; h++) {
+                if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) rms_norm_row(&heads, h, BFLOAT16, BFLOAT16);
+                else if (a->dtype == BFLOAT16) rms_norm_row(&heads, h, BFLOAT16, FLOAT32);
+                else rms_norm_row(&heads, h, FLOAT32, FLOAT32);
+            }
         }
     }
     team_finish_phase(m, team_row_items(m, a->rows));
@@ -90,7 +93,8 @@ void op_layer_norm(const struct layer_norm_args *a, struct team_member *m) {
 
 INLINE void activation_row(const struct activation_args *a, int64_t row, int kind, int dtype) {
     const int64_t size = dtype == BFLOAT16 ? 2 : 4, width = a->width;
-    const char *x = (const char *)a->x + row * (a->gated ? 2 : 1) * width * size, *up = a->gated ? x + width * size : NULL;
+    const char *x = (const char *)a->x + row * a->stride * size;
+    const char *up = a->up ? (const char *)a->up + row * a->up_stride * size : NULL;
     char *out = (char *)a->out + row * width * size;
     for (int64_t i = 0; i < width; i += VW) {
         const int64_t n = MIN(VW, width - i);

@@ -62,6 +62,7 @@ static void route_row(const struct topk_route_args *a, int64_t row, float *scrat
     for (int64_t i = 0; i < a->k; i++) {
         float *weight = a->weights + row * a->k + i;
         *weight = (a->renormalise ? *weight / (total + 1e-20f) : *weight) * factor;
+        if (a->expert_scale) *weight *= a->expert_scale[a->ids[row * a->k + i]];
     }
 }
 

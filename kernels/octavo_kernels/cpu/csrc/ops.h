@@ -30,12 +30,13 @@ struct silu_and_mul_args {
     int64_t rows, width, dtype;
 };
 
-// f(x [rows, width]), or, gated, f(x[:, :width]) * x[:, width:] of x [rows, 2 * width]
-enum activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3, CLAMPED_SWIGLU = 4 };  // the last one of experts alone
+// f(x), times up unless that is NULL; rows of x are `stride` elements apart, those of up `up_stride`
+// CLAMPED_SWIGLU: of experts alone
+enum activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3, CLAMPED_SWIGLU = 4, NONE = 5 };
 struct activation_args {
-    const void *x;
+    const void *x, *up;
     void *out;
-    int64_t rows, width, kind, gated, dtype;
+    int64_t rows, width, kind, stride, up_stride, dtype;
 };
 
 // out = x + y, each of `rows` rows of `width` elements
@@ -53,11 +54,11 @@ struct scale_args {
     double factor, cap;
 };
 
-// An RMS norm in place, of `width` columns of a tensor whose rows are `stride` elements apart
+// RMS norms in place, of `heads` times `width` columns of a tensor whose rows are `stride` elements apart
 struct rms_norm_columns_args {
     void *x;
     const void *weight;
-    int64_t rows, width, stride, dtype, weight_dtype;
+    int64_t rows, heads, width, stride, dtype, weight_dtype;
     double eps;
 };
 
@@ -126,7 +127,7 @@ struct head_linear_args {
 };
 
 // window 0, softcap 0, sinks and limit NULL mean none; sinks [num_heads]; limit [rows]: the last position that a row attends to,
-// its own or a later one
+// its own or a later one; chunked: windows begin at multiples of `window` instead of sliding
 struct paged_attention_args {
     const void *q, *kv_cache;
     const int32_t *block_table, *seq_lens, *query_start_loc;
@@ -134,7 +135,7 @@ struct paged_attention_args {
     const int32_t *limit;
     void *out;
     int64_t rows, actual_rows, requests, num_heads, num_kv_heads, head_size, block_size, block_stride, value_offset,
-        table_stride, window, dtype, kv_dtype;
+        table_stride, window, chunked, dtype, kv_dtype;
     double scale, softcap;
 };
 
@@ -290,11 +291,35 @@ struct pack_gguf_args {
     int64_t channels, groups, type, bits, flags;
 };
 
+// Streams of hidden states, see octavo_kernels.mix_streams: `first` of x and `second` of y, in each row side by side, become
+// `made` of them. constants [made, first + second], matrix [.., depth], given [rows, depth].
+struct mix_streams_args {
+    const void *x, *y;
+    const float *constants, *matrix, *given;
+    void *out;
+    int64_t rows, first, second, made, width, depth, dtype;
+};
+
+// Each `width` of `heads * width` columns of x, in place, times what gives it the root mean square of the row of `like`
+struct match_rms_args {
+    void *x;
+    const void *like;
+    int64_t rows, heads, width, like_stride, dtype;
+    double floor;
+};
+
+// max(0, x - mean - factor * standard deviation) of each row, in place
+struct sparsify_args {
+    void *x;
+    int64_t rows, width, stride, dtype;
+    double factor;
+};
+
 // Mixtures of experts. For each row of logits [rows, experts] the k experts with the largest scores, and their weights; see
-// octavo_kernels.topk_route. bias [experts] may be NULL.
+// octavo_kernels.topk_route. bias and expert_scale [experts] may be NULL.
 enum routing { SOFTMAX = 0, SIGMOID = 1 };
 struct topk_route_args {
-    const float *logits, *bias;
+    const float *logits, *bias, *expert_scale;
     int32_t *ids;
     float *weights;
     int64_t rows, experts, k, kind, groups, kept_groups, renormalise;
@@ -412,6 +437,9 @@ void op_add(const struct add_args *a, struct team_member *m);
 void op_take_columns(const struct take_columns_args *a, struct team_member *m);
 void op_scale(const struct scale_args *a, struct team_member *m);
 void op_rms_norm_columns(const struct rms_norm_columns_args *a, struct team_member *m);
+void op_mix_streams(const struct mix_streams_args *a, struct team_member *m);
+void op_match_rms(const struct match_rms_args *a, struct team_member *m);
+void op_sparsify(const struct sparsify_args *a, struct team_member *m);
 void op_topk_route(const struct topk_route_args *a, struct team_member *m);
 void op_sort_choices(const struct sort_choices_args *a, struct team_member *m);
 void op_quantized_experts_gated(const struct quantized_experts_gated_args *a, struct team_member *m);

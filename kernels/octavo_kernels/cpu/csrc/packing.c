@@ -3,11 +3,12 @@
 #include "simd.h"
 
 // In the order of octavo_kernels/cpu/quant.py
-enum gguf_type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
+enum gguf_type { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4 };
 // Bytes of a block, and how many groups it has
 static const struct gguf_block {
     int64_t bytes, groups;
-} BLOCKS[] = {{18, 1}, {20, 1}, {22, 1}, {24, 1}, {34, 1}, {110, 8}, {144, 8}, {176, 8}, {210, 8}, {18, 1}, {136, 8}, {17, 1}};
+} BLOCKS[] = {{18, 1},  {20, 1},  {22, 1},  {24, 1}, {34, 1},  {84, 8}, {110, 8},
+              {144, 8}, {176, 8}, {210, 8}, {18, 1}, {136, 8}, {17, 1}};
 static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t E2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // times two
 
@@ -17,16 +18,16 @@ INLINE int plane(const uint8_t *bytes, int n, int bits, int run) {
     return bytes[at] >> n / run % planes * bits & ((1 << bits) - 1);
 }
 
-// Scales of both halves of group g of a block, and its offset, which includes the zero point in the middle of the codes
+// Scales of both halves of group g of a block, and offsets, which include the zero point in the middle of the codes
 struct group_scales {
-    float scale[2], offset;
+    float scale[2], offset[2];
 };
 INLINE struct group_scales read_scales(const uint8_t *raw, int g, const int type) {
     switch (type) {
     case Q4_1:
     case Q5_1: {
         const float scale = half_to_float(raw);
-        return (struct group_scales){{scale, 0.0f}, half_to_float(raw + 2) + (type == Q4_1 ? 8.0f : 16.0f) * scale};
+        return (struct group_scales){{scale}, {half_to_float(raw + 2) + (type == Q4_1 ? 8.0f : 16.0f) * scale}};
     }
     case Q4_K:
     case Q5_K: {  // eight scales and minima of 6 bits
@@ -34,10 +35,19 @@ INLINE struct group_scales read_scales(const uint8_t *raw, int g, const int type
         const int low = g < 4 ? six[g] & 63 : (six[g + 4] & 15) | six[g - 4] >> 6 << 4;
         const int high = g < 4 ? six[g + 4] & 63 : six[g + 4] >> 4 | six[g] >> 6 << 4;
         const float scale = half_to_float(raw) * (float)low, minimum = half_to_float(raw + 2) * (float)high;
-        return (struct group_scales){{scale, 0.0f}, (type == Q4_K ? 8.0f : 16.0f) * scale - minimum};
+        return (struct group_scales){{scale}, {(type == Q4_K ? 8.0f : 16.0f) * scale - minimum}};
+    }
+    case Q2_K: {  // sixteen scales and minima of 4 bits; codes are unpacked times 4 (quant.h)
+        struct group_scales s;
+        for (int half = 0; half < 2; half++) {
+            const int both = raw[2 * g + half];
+            s.scale[half] = 0.25f * half_to_float(raw + 80) * (float)(both & 15);
+            s.offset[half] = 8.0f * s.scale[half] - half_to_float(raw + 82) * (float)(both >> 4);
+        }
+        return s;
     }
     case Q3_K: {
-        struct group_scales s = {{0.0f, 0.0f}, 0.0f};
+        struct group_scales s = {{0.0f}, {0.0f}};
         for (int half = 0; half < 2; half++) {
             const int n = 2 * g + half, six = plane(raw + 96, n, 4, 8) | plane(raw + 104, n, 2, 4) << 4;
             s.scale[half] = half_to_float(raw + 108) * (float)(six - 32);
@@ -47,37 +57,46 @@ INLINE struct group_scales read_scales(const uint8_t *raw, int g, const int type
     case Q6_K: {
         const int8_t *eight = (const int8_t *)raw + 192 + 2 * g;
         const float scale = half_to_float(raw + 208);
-        return (struct group_scales){{scale * (float)eight[0], scale * (float)eight[1]}, 0.0f};
+        return (struct group_scales){{scale * (float)eight[0], scale * (float)eight[1]}, {0.0f}};
     }
     case IQ4_XS: {
         const int six = plane(raw + 4, g, 4, 1) | plane(raw + 2, g, 2, 1) << 4;
-        return (struct group_scales){{half_to_float(raw) * (float)(six - 32), 0.0f}, 0.0f};
+        return (struct group_scales){{half_to_float(raw) * (float)(six - 32)}, {0.0f}};
     }
-    case MXFP4: return (struct group_scales){{ldexpf(0.5f, raw[0] - 127), 0.0f}, 0.0f};  // of a table times two
-    default: return (struct group_scales){{half_to_float(raw), 0.0f}, 0.0f};
+    case MXFP4: return (struct group_scales){{ldexpf(0.5f, raw[0] - 127)}, {0.0f}};  // of a table times two
+    default: return (struct group_scales){{half_to_float(raw)}, {0.0f}};
+    }
+}
+
+// Of 16 bytes first the low halves, then the high ones: by words, as store_codes puts them together again
+INLINE void read_nibbles(const uint8_t *raw, uint8_t *codes) {
+    for (int k = 0; k < 16; k += 4) {
+        uint32_t both, low, high;
+        memcpy(&both, raw + k, 4);
+        low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+        memcpy(codes + k, &low, 4), memcpy(codes + 16 + k, &high, 4);
     }
 }
 
 INLINE void read_codes(const uint8_t *raw, int g, const int type, uint8_t *codes) {
-    const int at = g * GROUP;
     switch (type) {
     case Q4_0:
-    case IQ4_NL:
-        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[2 + k % 16] >> k / 16 * 4 & 15);
-        break;
-    case Q4_1:
-        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[4 + k % 16] >> k / 16 * 4 & 15);
-        break;
+    case IQ4_NL: read_nibbles(raw + 2, codes); break;
+    case Q4_1: read_nibbles(raw + 4, codes); break;
     case Q5_0:
     case Q5_1: {
         uint32_t fifth;
         raw += type == Q5_0 ? 2 : 4;
         memcpy(&fifth, raw, 4);
-        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)((raw[4 + k % 16] >> k / 16 * 4 & 15) | (fifth >> k & 1) << 4);
+        read_nibbles(raw + 4, codes);
+        for (int k = 0; k < GROUP; k++) codes[k] |= (uint8_t)((fifth >> k & 1) << 4);
         break;
     }
     case Q8_0:
         for (int k = 0; k < GROUP; k++) codes[k] = raw[2 + k] ^ 0x80;
+        break;
+    case Q2_K:
+        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[16 + g / 4 * 32 + k] >> g % 4 * 2 & 3);
         break;
     case Q3_K:
         for (int k = 0; k < GROUP; k++)
@@ -95,12 +114,8 @@ INLINE void read_codes(const uint8_t *raw, int g, const int type, uint8_t *codes
             codes[k] = (uint8_t)((raw[g / 4 * 64 + g % 2 * 32 + k] >> g / 2 % 2 * 4 & 15) |
                                  (raw[128 + g / 4 * 32 + k] >> g % 4 * 2 & 3) << 4);
         break;
-    case MXFP4:
-        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[1 + k % 16] >> k / 16 * 4 & 15);
-        break;
-    case IQ4_XS:
-        for (int k = 0; k < GROUP; k++) codes[k] = (uint8_t)(raw[8 + at / 2 + k % 16] >> k / 16 * 4 & 15);
-        break;
+    case MXFP4: read_nibbles(raw + 1, codes); break;
+    case IQ4_XS: read_nibbles(raw + 8 + g * 16, codes); break;
     default: break;
     }
 }
@@ -109,11 +124,12 @@ INLINE void read_codes(const uint8_t *raw, int g, const int type, uint8_t *codes
 static float channel_unit(const struct group_scales *s, int64_t groups, int kind) {
     int32_t top = 0;
     for (int64_t g = 0; g < groups; g++) {
-        const float x[3] = {s[g].scale[0] * (float)(1 << kind_shift(kind)), s[g].scale[1] * (float)(1 << kind_shift(kind)),
-                            s[g].offset * (1.0f / (1 << (RELATIVE_BITS - OFFSET_BITS)))};
-        int32_t bits[3];
-        memcpy(bits, x, 12);
-        for (int i = 0; i < 3; i++) top = MAX(top, bits[i] & 0x7fffffff);
+        const float of_offsets = 1.0f / (1 << (RELATIVE_BITS - OFFSET_BITS));
+        const float x[4] = {s[g].scale[0] * (float)(1 << kind_shift(kind)), s[g].scale[1] * (float)(1 << kind_shift(kind)),
+                            s[g].offset[0] * of_offsets, s[g].offset[1] * of_offsets};
+        int32_t bits[4];
+        memcpy(bits, x, 16);
+        for (int i = 0; i < 4; i++) top = MAX(top, bits[i] & 0x7fffffff);
     }
     int32_t bits = top < 0x7f800000 ? (top & 0x7f800000) + 0x800000 : 0x7fc00000;
     if (kind_is_float(kind) && top < 0x7f800000) bits = MAX(bits - (15 << 23), 0x800000);
@@ -143,6 +159,13 @@ INLINE void store_codes(const uint8_t *codes, uint8_t *to, const int kind) {
     memcpy(four, codes, GROUP);
     if (kind_bits(kind) == 8) {
         for (int step = 0; step < 8; step++) memcpy(to + step * 128, four + step, 4);
+        return;
+    }
+    if (kind_bits(kind) == 2) {
+        for (int step = 0; step < 2; step++) {
+            const uint32_t all = four[step] | four[step + 2] << 2 | four[step + 4] << 4 | four[step + 6] << 6;
+            memcpy(to + step * 128, &all, 4);
+        }
         return;
     }
     for (int step = 0; step < 4; step++) {
@@ -188,10 +211,12 @@ INLINE void pack_channel(const struct pack_gguf_args *a, const uint8_t *raw, int
             continue;
         }
         pair += (c * 2 + g % 2) * 2;
-        for (int half = 0; half <= halves; half++)
+        for (int half = 0; half <= halves; half++) {
             store_int16(pair + half * SCALE_BYTES, scales[g].scale[half] / unit * fraction, 32767.0f);
-        if (affine)
-            store_int16(pair + SCALE_BYTES, scales[g].offset / unit * (1 << OFFSET_BITS), (1 << RELATIVE_BITS) - 1);
+            if (affine)
+                store_int16(pair + (1 + halves + half) * SCALE_BYTES, scales[g].offset[half] / unit * (1 << OFFSET_BITS),
+                            (1 << RELATIVE_BITS) - 1);
+        }
     }
 }
 
@@ -215,6 +240,7 @@ static void pack_strip(const struct pack_gguf_args *a, int64_t strip, struct gro
             CASE(Q5_0, KIND(5, 0))
             CASE(Q5_1, KIND(5, AFFINE))
             CASE(Q8_0, KIND(8, 0))
+            CASE(Q2_K, KIND(2, AFFINE | HALVES))
             CASE(Q3_K, KIND(4, HALVES))
             CASE(Q4_K, KIND(4, AFFINE))
             CASE(Q5_K, KIND(5, AFFINE))

@@ -1,9 +1,10 @@
 // Group-quantised matrices: the layout of packed weights and of quantised rows of activations.
 //
 // A weight [N, K] has one scale for each GROUP columns of a channel (a row), or for each half of them, and, for affine kinds, an
-// offset:
+// offset, or two:
 //     8 bit: w = scale * (q - 128), scales in float16, as files have them;
-//     4, 5, 6 bit: w = unit * (scale / 2^(15 + shift) * (q - zero) + offset / 2^9), with a zero in the middle of the codes.
+//     2, 4, 5, 6 bit: w = unit * (scale / 2^(15 + shift) * (q - zero) + offset / 2^9), with a zero in the middle of the codes.
+//     2-bit codes are unpacked times 4, with a quarter of their scales: sums then fill 16 bits as those of 4-bit codes do.
 //     scale and offset are int16; only affine kinds have an offset, and a file's minimum m becomes m + zero * scale. The unit of
 //     a channel is a power of two that is larger than its scales times 2^shift and than a quarter of its offsets. So a file's
 //     float16 scale is exact from unit / 32 on, an offset within unit * 2^-10;
@@ -25,7 +26,8 @@
 //     4 bit: the same codes, steps s (low nibble) and s + 4 (high) in one byte; scales [half: 1 or 2], then offsets, int16
 //     [channel: 16][group: 2]; with a table and one scale a group, scales as of 8 bits;
 //     5 bit: as 4 bit; after the nibbles the fifth bits, [n: 2][channel: 8][group: 2][column: 4], step s in bit s of a byte;
-//     6 bit: as 4 bit; after them two bits each, [half: 2][n: 2][channel: 8][group: 2][column: 4], step s in bits 2 * (s % 4).
+//     6 bit: as 4 bit; after them two bits each, [half: 2][n: 2][channel: 8][group: 2][column: 4], step s in bits 2 * (s % 4);
+//     2 bit: steps s, s + 2, s + 4, s + 6 in one byte, from the lowest bits on; scales [half: 1 or 2], then as many offsets.
 //
 // 8 bit with one scale a channel (BY_ROW): w = scale * (q - 128), scales in float32. Sums over all of K are exact integers. A
 // block holds its scales [BLOCK], then codes [step][channel: BLOCK][column: 4].
@@ -56,8 +58,10 @@ enum { AFFINE = 1, HALVES = 2, TABLE = 4, BY_ROW = 8 };
 #define KIND(bits, flags) ((bits) | (flags) << 4)
 static inline int kind_bits(int kind) { return kind & 15; }
 static inline int kind_has(int kind, int flag) { return (kind >> 4 & flag) != 0; }
-// The code of 0; a table's values are stored plus 128
-static inline int kind_zero(int kind) { return kind_has(kind, TABLE) ? 128 : 1 << (kind_bits(kind) - 1); }
+// What codes are multiplied by as they are unpacked
+static inline int kind_step(int kind) { return kind_bits(kind) == 2 ? 4 : 1; }
+// The code of 0, so multiplied; a table's values are stored plus 128
+static inline int kind_zero(int kind) { return kind_has(kind, TABLE) ? 128 : kind_step(kind) << (kind_bits(kind) - 1); }
 // Whether sums of groups become float32 and scales are float16. A table's integers may be small and its scales powers of two
 // (MXFP4): sums that are rounded to 16 bits twice would be ties each time, and ties go upwards in every group.
 static inline int kind_is_float(int kind) { return kind_bits(kind) == 8 || (kind_has(kind, TABLE) && !kind_has(kind, HALVES)); }
@@ -71,7 +75,7 @@ static inline int kind_shift(int kind) {
 // Bytes of the codes, or of all, of a pair of groups in a strip; bytes before the pairs
 static inline int64_t kind_code_bytes(int kind) { return STRIP * PAIR * kind_bits(kind) / 8; }
 static inline int64_t kind_pair_bytes(int kind) {
-    return kind_code_bytes(kind) + SCALE_BYTES * (1 + kind_has(kind, AFFINE) + kind_has(kind, HALVES));
+    return kind_code_bytes(kind) + SCALE_BYTES * (1 + kind_has(kind, AFFINE)) * (1 + kind_has(kind, HALVES));
 }
 static inline int64_t kind_head_bytes(int kind) {
     return kind_bits(kind) == 8 ? 0 : UNIT_BYTES + (kind_has(kind, TABLE) ? TABLE_BYTES : 0);

@@ -22,6 +22,8 @@ static struct activations activations_of(const struct quantized_linear_args *a, 
 }
 static tile_fn tile_function(const struct quantized_linear_args *a, int64_t terms) {
     switch (KIND(a->bits, a->flags)) {
+    case KIND(2, AFFINE): return tile_2bit_affine;
+    case KIND(2, AFFINE | HALVES): return tile_2bit_affine_halves;
     case KIND(4, 0): return tile_4bit;
     case KIND(4, AFFINE): return tile_4bit_affine;
     case KIND(4, HALVES): return tile_4bit_halves;
@@ -292,20 +294,21 @@ static void unpack_group(const uint8_t *strip, const uint8_t *pair, int64_t g, i
         for (int k = 0; k < GROUP; k++) out[k] = float_scale * (float)(codes[k / 4 * 128 + k % 4] - kind_zero(kind));
         return;
     }
-    int16_t whole[3] = {0, 0, 0};  // scales, offset
+    int16_t whole[4] = {0, 0, 0, 0};  // scales, offsets
     const int halves = kind_has(kind, HALVES), affine = kind_has(kind, AFFINE);
     float unit;
-    for (int i = 0; i <= halves + affine; i++) memcpy(whole + i, scales + i * SCALE_BYTES, 2);
+    for (int i = 0; i < (1 + halves) * (1 + affine); i++) memcpy(whole + i, scales + i * SCALE_BYTES, 2);
     memcpy(&unit, strip + channel * 4, 4);
-    const float offset = affine ? unit / (1 << OFFSET_BITS) * (float)whole[1] : 0.0f;
     for (int k = 0; k < GROUP; k++) {
         const int step = k / 4, half = step / 4;
-        int code = codes[step % 4 * 128 + k % 4] >> half * 4 & 15;
+        int code = bits == 2 ? (codes[step % 2 * 128 + k % 4] >> step / 2 * 2 & 3) * kind_step(kind)
+                             : codes[step % 4 * 128 + k % 4] >> half * 4 & 15;
         if (bits == 5) code |= (planes[k % 4] >> step & 1) << 4;
         if (bits == 6) code |= (planes[half * 128 + k % 4] >> step % 4 * 2 & 3) << 4;
         if (kind_has(kind, TABLE)) code = strip[UNIT_BYTES + code];
         const float scale = kind_is_float(kind) ? unit * float_scale
                                                 : unit / (float)(1 << (SCALE_BITS + kind_shift(kind))) * (float)whole[halves & half];
+        const float offset = affine ? unit / (1 << OFFSET_BITS) * (float)whole[1 + halves + (halves & half)] : 0.0f;
         out[k] = scale * (float)(code - kind_zero(kind)) + offset;
     }
 }

@@ -16,7 +16,8 @@
 // Vectors of channels of a strip that a tile of one row takes at once
 #define ACROSS MIN(STRIP / VW, QMR)
 // Pairs of groups that are summed in an int32. With the largest scaled sums, offsets and relative scales,
-// 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31, and so is, of halves, 32 * 8 * 127 * 32 * 2^11.
+// 20 * (8 * 127 * 32 * 2^11 + 2^11 * 127 * 32 * 2^2) is below 2^31, and so are, of halves, 32 * 8 * 127 * 32 * 2^11 and, with
+// offsets, 32 * (8 * 127 * 16 * 2^11 + 2^11 * 127 * 16 * 2^2).
 #define EXACT_PAIRS(kind) (kind_has(kind, HALVES) ? 8 : 10)
 
 // Shuffles that collect the sums of VW channels from the lanes of two code vectors (quant.h)
@@ -53,7 +54,11 @@ struct activations {
 // Codes of two steps, s (low) and s + 4 (high), for lane `n` of a pair of groups that starts at `codes`; of HALVES only one.
 INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, const int kind, vbytes *low, vbytes *high) {
     const uint8_t *planes = codes + STRIP * PAIR / 2;
-    const vbytes w = load_bytes(codes + (2 * step + n) * 64);
+    const vbytes w = load_bytes(codes + (2 * (kind_bits(kind) == 2 ? step % 2 : step) + n) * 64);
+    if (kind_bits(kind) == 2) {
+        *low = (vbytes)(step < 2 ? (vu)w << 2 : (vu)w) & 12, *high = (vbytes)((vu)w >> (step < 2 ? 2 : 4)) & 12;
+        return;
+    }
     *low = w & 15, *high = (vbytes)((vu)w >> 4) & 15;
     if (kind_bits(kind) == 5) {
         const vu plane = (vu)load_bytes(planes + n * 64);
@@ -67,13 +72,20 @@ INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, cons
     }
 }
 
+// The factors of the offsets of a pair's first halves: as row_pair.scaled_sum, of which it is a part, but from integers alone.
+// `first`: the row's sums of first halves
+INLINE vi scaled_first_sums(const struct row_pair *x, const int32_t *first) {
+    const vi sum = splat_eight(first) << 4, scale = splat_two(x->relative_scale) << (SCALE_BITS - OFFSET_BITS - 4);
+    return multiply_int16(pack_int16(sum, sum), scale);
+}
+
 // acc[mr][2 * across] = sums of mr rows over a pair of groups, or over their halves `half`, times `across` vectors of channels.
 // `first`: the rows' sums of first halves, HALVES only
 INLINE void dots(vi (*acc)[2 * ACROSS], const uint8_t *codes, const struct row_pair *x, int64_t stride, const int32_t *first,
                  int64_t words, const int half, vbytes table, const int kind, const int mr, const int across) {
     const int halves = kind_has(kind, HALVES), wide = kind_has(kind, TABLE), shift = kind_shift(kind);
     const int zero = wide && !UNSIGNED_CODES8 ? 0 : kind_zero(kind);
-    const int run = kind_bits(kind) == 4 ? 4 : kind_bits(kind) == 5 ? 2 : 1;  // steps of two dots each in 16 bits
+    const int run = kind_bits(kind) <= 4 ? 4 : kind_bits(kind) == 5 ? 2 : 1;  // steps of two dots each in 16 bits
     vi part[QMR][2 * ACROSS] = {0};
 #pragma GCC unroll 8
     for (int i = 0; i < mr; i++) {
@@ -155,10 +167,18 @@ INLINE void tile(const struct weight_block *b, const struct activations *x, int6
                         }
                     }
                     if (affine) {
+                        const uint8_t *offsets = scales + (1 + halves) * SCALE_BYTES;
 #pragma GCC unroll 8
                         for (int q = 0; q < mr * across; q++) {
-                            const vi offset = load_int(scales + q % across * VW * 4 + SCALE_BYTES);
-                            sum[q] = dot2(sum[q], offset, splat_two(at[q / across * stride].scaled_sum));
+                            const struct row_pair *pair = at + q / across * stride;
+                            // Of halves: the second one's times all sums, and what the first one's is more times the first one's.
+                            const vi offset = load_int(offsets + q % across * VW * 4 + halves * SCALE_BYTES);
+                            sum[q] = dot2(sum[q], offset, splat_two(pair->scaled_sum));
+                            if (halves) {
+                                const vi more = subtract_int16(load_int(offsets + q % across * VW * 4), offset);
+                                const int32_t *first = meta.half_sum[term] + q / across * words + 2 * p;
+                                sum[q] = dot2(sum[q], more, scaled_first_sums(pair, first));
+                            }
                         }
                     }
                 }
@@ -281,6 +301,8 @@ typedef void (*tile_fn)(const struct weight_block *, const struct activations *,
 #else
 #define ROWS ROWS2
 #endif
+TILE(tile_2bit_affine, tile, KIND(2, AFFINE))
+TILE(tile_2bit_affine_halves, tile, KIND(2, AFFINE | HALVES))
 TILE(tile_4bit, tile, KIND(4, 0))
 TILE(tile_4bit_affine, tile, KIND(4, AFFINE))
 TILE(tile_4bit_halves, tile, KIND(4, HALVES))

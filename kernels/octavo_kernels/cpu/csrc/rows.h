@@ -41,6 +41,7 @@ INLINE vf activate(vf x, int kind, int dtype) {
         case RELU: return vselect_less(x, splat(0.0f), splat(0.0f), x);
         case SILU: return vsilu(x, dtype);
         case GELU: return vgelu(x);
+        case NONE: return x;
         default: return vgelu_tanh(x);
     }
 }

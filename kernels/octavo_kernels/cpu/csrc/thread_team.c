@@ -64,6 +64,9 @@ static const struct {
     {(op_fn)op_head_linear, sizeof(struct head_linear_args)},
     {(op_fn)op_varlen_attention, sizeof(struct varlen_attention_args)},
     {(op_fn)op_rope, sizeof(struct rope_args)},
+    {(op_fn)op_mix_streams, sizeof(struct mix_streams_args)},
+    {(op_fn)op_match_rms, sizeof(struct match_rms_args)},
+    {(op_fn)op_sparsify, sizeof(struct sparsify_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
