@@ -41,6 +41,7 @@ PAGE = HERE.parent / "docs" / "performance.md"
 CPU = torch.device("cpu")
 LENGTH, BLOCK = 256, 16  # tokens of text in one piece
 MAX_KL, MIN_AGREEMENT = 0.02, 0.97
+MAX_FURTHER = 0.01  # llama.cpp rounds, too: its best tokens may be so much less often ours than those of float32
 
 
 def texts(tokenizer: Tokenizer, positions: int) -> list[list[int]]:
@@ -180,8 +181,15 @@ def page(figures: dict[str, Any]) -> str:
     for name, f in figures["results"].items():
         if "llama_cpp_float32" in f:
             notes += ["", f"llama.cpp's own best tokens of {name.partition(':')[0]} are those of float32 for "
-                      f"{f['llama_cpp_float32']:.2%}."]  # fmt: skip
+                      f"{f['llama_cpp_float32']:.2%}, which no exact computation can exceed; goal: ours "
+                      f"at most {100 * MAX_FURTHER:.1f} percentage points below."]  # fmt: skip
     return "\n".join([*lines, "", *notes])
+
+
+def meets_goals(result: dict[str, float]) -> bool:
+    """Of one row of the table."""
+    as_llama_cpp = result.get("llama_cpp", 1.0) >= result.get("llama_cpp_float32", 1.0) - MAX_FURTHER
+    return result["kl"] <= MAX_KL and result["top1"] >= MIN_AGREEMENT and as_llama_cpp
 
 
 def gemma3(positions: int, kv_dtype: str | None) -> dict[str, float]:
@@ -239,8 +247,7 @@ def main() -> int:
         from sections import replace_section
 
         replace_section(PAGE, "quality", page(figures))
-    met = all(f["kl"] <= MAX_KL and f["top1"] >= MIN_AGREEMENT for f in figures["results"].values())
-    return 0 if met else 1
+    return 0 if all(map(meets_goals, figures["results"].values())) else 1
 
 
 if __name__ == "__main__":

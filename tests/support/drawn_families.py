@@ -9,28 +9,38 @@ import transformers
 
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "quick_gelu"]  # the last is not built
 ROPE_KINDS = ["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-PARTIAL = {"Phi3Config", "GlmConfig", "Glm4Config", "GPTNeoXConfig"}  # may turn part of each head
-WITHOUT_HEAD_DIM = {"Phi3Config", "FalconConfig", "GPT2Config", "GPTNeoXConfig", "OPTConfig"}
+# Those that may turn part of each head.
+PARTIAL = {"Phi3Config", "GlmConfig", "Glm4Config", "Glm4MoeConfig", "GPTNeoXConfig", "StableLmConfig"}
+WITHOUT_HEAD_DIM = {
+    "Phi3Config", "OlmoeConfig", "FalconConfig", "GPT2Config", "GPTNeoXConfig", "OPTConfig", "StableLmConfig",
+}  # fmt: skip
 WITHOUT_ROTARY = {"GPT2Config", "OPTConfig"}
-ROPE_BY_LAYER_TYPE = {"Olmo3Config", "Gemma3TextConfig"}
+ROPE_BY_LAYER_TYPE = {"Olmo3Config", "Gemma3TextConfig", "Gemma3nTextConfig", "ModernBertConfig"}
 ROPE_NAMES = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
 OLDER_NAMES = {"GPTNeoXConfig": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
-WINDOW_IN_ALL_LAYERS = {"MistralConfig", "Phi3Config", "Starcoder2Config"}
+WINDOW_IN_ALL_LAYERS = {"MistralConfig", "MixtralConfig", "Phi3Config", "Starcoder2Config"}
 WINDOW_BY_LAYER = {
-    "Qwen2Config", "Qwen3Config", "SmolLM3Config", "Olmo3Config", "Cohere2Config", "MinistralConfig", "Gemma2Config",
-    "Gemma3TextConfig", "Exaone4Config",
+    "Qwen2Config", "Qwen2MoeConfig", "Qwen3Config", "SmolLM3Config", "Olmo3Config", "Cohere2Config", "MinistralConfig",
+    "Gemma2Config", "Gemma3TextConfig", "Gemma3nTextConfig", "Gemma4TextConfig", "Gemma4UnifiedTextConfig",
+    "Exaone4Config",
 }  # fmt: skip
+WIDTHS_OF_EXPERTS = (
+    "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp",
+)  # fmt: skip
 FLAGS = (
     "attention_out_bias",
     "attention_bias", "mlp_bias", "use_bias", "bias", "tie_word_embeddings", "use_parallel_residual", "enable_bias",
     "do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm", "scale_attn_weights",
     "scale_attn_by_inverse_layer_idx", "new_decoder_architecture", "multi_query", "parallel_attn",
+    "qkv_bias", "norm_bias", "classifier_bias", "attn_temperature_tuning", "use_qkv_bias",
 )  # fmt: skip
 CHOICES: dict[str, tuple[Any, ...]] = {
     "embedding_multiplier": (0.5, 3.0, 12.0), "residual_multiplier": (0.22, 0.7), "attention_multiplier": (0.02, 0.1),
     "logits_scaling": (0.5, 7.0), "logit_scale": (0.1, 3.0), "attn_logit_softcapping": (None, 0.7, 3.0, 12.0),
     "final_logit_softcapping": (None, 0.1, 3.0, 12.0), "query_pre_attn_scalar": (7, 16, 100),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), (1e-3, 1e-5, 1e-6)),
+    **dict.fromkeys(
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (1e-3, 1e-5, 1e-6)
+    ),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "activation"), (*ACTIVATIONS,)),
 }  # fmt: skip
 
@@ -56,6 +66,7 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
             found[key] = rng.choice(choices)
     found |= _windows(config_class, found["num_hidden_layers"], rng)
     found |= _own(config_class, found, rng)
+    found |= _experts(config_class, found, rng)
     if config_class not in WITHOUT_ROTARY:
         turned = found["head_dim"] if config_class.startswith("Deepseek") else size
         found |= _rope(config_class, found, turned, rng)
@@ -65,10 +76,12 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
 def _windows(config_class: str, layers: int, rng: random.Random) -> dict[str, Any]:
     if config_class in WINDOW_IN_ALL_LAYERS:
         return {"sliding_window": rng.choice([None, *rng.choices(range(1, 41), k=3)])}
+    if config_class == "Qwen3MoeConfig":
+        return {"use_sliding_window": rng.random() < 0.7, "sliding_window": rng.randint(1, 40)}
     if config_class not in WINDOW_BY_LAYER:
         return {}
     found: dict[str, Any] = {"sliding_window": rng.randint(1, 40)}
-    if config_class in ("Qwen2Config", "Qwen3Config", "SmolLM3Config"):
+    if config_class in ("Qwen2Config", "Qwen2MoeConfig", "Qwen3Config", "SmolLM3Config"):
         found["use_sliding_window"] = rng.random() < 0.7
     kinds = ["full_attention", "sliding_attention"] if found.get("use_sliding_window", True) else ["full_attention"]
     if rng.random() < 0.6:
@@ -81,6 +94,8 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
     layers, heads, hidden = (found[key] for key in ("num_hidden_layers", "num_attention_heads", "hidden_size"))
     if config_class == "GptOssConfig":  # transformers multiplies experts of widths that fill whole 16 bytes
         return {"hidden_size": heads * rng.choice([4, 12]), "sliding_window": rng.randint(1, 40)}
+    if config_class.startswith(("Gemma3n", "Gemma4")):
+        return _gemma_3n(found, rng) if "3n" in config_class else _gemma_4(config_class, found, rng)
     if config_class.startswith("Deepseek"):
         turned = rng.choice([4, 8, 16])
         return {
@@ -113,8 +128,111 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
     return {"use_qk_norm": rng.random() < 0.1} if config_class == "CohereConfig" else {}
 
 
+def _gemma_3n(found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers, streams = found["num_hidden_layers"], rng.choice([2, 3, 4])
+    types = found.get("layer_types") or [("full" if n % 5 == 4 else "sliding") + "_attention" for n in range(layers)]
+    return {
+        "num_kv_shared_layers": rng.choice([n for n in range(layers) if set(types[: layers - n]) == set(types)]),
+        "altup_num_inputs": streams, "altup_active_idx": rng.randrange(streams), "laurel_rank": rng.choice([4, 9]),
+        "altup_correct_scale": rng.random() < 0.7, "hidden_size_per_layer_input": rng.choice([8, 12]),
+        "vocab_size_per_layer_input": found["vocab_size"] - rng.choice([0, 60]), "intermediate_size": 320,
+        "final_logit_softcapping": found["final_logit_softcapping"] or 30.0,
+        "activation_sparsity_pattern": [rng.choice([0.0, 0.5, 0.9]) for _ in range(layers)],
+    }  # fmt: skip
+
+
+def _gemma_4(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers, heads = found["num_hidden_layers"], found["num_attention_heads"]
+    types = found.get("layer_types", ["sliding_attention"] * min(5, layers - 1) + ["full_attention"] * layers)
+    types = [*types[: layers - 1], "full_attention"]
+    shared = rng.choice([n for n in range(layers) if set(types[: layers - n]) == set(types)])
+    own: dict[str, Any] = {
+        "layer_types": types, "num_kv_shared_layers": shared, "global_head_dim": rng.choice([8, 12, 28]),
+        "attention_k_eq_v": rng.random() < 0.5, "num_global_key_value_heads": rng.choice([None, 1, heads]),
+        "use_double_wide_mlp": rng.random() < 0.5,
+    }  # fmt: skip
+    if config_class == "Gemma4TextConfig":
+        # transformers cannot share keys without them
+        own["hidden_size_per_layer_input"] = rng.choice([8, 12] if shared else [0, 8, 12])
+    if config_class == "Gemma4TextConfig" and rng.random() < 0.4:
+        own |= {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20}
+    return own
+
+
+def _experts(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Of a mixture: how many experts there are and take part, how wide they are, and which layers have them."""
+    count = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if found.get(key)), None)
+    if count is None or config_class.startswith("Gemma4"):
+        return {}
+    layers, experts = found["num_hidden_layers"], rng.choice([1, 2, 4, 6, 12, 16])
+    own: dict[str, Any] = {}
+    if count == "n_routed_experts":  # transformers adds up the two best of each group
+        groups = rng.choice([1, 2, 4])
+        own = {"n_group": groups, "topk_group": rng.randint(1, groups), "n_shared_experts": rng.choice([1, 2])}
+        experts = groups * rng.choice([2, 3, 4])
+        own |= {"first_k_dense_replace": rng.randint(0, layers), "routed_scaling_factor": rng.choice([1.0, 1.7])}
+    most = experts // own.get("n_group", 1) * own.get("topk_group", 1)
+    own |= {count: experts, "num_experts_per_tok": rng.randint(1, min(most, 5))}
+    own |= {key: rng.choice([4, 20, 36, 64]) for key in WIDTHS_OF_EXPERTS if key in found}
+    default = getattr(transformers, config_class)()
+    own |= {key: rng.random() < 0.5 for key in ("norm_topk_prob", "use_qk_norm") if hasattr(default, key)}
+    return own | _of_one_mixture(config_class, layers, rng)
+
+
+def _of_one_mixture(config_class: str, layers: int, rng: random.Random) -> dict[str, Any]:
+    some = [layer for layer in range(layers) if rng.random() < 0.3]
+    if config_class == "GraniteMoeSharedConfig":
+        return {"shared_intermediate_size": rng.choice([0, 20, 36, 64])}
+    if config_class == "OlmoeConfig":
+        return {"clip_qkv": 8.0 if rng.random() < 0.1 else None}
+    if config_class == "DeepseekV2Config":
+        return {"topk_method": rng.choice(["greedy", "group_limited_greedy"]), "norm_topk_prob": False}
+    if config_class in ("Qwen2MoeConfig", "Qwen3MoeConfig"):
+        return {"decoder_sparse_step": rng.choice([1, 1, 2]), "mlp_only_layers": some}
+    if config_class == "Llama4TextConfig":
+        turned = [rng.randint(0, 1) for _ in range(layers)]
+        return {
+            "interleave_moe_layer_step": rng.choice([1, 2]), "moe_layers": rng.choice([None, some]),
+            "no_rope_layer_interval": rng.choice([2, 4]), "no_rope_layers": rng.choice([None, turned]),
+        }  # fmt: skip
+    return {}
+
+
+def drawn_encoder(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Settings of an encoder of the family of ``base``, for texts of up to 64 tokens."""
+    default = getattr(transformers, config_class)()
+    heads, size = rng.choice([1, 2, 3, 6]), rng.choice([4, 8, 12, 16, 20, 32, 64])
+    found = base | {
+        "num_attention_heads": heads, "hidden_size": heads * size, "intermediate_size": rng.choice([40, 72, 104]),
+        "num_hidden_layers": rng.choice([1, 2, 4]), "max_position_embeddings": rng.choice([70, 130]),
+        "num_labels": rng.choice([1, 2, 5]),
+    }  # fmt: skip
+    found |= {key: rng.random() < 0.5 for key in FLAGS if key != "tie_word_embeddings" and hasattr(default, key)}
+    for key, choices in CHOICES.items():
+        if hasattr(default, key) and ("act" not in key or rng.random() < 0.3):
+            found[key] = rng.choice(choices)
+    if config_class == "ModernBertConfig":
+        layers = found["num_hidden_layers"]
+        found |= {"local_attention": rng.choice([2, 7, 24, 60, 128]), "classifier_pooling": rng.choice(["cls", "mean"])}
+        found |= {"classifier_activation": rng.choice(["gelu", "relu"])}
+        if rng.random() < 0.5:
+            found["global_attn_every_n_layers"] = rng.choice([1, 2, 4])
+        else:
+            found["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+        return found | _rope(config_class, found, size, rng)
+    found["pad_token_id"] = rng.choice([0, 1, 3])
+    if config_class == "DistilBertConfig":
+        return found | {"hidden_dim": found.pop("intermediate_size")}
+    found["type_vocab_size"] = rng.choice([1, 2, 3])
+    return found | (_rope(config_class, found, size, rng) if config_class in ("NomicBertConfig", "GteConfig") else {})
+
+
 def _rope(config_class: str, found: dict[str, Any], size: int, rng: random.Random) -> dict[str, Any]:
     longest = found["max_position_embeddings"]
+    if config_class.startswith("Gemma4"):
+        full = {"rope_type": "proportional", "partial_rotary_factor": rng.choice([0.25, 0.5, 1.0]), "rope_theta": 5e5}
+        sliding = rope_of(["default"], longest, size, rng)
+        return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
     if config_class in ROPE_BY_LAYER_TYPE:
         ropes = {kind: rope_of(ROPE_KINDS, longest, size, rng) for kind in ("full_attention", "sliding_attention")}
         for rope in ropes.values():
@@ -165,13 +283,18 @@ def in_other_words(config_class: str, config: dict[str, Any], rng: random.Random
         if key in ("architectures", "model_type") or key not in default or value != default[key] or rng.random() < 0.5
     }
     rope = found.get("rope_parameters")
-    if rope and config_class in ROPE_BY_LAYER_TYPE:
+    if rope and config_class == "ModernBertConfig":
+        full, sliding = rope["full_attention"], rope["sliding_attention"]
+        if full["rope_type"] == sliding["rope_type"] == "default":
+            del found["rope_parameters"]
+            found |= {"global_rope_theta": full["rope_theta"], "local_rope_theta": sliding["rope_theta"]}
+    elif rope and config_class in ROPE_BY_LAYER_TYPE:
         full, sliding = dict(rope["full_attention"]), rope["sliding_attention"]
-        local = {"rope_local_base_freq": sliding["rope_theta"]} if config_class == "Gemma3TextConfig" else {}
+        local = {"rope_local_base_freq": sliding["rope_theta"]} if config_class.startswith("Gemma3") else {}
         if sliding["rope_type"] == "default" and (local or sliding["rope_theta"] == full["rope_theta"] == 5e5):
             del found["rope_parameters"]
             found |= local | {"rope_theta": full.pop("rope_theta"), "rope_scaling": full}
-    elif rope and rng.random() < 0.6:
+    elif rope and not config_class.startswith("Gemma4") and rng.random() < 0.6:
         rope = dict(found.pop("rope_parameters"))
         for newer, older in (OLDER_NAMES.get(config_class) or ROPE_NAMES).items():
             if newer in rope:

@@ -9,7 +9,7 @@ import gguf
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from octavo.bench.offline import transformers_arguments
+from octavo.bench.hugging_face import transformers_arguments
 
 
 @lru_cache(maxsize=1)

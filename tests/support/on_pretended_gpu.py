@@ -1,8 +1,9 @@
-"""Engines on a GPU that is pretended (`support.pretended_gpu`); prints what was seen as JSON.
+"""Engines on a GPU that is pretended (`support.pretended_gpu`); prints what was seen of each case as a line of JSON.
 
-    python -m support.on_pretended_gpu CASE
+    python -m support.on_pretended_gpu CASE ...    # or a case a line on standard input
 
-A process of its own: Triton decides when it is imported whether kernels are compiled or interpreted.
+A process of its own: Triton decides when it is imported whether kernels are compiled or interpreted. Each case is a
+fork of it: importing takes as long as many a case, and no case may find what another has compiled.
 """
 
 from __future__ import annotations
@@ -10,10 +11,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
+import signal
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,10 +30,22 @@ import torch
 from safetensors.torch import save_file
 from support.overlapped import PARAMS, prompts_of
 from support.pretended_gpu import HostWaitError, PretendedGpu
+from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_checkpoint, write_checkpoint
+from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
+from octavo.core.kv_groups import KVCacheLayout
+from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
+from octavo.errors import ConfigError
+from octavo.interface.engine_config import EngineConfig
+from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
+from octavo.plan.measure import measure, measure_in_numbers
+from octavo.plan.model import planned_model
+from octavo.worker.memory import MemoryLedger
+from octavo.worker.memory_plan import make_plan
+from octavo.worker.worker import Worker
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -41,6 +59,13 @@ QWEN3: dict[str, Any] = {
     "rope_theta": 1000000.0, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
     "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+DEEPSEEK: dict[str, Any] = QWEN3 | {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 512, "q_lora_rank": 768,
+    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 1,
+    "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+    "num_key_value_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+del DEEPSEEK["head_dim"]
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 Tensors = dict[str, torch.Tensor]
@@ -132,6 +157,68 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def plans(gpu: PretendedGpu) -> dict[str, Any]:
+    """What some engines reserve, as they measure it at start and as it is planned for."""
+    found = []
+    plain = Worker._plan_memory
+
+    def noted(worker: Worker, config: EngineConfig, layout: KVCacheLayout) -> MemoryLedger:
+        ledger = plain(worker, config, layout)
+        device = replace(worker._device_memory(), in_use=int(dict(ledger.parts)["others, context"]))
+        plan = make_plan(replace(config, device="cuda"), device, measure)
+        assert plan.ledger is not None
+        found.append([[dict(x.parts), x.num_blocks, x.weights] for x in (ledger, plan.ledger)])
+        raise ConfigError("that is all")
+
+    Worker._plan_memory = noted  # type: ignore[method-assign]
+    layers = {"num_hidden_layers": 2}
+    for config, options in (
+        (LLAMA_8B | layers, {"max_num_seqs": 256}),
+        (LLAMA_8B | layers, {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 8192}),
+        (QWEN3, {"max_num_seqs": 64}),
+        (QWEN3 | {"num_key_value_heads": 4}, {"max_num_seqs": 128, "enforce_eager": True, "kv_cache_dtype": "fp8"}),
+    ):
+        with suppress(ConfigError):
+            engine(config, **options)
+    return {"found": found}
+
+
+def plans_of_codes(gpu: PretendedGpu) -> dict[str, Any]:
+    """What checkpoints take once they are loaded, and as planned by their headers and by config.json alone."""
+    found: dict[str, Any] = {}
+    settings = FAMILIES["llama"][1] | {
+        "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4, "head_dim": 32, "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128, "decoder_sparse_step": 2, "tie_word_embeddings": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        plain, whole, alone = (Path(folder, name) for name in ("plain", "whole", "alone"))
+        make_model("Qwen3MoeConfig", settings).save_pretrained(plain)
+        # Orders of columns cannot be compared without values.
+        for recipe in (*(name for name in RECIPES if name != "gptq-act-order"), "int8", "fp8 online", "gpt-oss", None):
+            shutil.rmtree(whole, ignore_errors=True)
+            shutil.rmtree(alone, ignore_errors=True)
+            quantization = None
+            if recipe == "gpt-oss":
+                write_checkpoint(whole, *gpt_oss_as_released())
+            elif recipe in RECIPES:
+                quantize_checkpoint(plain, whole, *RECIPES[recipe]())
+            else:
+                shutil.copytree(plain, whole)
+                quantization = recipe and recipe.partition(" ")[0]
+            alone.mkdir()
+            shutil.copy(whole / "config.json", alone)
+            configs = []
+            for path in (whole, alone):
+                args = EngineArgs(model=str(path), max_model_len=100, dtype="bfloat16", quantization=quantization)
+                with planned_model(args) as model:
+                    configs.append(replace(model.config, device="cuda"))
+            loaded = load_model(configs[0].model, device="cuda").num_weight_bytes()
+            planned = [measure_in_numbers(config, 1) for config in configs]
+            found[str(recipe)] = [loaded, *(memory and memory.weights for memory in planned)]
+    return found
+
+
 def fp8_in_blocks(rows: int, columns: int) -> Tensors:
     scales = torch.ones(rows // 128, columns // 128, dtype=torch.float16)
     return {"weight": torch.zeros(rows, columns, dtype=torch.float8_e4m3fn), "weight_scale_inv": scales}
@@ -171,12 +258,21 @@ def stored_as(
 
 
 def experts(gpu: PretendedGpu, **arguments: Any) -> dict[str, Any]:
-    """A mixture of experts with dummy weights, captured: batches of many sizes, and what was compiled for them."""
+    """A mixture of experts with dummy weights, captured."""
     mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
     sizes = {"num_experts_per_tok": 2, "num_key_value_heads": 8, "vocab_size": 4096, "intermediate_size": 1024}
-    llm = engine(
-        QWEN3 | mixtral | sizes, max_num_seqs=32, max_model_len=2048, num_gpu_blocks_override=2000, **arguments
-    )
+    return served_in_sizes(gpu, QWEN3 | mixtral | sizes, max_num_seqs=32, **arguments)
+
+
+def gpt_oss(gpu: PretendedGpu) -> dict[str, Any]:
+    """gpt-oss of few layers as it is released, experts in MXFP4, captured: sinks, windows, clamped gates."""
+    config, tensors = gpt_oss_as_released()
+    return served_in_sizes(gpu, config, tensors=tensors, max_num_seqs=32)
+
+
+def served_in_sizes(gpu: PretendedGpu, config: dict[str, Any], **arguments: Any) -> dict[str, Any]:
+    """Batches of many sizes, what was compiled for them, and the kernels of all graphs."""
+    llm = engine(config, max_model_len=2048, num_gpu_blocks_override=2000, **arguments)
     known = set(gpu.kernels)
     gpu.strict = True
     found: list[str] = []
@@ -187,6 +283,23 @@ def experts(gpu: PretendedGpu, **arguments: Any) -> dict[str, Any]:
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
     return {"errors": found, "compiled while serving": new, "kernels": sorted(set().union(*graphs))}
+
+
+def gemma(gpu: PretendedGpu, architecture: str, **sizes: Any) -> dict[str, Any]:
+    """Gemma 3n or 4 of few layers, the last ones of which share keys and values, captured."""
+    config = QWEN3 | {
+        "architectures": [architecture], "model_type": "gemma", "num_key_value_heads": 2, "num_attention_heads": 8,
+        "head_dim": 256, "vocab_size": 4096, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 512,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_activation": "gelu_pytorch_tanh",
+        "vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 256,
+    }  # fmt: skip
+    del config["rope_theta"]
+    return served_in_sizes(gpu, config | sizes, max_num_seqs=32)
+
+
+def latents(gpu: PretendedGpu) -> dict[str, Any]:
+    """DeepSeek V3 of few layers, captured: batches of many sizes, and what was compiled for them."""
+    return served_in_sizes(gpu, DEEPSEEK, max_num_seqs=32)
 
 
 def heads(kv_heads: int) -> dict[str, Any]:
@@ -287,11 +400,36 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     ),
     "fp8 while loading": lambda gpu: stored_as(gpu, plain, starts=({"max_num_seqs": 8},), quantization="fp8"),
     "experts": experts,
+    "gpt-oss": gpt_oss,
+    "latents": latents,
+    "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
+    "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),
     "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),
     "weights of a file": weights_of_a_file,
+    "plans": plans,
+    "plans of codes": plans_of_codes,
     "what is noticed": what_is_noticed,
 }
 
+SECONDS = 600  # what a case may take
+
 if __name__ == "__main__":
-    with PretendedGpu().pretend() as gpu:
-        print(json.dumps(CASES[sys.argv[1]](gpu)))
+    for case in sys.argv[1:] or map(str.strip, sys.stdin):
+        with tempfile.TemporaryFile("w+") as seen, tempfile.TemporaryFile("w+", errors="replace") as log:
+            if (fork := os.fork()) == 0:
+                signal.alarm(SECONDS)
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+                try:
+                    with PretendedGpu().pretend() as gpu:
+                        json.dump(CASES[case](gpu), seen)
+                    seen.flush()
+                except BaseException:
+                    traceback.print_exc()
+                    sys.stderr.flush()
+                    os._exit(1)
+                os._exit(0)
+            status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+            seen.seek(0)
+            log.seek(0)
+            print(json.dumps({"status": status, "log": log.read()} if status else json.load(seen)), flush=True)

@@ -109,6 +109,17 @@ def fp8(per: str = "tensor", block: tuple[int, int] = (128, 128), name: str = "w
     return write
 
 
+def fp8_of_transformers() -> Writer:
+    """A scale for the tensor and one for activations, as transformers saves FP8 without blocks (Ministral 3)."""
+    write = fp8(name="weight_scale_inv")
+
+    def write_both(weight: Tensor) -> tuple[Tensors, Tensor]:
+        tensors, values = write(weight)
+        return tensors | {"activation_scale": torch.tensor(0.02)}, values
+
+    return write_both
+
+
 FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 
 
@@ -278,6 +289,46 @@ def quantize_checkpoint(
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps(config | more))
     return target
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def gpt_oss_as_released() -> tuple[dict[str, Any], Tensors]:
+    """gpt-oss of two layers, all weights 0: experts in MXFP4, stacked, gates and ups in turn."""
+    hidden, inner, experts, queries, vocab = 1024, 1024, 8, 16 * 64, 4096
+    config = {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": hidden, "head_dim": 64,
+        "intermediate_size": inner, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8,
+        "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16", "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1,
+        "eos_token_id": 2, "num_local_experts": experts, "num_experts_per_tok": 2, "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                       "lm_head"],
+        },
+    }  # fmt: skip
+    tensors = {"model.embed_tokens.weight": torch.zeros(vocab, hidden), "lm_head.weight": torch.zeros(vocab, hidden)}
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    rows = {"q_proj": queries, "k_proj": 512, "v_proj": 512, "o_proj": hidden}
+    for layer in range(2):
+        own = {f"self_attn.{name}.weight": torch.zeros(count, 1024) for name, count in rows.items()}
+        own |= {f"self_attn.{name}.bias": torch.zeros(count) for name, count in rows.items()}
+        own |= {"self_attn.sinks": torch.zeros(16), "mlp.router.weight": torch.zeros(experts, hidden)}
+        own |= {f"{name}.weight": torch.ones(hidden) for name in ("input_layernorm", "post_attention_layernorm")}
+        own |= {"mlp.router.bias": torch.zeros(experts)}
+        for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+            blocks = torch.zeros(experts, outputs, inputs // 32, 16, dtype=torch.uint8)
+            own |= {f"mlp.experts.{name}_blocks": blocks, f"mlp.experts.{name}_bias": torch.zeros(experts, outputs)}
+            own[f"mlp.experts.{name}_scales"] = torch.full_like(blocks[..., 0], 124)
+        tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in own.items()}
+    return config, {name: t.bfloat16() if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def embedded_checkpoint(folder: Path) -> Path:

@@ -50,11 +50,15 @@ def model_of(config: Any, seed: int = 0) -> PreTrainedModel:
     """`make_model` of transformers' ``config``."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    low = -0.5 if type(config).__name__.startswith("Gemma") else 0.5  # its norms multiply by 1 + weight
+    family = type(config).__name__
+    own = family.startswith(("Gemma3n", "Gemma4"))
+    low = -0.5 if family.startswith("Gemma") and not own else 0.5  # its norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
                 parameter.uniform_(low, low + 1.0)
+                if own and "q_norm" in name:  # scores have no other scale
+                    parameter.mul_(2 * parameter.numel() ** -0.5)
             elif parameter.ndim == 1:
                 parameter.normal_(0, 0.1)
             else:
@@ -62,6 +66,8 @@ def model_of(config: Any, seed: int = 0) -> PreTrainedModel:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.15)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.7, 1.3)
     return model.eval()
 
 

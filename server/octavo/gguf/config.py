@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import ARCHITECTURES, PARTIAL_ROTARY, expert_fields, family_fields, long_rope
+from octavo.gguf.families import (
+    ARCHITECTURES,
+    BY_LAYER,
+    PARTIAL_ROTARY,
+    expert_fields,
+    family_fields,
+    latent_fields,
+    long_rope,
+)
+from octavo.gguf.gemma import gemma_fields
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import check_config, shown_value
 
@@ -25,6 +34,14 @@ _NAMES = {  # config.json's field -> metadata key
     "final_logit_softcapping": "{arch}.final_logit_softcapping", "num_experts": "{arch}.expert_count",
     "num_experts_per_tok": "{arch}.expert_used_count", "moe_intermediate_size": "{arch}.expert_feed_forward_length",
     "rope_local_base_freq": "{arch}.rope.freq_base_swa",
+    "kv_lora_rank": "{arch}.attention.kv_lora_rank", "q_lora_rank": "{arch}.attention.q_lora_rank",
+    "v_head_dim": "{arch}.attention.value_length_mla", "n_group": "{arch}.expert_group_count",
+    "topk_group": "{arch}.expert_group_used_count", "first_k_dense_replace": "{arch}.leading_dense_block_count",
+    "n_shared_experts": "{arch}.expert_shared_count", "routed_scaling_factor": "{arch}.expert_weights_scale",
+    "norm_topk_prob": "{arch}.expert_weights_norm",
+    "num_kv_shared_layers": "{arch}.attention.shared_kv_layers", "global_head_dim": "{arch}.attention.key_length",
+    "hidden_size_per_layer_input": "{arch}.embedding_length_per_layer_input",
+    "altup_num_inputs": "{arch}.altup.num_inputs", "altup_active_idx": "{arch}.altup.active_idx",
     "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
 }  # fmt: skip
 _REQUIRED = object()
@@ -69,11 +86,13 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["use_sliding_window"] = True
     if arch.startswith("gemma"):
         config |= _gemma(file, heads)
-    config |= family_fields(file) | expert_fields(file)
+    config |= family_fields(file) | expert_fields(file) | (latent := latent_fields(file))
+    config |= gemma_fields(file, config["num_hidden_layers"])
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     _check_vocabulary(file, config["vocab_size"])
     head_dim = config.setdefault("head_dim", config["hidden_size"] // heads)
-    if (size := _stated(file, "attention.value_length", head_dim)) != head_dim:
+    head_dim = config.get("global_head_dim", head_dim)  # the header states the larger one
+    if not latent and (size := _stated(file, "attention.value_length", head_dim)) != head_dim:
         raise ModelError(
             f"{file.path}: {arch}.attention.value_length must be the size of a head ({head_dim}), as {arch} models "
             f"have it, got {shown_value(size)}; the file is damaged or converted wrongly"
@@ -86,7 +105,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "
             f"it, got {shown_value(rotary)}; the file is damaged or converted wrongly"
         )
-    if config.get("rope_scaling") is None:
+    if config.get("rope_scaling") is None and arch != "gemma4":
         config["rope_scaling"] = long_rope(file) or _from_frequency_factors(file, head_dim)
     if stored := _FLOATS.get(file.tensors["token_embd.weight"].qtype):
         config["dtype"] = stored
@@ -153,7 +172,7 @@ def _stated(file: GGUFFile, key: str, default: Any = _REQUIRED) -> Any:
         raise ModelError(f"{file.path}: the header has no {name}; the file is damaged or converted wrongly")
     value = file.metadata[name]
     if isinstance(value, np.ndarray):  # one number a layer
-        if len(set(value.tolist())) != 1:
+        if len(set(value.tolist())) != 1 and key not in BY_LAYER.get(file.architecture, ()):
             raise ModelError(f"{file.path}: {name} differs from layer to layer, which is not supported")
         value = value[0].item()
     return value
@@ -208,6 +227,8 @@ def _rope_scaling(file: GGUFFile) -> dict[str, Any] | None:
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     if arch == "gpt-oss":
         scaling["truncate"] = False
+    if log_multiplier := meta.get(prefix + "yarn_log_multiplier"):  # stored as 0.1 times the weight of a logarithm
+        scaling["mscale"] = scaling["mscale_all_dim"] = _shortest(10 * log_multiplier)
     if original:
         scaling["original_max_position_embeddings"] = original
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):

@@ -18,6 +18,8 @@ ARCHITECTURES = {
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma3n": ("gemma3n_text", "Gemma3nForCausalLM"),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "internlm2": ("llama", "LlamaForCausalLM"),
     "granite": ("granite", "GraniteForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
@@ -26,6 +28,7 @@ ARCHITECTURES = {
     "command-r": ("cohere", "CohereForCausalLM"),
     "cohere2": ("cohere2", "Cohere2ForCausalLM"),
     "starcoder2": ("starcoder2", "Starcoder2ForCausalLM"),
+    "stablelm": ("stablelm", "StableLmForCausalLM"),
     "glm4": ("glm4", "Glm4ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
@@ -36,11 +39,12 @@ ARCHITECTURES = {
     "gptneox": ("gpt_neox", "GPTNeoXForCausalLM"),
     "falcon": ("falcon", "FalconForCausalLM"),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
+    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
 # Architectures in which part of each head is turned.
-PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox"}
+PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm"}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", **_MLP}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
@@ -48,10 +52,42 @@ _SANDWICH = {  # norms before and behind the MLP, and behind attention
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
-# Names of a layer's tensors that are not those of llama's.
+_EMBEDDED = {  # what an embedding of each layer's own passes
+    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
+}  # fmt: skip
+# Numbers that may differ from layer to layer; `gemma` looks at them.
+BY_LAYER = {"gemma4": {"feed_forward_length", "attention.head_count_kv"}}
+# Names of a layer's tensors that are not those of llama's; whole, where they end otherwise in the checkpoint.
 TENSORS: dict[str, dict[str, str]] = {
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
+    "gemma3n": {
+        **_SANDWICH,
+        **_EMBEDDED,
+        "altup_correct_coef": "altup.correction_coefs",
+        "altup_correct_scale.weight": "altup.correct_output_scale",
+        "altup_predict_coef": "altup.prediction_coefs",
+        "altup_router": "altup.modality_router",
+        "altup_router_norm": "altup.router_norm",
+        "laurel_l": "laurel.linear_left",
+        "laurel_r": "laurel.linear_right",
+        "laurel_post_norm": "laurel.post_laurel_norm",
+    },
+    "gemma4": {
+        **_SANDWICH,
+        **_EMBEDDED,
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps": "experts.gate_up_proj",
+        "ffn_gate_exps": "experts.gate_proj",
+        "ffn_up_exps": "experts.up_proj",
+        "ffn_down_exps": "experts.down_proj",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", **_FUSED_GATE},
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "starcoder2": _MLP,
@@ -62,7 +98,12 @@ TENSORS: dict[str, dict[str, str]] = {
     "falcon": _FUSED,
     "falcon-40b": {**_FUSED, "attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
     "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
-}
+    "deepseek2": {
+        "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+    },
+}  # fmt: skip
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 # config.json's field -> metadata key without the architecture, where there is one.
 _GRANITE = {
@@ -75,6 +116,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "command-r": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "cohere2": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "starcoder2": _LAYER_NORM,
+    "stablelm": _LAYER_NORM,
     "gpt2": _LAYER_NORM,
     "gptneox": {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
     "falcon": _LAYER_NORM,
@@ -87,6 +129,7 @@ _EXPERTS = {
     "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
 }  # fmt: skip
+_V3_EXPERTS = 256  # of a layer of DeepSeek V3 and R1
 _ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new", "gptneox": "gelu", "falcon": "gelu"}
 
 
@@ -107,6 +150,9 @@ def family_fields(file: GGUFFile) -> dict[str, Any]:
     if arch in _ACTIVATIONS:
         bias = "blk.0.attn_output.bias" in file.tensors
         fields |= {"hidden_act": _ACTIVATIONS[arch], "use_bias": bias, "attention_bias": bias}
+    if arch == "stablelm":  # llama.cpp writes use_parallel_residual for all of them, and goes by the tensors
+        has_head_norms, is_serial = (f"blk.0.{name}.weight" in file.tensors for name in ("attn_q_norm", "ffn_norm"))
+        return {**fields, "qk_layernorm": has_head_norms, "use_parallel_residual": not is_serial}
     if arch == "falcon":
         return {**fields, "multi_query": False, "new_decoder_architecture": layout_of(file) == "falcon-40b"}
     if arch == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):
@@ -122,6 +168,8 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     fields = {field: metadata.get(f"{arch}.{key}") for field, key in _EXPERTS.items()}
     if arch == "llama":
         fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    elif arch == "gemma4":
+        fields["enable_moe_block"] = True
     elif ARCHITECTURES[arch][1] not in ALIASES or "n_routed_experts" not in ALIASES[ARCHITECTURES[arch][1]]:
         raise ModelError(f"{file.path}: experts are not part of architecture {arch!r}; use a dense model")
     shared = fields["shared_expert_intermediate_size"]
@@ -136,8 +184,58 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     return {field: value for field, value in fields.items() if value is not None}
 
 
+def latent_fields(file: GGUFFile) -> dict[str, Any]:
+    """Fields of config.json of multi-head latent attention and the experts beside it; none of other architectures.
+
+    Newer files state the sizes of the cache where older ones state those of heads, which are under ``..._mla`` then.
+    Raises ModelError.
+    """
+    arch, metadata = file.architecture, file.metadata
+    if arch != "deepseek2":
+        return {}
+
+    def stated(*keys: str, default: Any = None) -> Any:
+        return next((metadata[f"{arch}.{key}"] for key in keys if f"{arch}.{key}" in metadata), default)
+
+    sizes = {
+        "key": stated("attention.key_length_mla", "attention.key_length"),
+        "turned": stated("rope.dimension_count"),
+    }
+    if any(type(size) is not int for size in sizes.values()) or not 0 < sizes["turned"] < sizes["key"]:
+        raise ModelError(
+            f"{file.path}: {arch}.rope.dimension_count ({sizes['turned']!r}) must be a part of "
+            f"{arch}.attention.key_length_mla ({sizes['key']!r}); the file is damaged or converted wrongly"
+        )
+    function = stated("expert_gating_func", default=0)
+    if function not in (0, 1, 2):  # not said, softmax, sigmoid
+        raise ModelError(
+            f"{file.path}: {arch}.expert_gating_func must be 1 (softmax) or 2 (sigmoid), got {function!r}; use a file "
+            "of DeepSeek V2 or V3"
+        )
+    fields = {
+        "num_key_value_heads": stated("attention.head_count"),
+        "head_dim": sizes["turned"],
+        "qk_nope_head_dim": sizes["key"] - sizes["turned"],
+        "v_head_dim": stated("attention.value_length_mla", "attention.value_length"),
+        "kv_lora_rank": stated("attention.kv_lora_rank"),
+        "q_lora_rank": stated("attention.q_lora_rank"),
+        "n_shared_experts": stated("expert_shared_count", default=0),
+        "first_k_dense_replace": stated("leading_dense_block_count", default=0),
+        "norm_topk_prob": stated("expert_weights_norm", default=False),
+        "routed_scaling_factor": stated("expert_weights_scale") or 1.0,
+    }
+    groups, kept = stated("expert_group_count"), stated("expert_group_used_count")
+    if groups is None and stated("expert_count") == _V3_EXPERTS:
+        groups, kept = 8, 4  # of V3 and R1, in files that were written before groups were stated
+    fields |= {"n_group": groups or 1, "topk_group": kept or 1}
+    if function != 2:
+        method = "group_limited_greedy" if (groups or 1) > 1 else "greedy"
+        fields |= {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+    return fields
+
+
 def layers_of(file: GGUFFile) -> Any:
-    """The number of layers, without those that foretell further tokens."""
+    """The number of layers, without those of multi-token prediction."""
     arch, metadata = file.architecture, file.metadata
     layers, further = metadata.get(f"{arch}.block_count"), metadata.get(f"{arch}.nextn_predict_layers", 0)
     return layers - further if type(layers) is int and type(further) is int else layers

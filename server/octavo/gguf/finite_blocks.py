@@ -22,13 +22,20 @@ _INFINITY = 0x7C00
 def block_check(qtype: str, block_bytes: int, what: str) -> Callable[[memoryview], None] | None:
     """Like `finite_check`, of whole blocks of a tensor of type ``qtype``; None for types that have no such numbers."""
     places = _SCALES.get(qtype)
-    if places is None:
+    if places is None and qtype != "IQ1_M":
         return finite_check(qtype, what)
 
     def check(piece: memoryview) -> None:
         halves = np.frombuffer(piece, np.uint16).reshape(-1, block_bytes // 2)
-        for at in places:
-            if (halves[:, at // 2] & 0x7FFF).max() >= _INFINITY:
+        for numbers in [halves[:, at // 2] for at in places] if places else [_scales_of_iq1_m(halves)]:
+            if (numbers & 0x7FFF).max() >= _INFINITY:
                 raise ModelError(f"{what} holds NaN or infinite numbers; the file is damaged: fetch it again")
 
     return check
+
+
+def _scales_of_iq1_m(words: np.ndarray) -> np.ndarray:
+    """Of uint16 [blocks, 28], each block's scale: 4 bits lie in each of the last four words, on top."""
+    four: np.ndarray = words[:, 24:28] >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
+    scales: np.ndarray = np.bitwise_or.reduce(four, axis=1)
+    return scales

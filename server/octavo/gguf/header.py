@@ -122,6 +122,11 @@ class GGUFFile:
         """The value of general.architecture, '' if there is none."""
         return str(self.metadata.get("general.architecture", ""))
 
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of the header."""
+        return self._at
+
     def header_sha256(self) -> str:
         """SHA-256 of the header's bytes, in hex."""
         return hashlib.sha256(self._data[: self._at]).hexdigest()

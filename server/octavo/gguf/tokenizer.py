@@ -1,8 +1,8 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF header.
 
-GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece) and, for
-gpt2, the rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules are llama.cpp's (llama-
-vocab.cpp).
+GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece, gemma4 for
+merges of characters) and, for gpt2, the rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules
+are llama.cpp's (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -55,13 +55,15 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
         parts = _byte_level(meta, tokens, path)
     elif kind == "llama":
         parts = _sentencepiece(meta, tokens, types, path)
+    elif kind == "gemma4":
+        parts = _characters(meta, tokens)
     else:
-        raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2 and llama are)")
+        raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2, llama and gemma4 are)")
     added = [
         {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": types[i] != _USER_DEFINED}
         for i in range(len(tokens))
-        if types[i] in (_CONTROL, _USER_DEFINED) or (types[i] == _UNKNOWN and kind == "llama")
+        if types[i] in (_CONTROL, _USER_DEFINED) or (types[i] == _UNKNOWN and kind != "gpt2")
     ]  # fmt: skip
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
@@ -99,7 +101,7 @@ def _adds(meta: Mapping[str, Any], which: str) -> bool:
         return bool(said)
     if which == "eos":
         return False
-    if meta.get("tokenizer.ggml.model") == "llama":
+    if meta.get("tokenizer.ggml.model") in ("llama", "gemma4"):
         return True
     return _PRE.get(meta.get("tokenizer.ggml.pre", "default"), _PRE["default"])[1]
 
@@ -143,6 +145,23 @@ def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dic
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": _bpe(vocab, meta.get("tokenizer.ggml.merges") or [], ignore_merges=whole_words),
     }
+
+
+def _characters(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """Gemma 4: merges of characters within lines, and of line breaks; what is no token becomes tokens of its bytes."""
+    lines = {"type": "Split", "pattern": {"Regex": "\\n+"}, "behavior": "Isolated", "invert": False}
+    back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    vocab = {token: i for i, token in enumerate(tokens)}
+    unknown = tokens[meta.get("tokenizer.ggml.unknown_token_id", 0)]
+    return {
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        "pre_tokenizer": lines,
+        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": _bpe(
+            vocab, meta.get("tokenizer.ggml.merges") or [], unk_token=unknown, fuse_unk=True,
+            byte_fallback=True,
+        ),
+    }  # fmt: skip
 
 
 def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
@@ -13,42 +13,11 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import dequantize, dequantize_into
-from octavo.gguf.families import INTERLEAVED, TENSORS, layers_of, layout_of
+from octavo.gguf.families import INTERLEAVED
 from octavo.gguf.header import GGUFFile, TensorInfo
+from octavo.gguf.names import named_tensors
 
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "position_embd": "model.embed_positions",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
-    "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj", "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}  # fmt: skip
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
-# Part of the configuration, not of the weights.
-_DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-def hf_name(name: str, layout: str) -> str | None:
-    """The checkpoint name of a GGUF tensor in a file of that `layout_of`; None where there is none."""
-    parts = _LAYER | TENSORS.get(layout, {})
-    if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
-        return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
-        layer, part, kind = match.groups()
-        return f"model.layers.{layer}.{parts[part]}.{kind}" if part in parts else None
-    if match := re.fullmatch(r"blk\.(\d+)\.ffn_(gate|up|down)\.(\d+)\.weight", name):  # Mixtral's first files
-        return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
-    base, _, kind = name.rpartition(".")
-    return f"{_TOP[base]}.{kind}" if base in _TOP else None
 
 
 class GGUFWeight:
@@ -116,23 +85,79 @@ class GGUFWeight:
         return GGUFWeight(name, self._file, info, None)
 
 
-def gguf_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
+class LatentProjection:
+    """See `WeightSource`: what makes all heads' keys and values of latents, ``[Hq (N + V), L]``, of a file that holds
+    it as ``keys [Hq, L, N]`` and ``values [Hq, V, L]``."""
+
+    qtype = "F32"  # as it is read: codes in rows of N would not be codes in rows of L
+
+    def __init__(self, name: str, keys: GGUFWeight, values: GGUFWeight, rows: int | slice = slice(None)) -> None:
+        self.name, self._keys, self._values, self._rows = name, keys, values, rows
+        heads, latent, size = keys.shape
+        number = range(heads * (size + values.shape[1]))
+        self.shape: tuple[int, ...] = (latent,) if isinstance(rows, int) else (len(number[rows]), latent)
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+        keys, values = self._keys.load(dtype), self._values.load(dtype)
+        whole = torch.cat([keys.transpose(1, 2), values], dim=1)
+        return whole.reshape(-1, keys.shape[1])[self._rows]
+
+    def load_into(self, target: torch.Tensor) -> None:
+        """See `WeightSource`."""
+        target.copy_(self.load(target.dtype))
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`."""
+        yield self.load(dtype)[rows]
+
+    def __getitem__(self, index: int | slice) -> LatentProjection:
+        """See `WeightSource`; the whole is read for each part."""
+        heads, _, size = self._keys.shape
+        part = range(heads * (size + self._values.shape[1]))[self._rows][index]  # type: ignore[index]
+        rows = part if isinstance(part, int) else slice(part.start, part.stop)
+        return LatentProjection(self.name, self._keys, self._values, rows)
+
+
+def _latent_projections(path: str | Path, weights: Iterable[tuple[str, GGUFWeight]]) -> Iterator[tuple[str, Weight]]:
+    """``weights`` with ``k_b_proj`` and ``v_b_proj`` of each layer as one ``kv_b_proj``. Raises ModelError where they
+    are not of one size."""
+    halves: dict[str, dict[str, GGUFWeight]] = {}
+    whole = set()
+    for name, weight in weights:
+        match = re.fullmatch(r"(.*\.self_attn\.)(k|v)_b_proj\.weight", name)
+        if match is None:
+            whole.add(name)
+            yield name, weight
+        else:
+            halves.setdefault(f"{match[1]}kv_b_proj.weight", {})[match[2]] = weight
+    for name, parts in halves.items():
+        if name in whole:  # some files hold both
+            continue
+        shapes = [part.shape for part in parts.values()]
+        if len(parts) != 2 or any(len(shape) != 3 for shape in shapes) or parts["k"].shape[:2] != parts["v"].shape[::2]:
+            found = ", ".join(f"attn_{part}_b {list(weight.shape)}" for part, weight in parts.items())
+            raise ModelError(
+                f"{path}: keys and values of {name!r} are {found}, not attn_k_b [heads, latent, key] and attn_v_b "
+                "[heads, value, latent]; the file is damaged: fetch it again"
+            )
+        yield name, LatentProjection(name, parts["k"], parts["v"])
+
+
+Weight = GGUFWeight | LatentProjection
+
+
+def gguf_weights(path: str | Path) -> Iterator[tuple[str, Weight]]:
     """Name and source of every tensor of the file at ``path``. Raises ModelError for a tensor without a place."""
+    return _latent_projections(path, _stored_weights(path))
+
+
+def _stored_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
     file = GGUFFile(path)
     arch = file.architecture
     heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
     kv_heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count_kv", heads)))
-    layers, further = layers_of(file), file.metadata.get(f"{arch}.nextn_predict_layers")
-    layout = layout_of(file)
-    for info in file.tensors.values():
-        layer = re.match(r"blk\.(\d+)\.", info.name)
-        if info.name in _DERIVED or (layer and further and int(layer[1]) >= layers):
-            continue
-        if info.name.endswith("ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
-            info = replace(info, shape=(1, *info.shape))
-        name = hf_name(info.name, layout)
-        if name is None:
-            raise ModelError(f"{path}: tensor {info.name!r} is not part of architecture {arch!r}")
+    for name, info in named_tensors(file):
         interleaved = None
         if arch in INTERLEAVED:
             interleaved = heads if ".q_proj." in name else kv_heads if ".k_proj." in name else None

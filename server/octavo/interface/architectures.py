@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
 from octavo.errors import ModelError
@@ -19,6 +19,9 @@ MODELS = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma4ForCausalLM": "gemma4",
+    "Gemma4UnifiedForCausalLM": "gemma4",
     "Phi3ForCausalLM": "phi3",
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite",
@@ -39,6 +42,7 @@ MODELS = {
     "SeedOssForCausalLM": "seed_oss",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
+    "StableLmForCausalLM": "stablelm",
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
@@ -47,6 +51,9 @@ MODELS = {
     "Qwen3VLForConditionalGeneration": "text_of_vision",
     "Mistral3ForConditionalGeneration": "text_of_vision",
     "Gemma3ForConditionalGeneration": "text_of_vision",
+    "Gemma3nForConditionalGeneration": "text_of_vision",
+    "Gemma4ForConditionalGeneration": "text_of_vision",
+    "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
     "Qwen3VLMoeForConditionalGeneration": "text_of_vision",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen_moe",
@@ -70,13 +77,35 @@ MODELS = {
     "XLMRobertaModel": "bert",
     "XLMRobertaForMaskedLM": "bert",
     "XLMRobertaForSequenceClassification": "bert",
+    "DistilBertModel": "bert",
+    "DistilBertForMaskedLM": "bert",
+    "DistilBertForSequenceClassification": "bert",
+    "GteModel": "gte",
+    "GteForMaskedLM": "gte",
+    "GteForSequenceClassification": "gte",
+    "NewModel": "gte",
+    "NewForMaskedLM": "gte",
+    "NewForSequenceClassification": "gte",
+    "NomicBertModel": "nomic_bert",
+    "NomicBertForMaskedLM": "nomic_bert",
+    "NomicBertForSequenceClassification": "nomic_bert",
     "ModernBertModel": "modernbert",
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
 }
 # Those that read whole texts, to both sides, and cannot write any; whose checkpoints may know learned positions alone.
-ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "modernbert")}
-_LEARNED_POSITIONS = {name for name in ENCODERS if name.startswith(("Bert", "Roberta", "XLMRoberta"))}
+ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "nomic_bert", "gte", "modernbert")}
+_LEARNED_POSITIONS = {name for name in ENCODERS if name.startswith(("Bert", "Roberta", "XLMRoberta", "DistilBert"))}
+_DISTIL_BERT = {
+    "dim": "hidden_size", "hidden_dim": "intermediate_size", "n_heads": "num_attention_heads",
+    "n_layers": "num_hidden_layers", "activation": "hidden_act",
+}  # fmt: skip
+_NOMIC_BERT = {  # as released; transformers has others' words. Positions beyond those of its training are not for it.
+    "n_embd": "hidden_size", "n_inner": "intermediate_size", "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers", "n_positions": "max_position_embeddings",
+    "max_trained_positions": "max_position_embeddings", "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}  # fmt: skip
 _MODERN_BERT = {
     "hidden_activation": "hidden_act", "norm_eps": "layer_norm_eps", "global_rope_theta": "rope_theta",
     "local_rope_theta": "rope_local_base_freq",
@@ -86,6 +115,26 @@ _GEMMA_1: dict[str, Any] = {
 }  # fmt: skip
 _GEMMA_2 = _GEMMA_1 | {"query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 2}
 _GEMMA_3 = _GEMMA_2 | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
+_GEMMA_3N: dict[str, Any] = {
+    "vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 35,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "sliding_window": 512, "sliding_window_pattern": 5,
+    "final_logit_softcapping": 30.0, "rope_theta": 1e6, "rope_local_base_freq": 10000.0,
+    "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 15,
+    "altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "laurel_rank": 64,
+}  # fmt: skip
+_GEMMA_4: dict[str, Any] = {
+    "vocab_size": 262144, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6, "head_dim": 256, "global_head_dim": 512, "tie_word_embeddings": True, "sliding_window": 512,
+    "sliding_window_pattern": 6, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
+    "num_kv_shared_layers": 0, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}  # fmt: skip
+_GEMMA_4_UNIFIED = _GEMMA_4 | {
+    "sliding_window": 1024, "max_position_embeddings": 262144, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
 _EXPERTS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
 # Heads of latent attention have several sizes; what is turned is `head_dim`, as in transformers.
 _DEEPSEEK_NAMES = {**_EXPERTS, "qk_rope_head_dim": "head_dim"}
@@ -97,7 +146,11 @@ _DEEPSEEK_V3 = _DEEPSEEK_V2 | {
     "num_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "n_group": 8,
     "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
 }  # fmt: skip
-_LLAMA_4: dict[str, Any] = {"rms_norm_eps": 1e-5, "head_dim": 128, "num_experts_per_tok": 1, "num_experts": 16}
+_LLAMA_4: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "rope_theta": 5e5, "head_dim": 128, "num_experts_per_tok": 1, "num_experts": 16,
+    "num_key_value_heads": 8,
+}  # fmt: skip
+_GRANITE_MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2}
 # Fields of config.json that mean what others call by another name.
 ALIASES: dict[str, Mapping[str, str]] = {
     "MixtralForCausalLM": _EXPERTS,
@@ -111,9 +164,12 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "Llama4ForCausalLM": _EXPERTS,
     "Llama4ForConditionalGeneration": _EXPERTS,
     "GptOssForCausalLM": _EXPERTS,
+    "Gemma4ForCausalLM": {"top_k_experts": "num_experts_per_tok"},
+    "Gemma4ForConditionalGeneration": {"top_k_experts": "num_experts_per_tok"},
     "DeepseekV2ForCausalLM": _DEEPSEEK_NAMES,
     "DeepseekV3ForCausalLM": _DEEPSEEK_NAMES,
     "Starcoder2ForCausalLM": {"norm_epsilon": "layer_norm_eps"},
+    "StableLmForCausalLM": {"use_qkv_bias": "attention_bias"},
     "GPTNeoXForCausalLM": {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     "FalconForCausalLM": {
         "num_kv_heads": "num_key_value_heads", "n_head_kv": "num_key_value_heads", "n_head": "num_attention_heads",
@@ -126,16 +182,35 @@ ALIASES: dict[str, Mapping[str, str]] = {
         "layer_norm_epsilon": "layer_norm_eps",
     },
     **{name: _MODERN_BERT for name in MODELS if name.startswith("ModernBert")},
+    **{name: _NOMIC_BERT for name in MODELS if name.startswith("NomicBert")},
+    **{name: _DISTIL_BERT for name in MODELS if name.startswith("DistilBert")},
 }  # fmt: skip
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
-    "OlmoeForCausalLM": {"rms_norm_eps": 1e-5},
-    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True},
-    "Glm4MoeForCausalLM": {"rms_norm_eps": 1e-5},
+    "OlmoeForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "num_key_value_heads": 16,
+        "shared_expert_intermediate_size": 5632, "use_sliding_window": False,
+    },
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "num_key_value_heads": 4,
+    },
+    "Qwen2VLForConditionalGeneration": {"rope_theta": 1e6},
+    "Qwen2_5_VLForConditionalGeneration": {"rope_theta": 1e6},
+    "Qwen3VLForConditionalGeneration": {"rope_theta": 5e5},
+    "Qwen3VLMoeForConditionalGeneration": {"norm_topk_prob": True, "rope_theta": 5e5},
+    "GraniteMoeForCausalLM": _GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
+    "Glm4MoeForCausalLM": {
+        "rms_norm_eps": 1e-5, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+        "num_key_value_heads": 8,
+    },
     "Llama4ForCausalLM": _LLAMA_4,
     "Llama4ForConditionalGeneration": _LLAMA_4,
-    "MixtralForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6},
+    "MixtralForCausalLM": {
+        "rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "num_key_value_heads": 8,
+    },
     "SmolLM3ForCausalLM": {"rope_theta": 2e6, "num_key_value_heads": 4},
     "Olmo2ForCausalLM": {"rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"rms_norm_eps": 1e-5, "rope_theta": 5e5},
@@ -170,11 +245,22 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 128,
     },
+    "StableLmForCausalLM": {"num_key_value_heads": 32},
     "Exaone4ForCausalLM": {"rms_norm_eps": 1e-5, "num_key_value_heads": 32},
     "GemmaForCausalLM": _GEMMA_1,
     "Gemma2ForCausalLM": _GEMMA_2 | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "Gemma3ForCausalLM": _GEMMA_3,
+    "Gemma3nForCausalLM": _GEMMA_3N,
+    "Gemma3nForConditionalGeneration": _GEMMA_3N,
+    "Gemma4ForCausalLM": _GEMMA_4,
+    "Gemma4ForConditionalGeneration": _GEMMA_4,
+    "Gemma4UnifiedForCausalLM": _GEMMA_4_UNIFIED,
+    "Gemma4UnifiedForConditionalGeneration": _GEMMA_4_UNIFIED,
     **{name: {"rope_theta": 160000.0, "rope_local_base_freq": 10000.0} for name in MODELS if "ModernBert" in name},
+    **{name: {"type_vocab_size": 1} for name in MODELS if MODELS[name] == "gte"},
+    **{name: {"type_vocab_size": 1, "rope_theta": 160000.0} for name in MODELS if name.startswith("Gte")},
+    **{name: {"rope_theta": 1000.0} for name in MODELS if name.startswith("NomicBert")},
+    **{name: {"type_vocab_size": 0} for name in MODELS if name.startswith("DistilBert")},
     # The released config.json states of text_config what differs from the 4B's.
     "Gemma3ForConditionalGeneration": _GEMMA_3
     | {
@@ -183,9 +269,11 @@ DEFAULTS: dict[str, Mapping[str, Any]] = {
         "num_key_value_heads": 4,
         "max_position_embeddings": 131072,
     },
-}
+}  # fmt: skip
 # Fields whose null says that there is none, where leaving them out means a default of the family.
-NONE_BY_NULL = {"sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping"}
+NONE_BY_NULL = {
+    "sliding_window", "q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping", "hidden_size_per_layer_input",
+}  # fmt: skip
 # Families without rotary embeddings, and those whose heads are turned whole whatever partial_rotary_factor says.
 WITHOUT_ROTARY = {"OPTForCausalLM", "GPT2LMHeadModel"} | _LEARNED_POSITIONS
 WHOLE_ROTARY = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"} | {
@@ -212,12 +300,31 @@ def check_architecture(name: str) -> None:
     if name in MODELS:
         return
     if not name:
-        raise ModelError(f"config.json names no architecture, that is not supported; known are {', '.join(MODELS)}")
-    near = get_close_matches(name, MODELS, 1, 0.0)[0]
-    why = " (it has state-space or linear-attention layers)" if _STATE_SPACE.search(name) else ""
+        raise ModelError(
+            "config.json names no architecture, that is not supported; docs/models.md lists those that are"
+        )
+    why = " (it has state-space or linear-attention layers)" if has_recurrent_layers(name) else ""
     raise ModelError(
-        f"architecture {name!r} is not supported{why}; the nearest that is: {near}; known are {', '.join(MODELS)}"
+        f"architecture {name!r} is not supported{why}; the nearest that is: {_nearest_architecture(name)} "
+        "(docs/models.md lists all)"
     )
+
+
+def has_recurrent_layers(name: str) -> bool:
+    """Whether the name of an architecture is one of those with a state beside keys and values."""
+    return _STATE_SPACE.search(name) is not None
+
+
+def _nearest_architecture(name: str) -> str:
+    """Of the same task where there is one: the endings that tasks share say nothing about the family."""
+    family, task = _family_and_task(name)
+    same_task = [known for known in MODELS if _family_and_task(known)[1] == task] or list(MODELS)
+    return max(same_task, key=lambda known: SequenceMatcher(None, family, _family_and_task(known)[0]).ratio())
+
+
+def _family_and_task(name: str) -> tuple[str, str]:
+    family, separator, task = name.partition("For")
+    return family.lower(), separator + task
 
 
 def own_names(config: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from octavo.errors import ModelError
 from octavo.interface.architectures import (
     ENCODERS,
     LAYER_TYPES,
+    MODELS,
     NONE_BY_NULL,
     WHOLE_ROTARY,
     WITHOUT_ROTARY,
@@ -28,6 +29,7 @@ MAX_EXPERTS = 4096  # of a layer
 MAX_HEADS = 4096
 MAX_HEAD_SIZE = 1024
 MAX_POSITIONS = 1 << 27
+MAX_STREAMS = 16  # of hidden states (AltUp)
 MAX_WINDOW = (1 << 31) - 1  # kernels count positions in 32 bits
 MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6  # of a rope scaling
 
@@ -37,6 +39,7 @@ _IGNORED = {
     "GPT2LMHeadModel": ("head_dim", "num_key_value_heads"),
     "GPTNeoXForCausalLM": ("head_dim", "num_key_value_heads"),
     "FalconForCausalLM": ("head_dim",),
+    **{name: ("num_experts",) for name in ENCODERS if name.startswith("NomicBert")},  # moe_every_n_layers decides
     **dict.fromkeys(WHOLE_ROTARY, ("partial_rotary_factor",)),
 }
 
@@ -44,10 +47,14 @@ _FLAGS = (
     "attention_out_bias",
     "attention_bias", "mlp_bias", "use_sliding_window", "bias", "qkv_bias", "use_bias", "use_qk_norm", "alibi",
     "use_parallel_residual", "new_decoder_architecture", "multi_query", "parallel_attn", "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx", "norm_bias", "classifier_bias",
+    "scale_attn_by_inverse_layer_idx", "norm_bias", "classifier_bias", "qk_layernorm",
 )  # fmt: skip
 
 Name = Callable[[str], str]
+
+
+# Architectures around one of several language models, by model_type of text_config: those that are built.
+_TEXT_TYPES = {"Mistral3ForConditionalGeneration": ("mistral", "mistral3", "ministral3")}
 
 
 def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[str, Any]:
@@ -62,6 +69,12 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     given = {key: value for key, value in config.items() if value is not None or key in NONE_BY_NULL}
     config = {key: value for key, value in in_common_words(given).items() if key not in ignored}
     fields = Fields(config, source, name)
+    text_types = _TEXT_TYPES.get(architecture, ())
+    if text_types and config.get("model_type", text_types[0]) not in text_types:  # text_config's, if that has one
+        raise ModelError(
+            f"{source}: {architecture} with a text model of type {config['model_type']!r} is not supported; the types "
+            f"that are: {', '.join(text_types)}"
+        )
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
     heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     fields.integer("vocab_size", 1, MAX_VOCAB)
@@ -69,6 +82,9 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
     fields.integer("max_position_embeddings", 1, MAX_POSITIONS, optional=architecture not in WITHOUT_ROTARY)
     fields.token_ids("eos_token_id")
     fields.flag("tie_word_embeddings")
+    fields.number("rms_norm_eps", 0.0, 1.0)
+    if config.get("per_layer_config") and not architecture.startswith("Gemma4"):
+        raise fields.error(f"per_layer_config makes layers differ, which is not supported for {architecture}")
     if quantization := fields.table("quantization_config"):
         fields.inner("quantization_config", quantization).text("quant_method")
     _check_heads(fields, hidden, heads)
@@ -78,10 +94,16 @@ def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[
         _check_llama(fields, layers)
         if architecture.startswith("Gemma"):
             _check_gemma(fields, layers)
+            if architecture.startswith("Gemma3n"):
+                _check_gemma_3n(fields, layers)
+            elif architecture.startswith("Gemma4"):
+                _check_gemma_4(fields, layers, hidden, heads)
         elif architecture.startswith("Deepseek"):
             _check_deepseek(fields, architecture)
         elif architecture == "GptOssForCausalLM":
             _check_gpt_oss(fields)
+        elif architecture == "GraniteMoeHybridForCausalLM":
+            _check_granite_4(fields)
         elif architecture in ENCODERS:
             _check_encoder(fields)
     return config
@@ -111,9 +133,10 @@ def _check_heads(fields: Fields, hidden: int, heads: int) -> None:
 def _check_llama(fields: Fields, layers: int) -> None:
     if "intermediate_size" not in fields.config:
         raise fields.error(f"it lacks 'intermediate_size', which {fields.config['architectures'][0]} needs")
+    widths = fields.config["intermediate_size"]
+    if isinstance(widths, list) and len(widths) == layers and all(width == widths[0] for width in widths):
+        fields.config["intermediate_size"] = widths[0]  # as Gemma 3n states it, one for each layer
     fields.integer("intermediate_size", 1, MAX_WIDTH * 4)
-    fields.integer("shared_intermediate_size", 1, MAX_WIDTH * 4, optional=True)
-    fields.number("rms_norm_eps", 0.0, 1.0)
     fields.number("layer_norm_eps", 0.0, 1.0)
     fields.number("logit_scale", 0.0, MAX_FACTOR, above=True)
     fields.number("rope_theta", 1.0, 1e15, above=True)
@@ -130,6 +153,8 @@ def _check_llama(fields: Fields, layers: int) -> None:
     _check_layer_lists(fields, layers)
     if fields.config.get("num_experts") is not None:
         _check_experts(fields)
+    else:
+        fields.integer("shared_intermediate_size", 1, MAX_WIDTH * 4, optional=True)
     fields.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
     for key in ("rope_scaling", "rope_parameters"):
         table = fields.table(key)
@@ -155,7 +180,9 @@ def _check_layer_lists(fields: Fields, layers: int) -> None:
             raise fields.error(f"{fields.name('layer_types')} has {length}")
         _check_windows(fields, types)
     turns = fields.config.get("no_rope_layers")
-    if turns and (not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)):
+    if turns not in (None, []) and (
+        not isinstance(turns, list) or len(turns) < layers or any(type(turn) is not int for turn in turns)
+    ):
         fields.refuse("no_rope_layers", f"must be a list of 0 or 1 for each of {layers} layers")
     if types is None or fields.config["architectures"][0] != "Exaone4ForCausalLM":  # which has 0 or letters beside
         fields.integer("sliding_window_pattern", 1, MAX_LAYERS, optional=True)
@@ -193,6 +220,8 @@ def _check_experts(fields: Fields) -> None:
     if count % groups or kept > groups or chosen > count // groups * kept:
         raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
     fields.number("routed_scaling_factor", 0.0, MAX_FACTOR, above=True)
+    fields.number("attn_scale", 0.0, MAX_FACTOR)
+    fields.flag("attn_temperature_tuning")
     for key in ("mlp_only_layers", "moe_layers"):
         layers = fields.config.get(key)
         if not isinstance(layers, (list, type(None))) or any(type(layer) is not int for layer in layers or []):
@@ -204,6 +233,12 @@ def _check_gpt_oss(fields: Fields) -> None:
     fields.number("swiglu_limit", 0.0, MAX_FACTOR, above=True)
     if fields.config.get("swiglu_alpha", 1.702) != 1.702:
         fields.refuse("swiglu_alpha", "must be 1.702, what gpt-oss' activation has")
+
+
+def _check_granite_4(fields: Fields) -> None:
+    fields.integer("num_local_experts", 0, MAX_EXPERTS, optional=True)
+    if fields.config.get("position_embedding_type") not in (None, "rope", "nope"):
+        fields.refuse("position_embedding_type", 'must be "rope", "nope" or null')
 
 
 def _check_deepseek(fields: Fields, architecture: str) -> None:
@@ -233,7 +268,7 @@ def _check_gemma(fields: Fields, layers: int) -> None:
     fields.number("query_pre_attn_scalar", 0.0, MAX_WIDTH, above=True)
     fields.number("rope_local_base_freq", 1.0, 1e15, above=True)
     fields.text("hidden_activation")
-    if fields.config.get("use_bidirectional_attention"):
+    if fields.config.get("use_bidirectional_attention") not in (None, False, "vision"):  # that of images
         raise fields.error("use_bidirectional_attention is for encoders, which are not supported here")
     pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, optional=True)
     if pattern is not None:
@@ -241,6 +276,56 @@ def _check_gemma(fields: Fields, layers: int) -> None:
         fields.config.setdefault("layer_types", kinds)
         if "sliding_attention" in fields.config["layer_types"]:
             fields.integer("sliding_window", 1, MAX_WINDOW)
+
+
+def _check_shared_layers(fields: Fields, layers: int) -> None:
+    """Of Gemma 3n and 4: layers that share others' keys and values, and embeddings of each layer."""
+    fields.integer("vocab_size_per_layer_input", 1, MAX_VOCAB)
+    shared, types = fields.integer("num_kv_shared_layers", 0, layers - 1), fields.config["layer_types"]
+    if without := set(types) - set(types[: layers - shared]):
+        name = fields.name("num_kv_shared_layers")
+        raise fields.error(f"{name} ({shared}) leaves no layer of type {without.pop()} with keys and values")
+
+
+def _check_gemma_3n(fields: Fields, layers: int) -> None:
+    """Also fills in which gates are sparse, where nothing is said."""
+    _check_shared_layers(fields, layers)
+    for key in ("hidden_size_per_layer_input", "laurel_rank"):
+        fields.integer(key, 1, MAX_WIDTH)
+    streams = fields.integer("altup_num_inputs", 2, MAX_STREAMS)
+    fields.integer("altup_active_idx", 0, streams - 1)
+    fields.flag("altup_correct_scale")
+    sparse = [0.95 if layers > 10 and layer < 10 else 0.0 for layer in range(layers)]
+    found = fields.config.setdefault("activation_sparsity_pattern", sparse)
+    numbers = found if isinstance(found, list) and len(found) == layers else [None]
+    if not all(isinstance(part, (int, float)) and type(part) is not bool and 0 <= part < 1 for part in numbers):
+        fields.refuse("activation_sparsity_pattern", f"must be a number from 0 to below 1 for each of {layers} layers")
+
+
+def _check_gemma_4(fields: Fields, layers: int, hidden: int, heads: int) -> None:
+    """Also brings what differs between layers into ``per_layer_config``, layer (a string) -> fields."""
+    for key in ("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"):
+        fields.flag(key)
+    fields.integer("hidden_size_per_layer_input", 0, MAX_WIDTH, optional=True)
+    # As transformers has it, whatever the last entry says.
+    types = fields.config["layer_types"] = [*fields.config["layer_types"][:-1], "full_attention"]
+    _check_shared_layers(fields, layers)
+    stated = fields.table("per_layer_config")
+    if stated is None:
+        full = {"head_dim": fields.integer("global_head_dim", 2, MAX_HEAD_SIZE)}
+        kv_heads = fields.integer("num_global_key_value_heads", 1, MAX_HEADS, optional=True)
+        if kv_heads and fields.config.get("attention_k_eq_v"):
+            full["num_key_value_heads"] = kv_heads
+        stated = {str(layer): full for layer, kind in enumerate(types) if kind == "full_attention"}
+    by_kind: dict[str, Any] = {}
+    for layer, kind in enumerate(types):
+        own = stated.get(str(layer), {})
+        if not isinstance(own, dict) or own.keys() - {"head_dim", "num_key_value_heads"}:
+            fields.refuse("per_layer_config", "must say head_dim and num_key_value_heads of layers, nothing else")
+        if by_kind.setdefault(kind, own) != own:
+            fields.refuse("per_layer_config", "must say the same of all layers of one type")
+        _check_heads(fields.inner(f"per_layer_config.{layer}", {**fields.config, **own}), hidden, heads)
+    fields.config["per_layer_config"] = stated
 
 
 def _check_encoder(fields: Fields) -> None:
@@ -251,8 +336,9 @@ def _check_encoder(fields: Fields) -> None:
     fields.number("rope_local_base_freq", 1.0, 1e15, above=True)
     if fields.config.get("is_decoder"):
         raise fields.error("is_decoder makes an encoder a decoder, which is not supported")
-    if fields.config.get("position_embedding_type", "absolute") != "absolute":
-        fields.refuse("position_embedding_type", 'must be "absolute"')
+    positions = "rope" if MODELS[fields.config["architectures"][0]] == "gte" else "absolute"
+    if fields.config.get("position_embedding_type", positions) != positions:
+        fields.refuse("position_embedding_type", f'must be "{positions}"')
 
 
 def num_positions(config: dict[str, Any]) -> int | None:
@@ -261,6 +347,13 @@ def num_positions(config: dict[str, Any]) -> int | None:
     if positions is not None and "Roberta" in config["architectures"][0]:  # counted from behind the padding token's
         return max(1, positions - int(config.get("pad_token_id", 1)) - 1)
     return positions
+
+
+def query_growth(config: dict[str, Any]) -> tuple[int, float] | None:
+    """Of Ministral 3, whose queries are multiplied by 1 + beta log(1 + floor(position / length)): (length, beta)."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    length, beta = rope.get("original_max_position_embeddings"), rope.get("llama_4_scaling_beta")
+    return (length, beta) if length and beta else None
 
 
 def _inner_name(name: Name, outer: str, inner: str) -> str:
@@ -280,7 +373,7 @@ def _check_rope(rope: Fields) -> None:
     rope.integer("original_max_position_embeddings", 1, MAX_POSITIONS, optional=True)
     for key in ("beta_fast", "beta_slow", "attention_factor"):
         rope.number(key, 0.0, MAX_FACTOR, above=True)
-    for key in ("mscale", "mscale_all_dim"):
+    for key in ("mscale", "mscale_all_dim", "llama_4_scaling_beta"):
         rope.number(key, 0.0, MAX_FACTOR)
     rope.flag("truncate")
 

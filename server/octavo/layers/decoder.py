@@ -143,6 +143,10 @@ class Decoder(nn.Module):
         x: Tensor = self.embed_tokens(input_ids)
         return x if self.embedding_scale == 1.0 else octavo_kernels.scale(x, self.embedding_scale)
 
+    def token_tables(self) -> list[VocabParallelEmbedding]:
+        """The tables with a row for each token."""
+        return [self.embed_tokens]
+
     def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """Everything up to the last layer's attention. The KV cache is complete for these tokens afterwards."""
         x, residual = self.embed(input_ids, positions), None

@@ -24,7 +24,7 @@ def fuse_neighbours(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, PreNormDecoderLayer):
             if isinstance(module.self_attn, SelfAttention):
-                _fuse_norm(module.input_layernorm, module.self_attn.qkv_proj)
+                _fuse_norm(module.input_layernorm, module.self_attn.input_proj)
             if isinstance(module.mlp, GatedMLP):
                 _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj)
         elif isinstance(module, GatedMLP):

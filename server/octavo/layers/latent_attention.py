@@ -7,6 +7,7 @@ multiplied into the queries instead, what would make values into the sums of lat
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ class LatentSelfAttention(nn.Module):
 
     ``interleaved``: the checkpoint's rotary elements are turned in pairs of neighbours.
     """
+
+    has_cache: ClassVar[bool] = True  # as in `Attention`
 
     def __init__(
         self, config: ModelConfig, layer: int, tp: TensorParallel, rotary: RotaryEmbedding, interleaved: bool
@@ -89,8 +92,10 @@ class LatentSelfAttention(nn.Module):
         made = self.kv_b_proj(torch.eye(self.latent_size, dtype=self.dtype, device=device)).view(
             self.latent_size, self.num_heads, -1
         )
-        dtype = torch.bfloat16 if torch.equal(made, made.to(torch.bfloat16).to(made.dtype)) else self.dtype
-        keys, values = made.to(dtype).split([self.key_size, self.value_size], dim=-1)
+        rounded = made.to(torch.bfloat16)
+        # What fits in 16 bits is held so on a CPU; on a GPU weights have the dtype of activations.
+        fits = device.type == "cpu" and torch.equal(made, rounded.to(made.dtype))
+        keys, values = (rounded if fits else made).split([self.key_size, self.value_size], dim=-1)
         self.key_weight = nn.Parameter(keys.permute(1, 2, 0).contiguous(), requires_grad=False)
         self.value_weight = nn.Parameter(values.transpose(0, 1).contiguous(), requires_grad=False)
         self.kv_b_proj = None

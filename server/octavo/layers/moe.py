@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ from octavo.layers.weights import WeightSlot, fill_tensor
 @dataclass(frozen=True)
 class Routing:
     """How experts are chosen, see `octavo_kernels.topk_route`. ``correction``: with a bias of the choice
-    (e_score_correction_bias); ``bias``: the router's logits have one."""
+    (e_score_correction_bias); ``bias``: the router's logits have one; ``expert_scale``: each expert has a factor of its
+    weights (per_expert_scale)."""
 
     top_k: int
     kind: str = "softmax"
@@ -29,24 +31,29 @@ class Routing:
     groups: tuple[int, int] | None = None
     correction: bool = False
     bias: bool = False
+    expert_scale: bool = False
 
 
 class Router(ExactLinear):
     """Logits float32 ``[T, E]``, of which the experts are chosen."""
 
     e_score_correction_bias: Tensor | None
+    per_expert_scale: Tensor | None
 
     def __init__(self, hidden_size: int, num_experts: int, routing: Routing, tp: TensorParallel) -> None:
         super().__init__(hidden_size, num_experts, routing.bias, tp)
-        correction = torch.empty(num_experts, dtype=torch.float32) if routing.correction else None
-        self.register_buffer("e_score_correction_bias", correction, persistent=False)
+        held = {"e_score_correction_bias": routing.correction, "per_expert_scale": routing.expert_scale}
+        for name, there in held.items():
+            numbers = torch.empty(num_experts, dtype=torch.float32) if there else None
+            self.register_buffer(name, numbers, persistent=False)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """The weight's, and the correction."""
+        """The weight's, and what there is of each expert."""
         yield from super().weight_slots()
-        target = self.e_score_correction_bias
-        if target is not None:
-            yield WeightSlot(0, "e_score_correction_bias", tuple(target.shape), lambda s: fill_tensor(target, s))
+        numbers = {"e_score_correction_bias": self.e_score_correction_bias, "per_expert_scale": self.per_expert_scale}
+        for name, target in numbers.items():
+            if target is not None:
+                yield WeightSlot(0, name, tuple(target.shape), partial(fill_tensor, target))
 
 
 class FusedMoE(nn.Module):
@@ -85,9 +92,10 @@ class FusedMoE(nn.Module):
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts of each row and their weights, see `octavo_kernels.topk_route`."""
-        how = self.routing
+        how, gate = self.routing, self.gate
+        correction, scales = gate.e_score_correction_bias, gate.per_expert_scale
         return octavo_kernels.topk_route(
-            self.gate(x), how.top_k, how.kind, self.gate.e_score_correction_bias, how.groups, how.renormalise, how.scale
+            gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales
         )
 
 

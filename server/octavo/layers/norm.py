@@ -44,6 +44,18 @@ class RMSNorm(nn.Module):
             self.weight.add_(self.offset)
 
 
+class UnitNorm(RMSNorm):
+    """An RMS norm without a weight of its own: it is 1."""
+
+    def __init__(self, size: int, eps: float, offset: float | None = None) -> None:
+        super().__init__(size, eps, offset)
+        self.weight.fill_(1.0)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """None."""
+        return iter(())
+
+
 class LayerNorm(nn.Module):
     """Layer norm (Ba et al., 2016) with weight and bias, without the ``bias``, or plain when ``affine`` is False."""
 

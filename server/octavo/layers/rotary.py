@@ -21,6 +21,7 @@ class RotaryEmbedding(nn.Module):
     """``cos_sin_cache`` float32 [max_model_len, size]: row p holds the cosines, then the sines of position p.
 
     ``size`` leading elements of a head are turned (None: all of them). ``parameters``: config.json's, unless given.
+    ``scale`` is what cosines and sines are multiplied by (YaRN, LongRoPE).
     """
 
     cos_sin_cache: Tensor
@@ -34,7 +35,7 @@ class RotaryEmbedding(nn.Module):
             raise ModelError(f"config.json asks for rope_type {rope_type!r}; known are {', '.join(_SCALINGS)}")
         parameters["max_model_len"] = config.max_model_len
         try:
-            inv_freq, factor = _SCALINGS[rope_type](_inverse_frequencies(parameters, size), parameters)
+            inv_freq, self.scale = _SCALINGS[rope_type](_inverse_frequencies(parameters, size), parameters)
         except KeyError as error:
             raise ModelError(f"config.json's rope parameters of type {rope_type!r} lack {error}") from None
         if torch.get_default_device().type == "meta":  # a table of its size, for who wants to know no more
@@ -43,7 +44,7 @@ class RotaryEmbedding(nn.Module):
             return
         # Computed on the CPU whatever the device is, so that every platform turns by the same angles.
         angles = torch.arange(config.max_model_len, dtype=torch.float32, device="cpu")[:, None] * inv_freq
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * self.scale
         self.register_buffer("cos_sin_cache", table.to(torch.get_default_device()), persistent=False)
 
 
@@ -102,6 +103,15 @@ def _default(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, floa
 def _linear(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
     """Positions divided by ``factor`` (position interpolation, Chen et al., 2023)."""
     return inv_freq / parameters["factor"], 1.0
+
+
+def _ntk(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """GTE's: turns are slower by ``factor`` in all, the fast ones least (NTK scaling of a given factor)."""
+    if "mixed_b" in parameters:
+        raise ModelError("config.json's rope parameters have mixed_b, which is not supported")
+    factor, dim = parameters["factor"], 2 * len(inv_freq)
+    frequencies = _inverse_frequencies({"rope_theta": parameters["rope_theta"] * factor}, dim)
+    return frequencies / factor ** (2 / dim), 1.0
 
 
 def _llama3(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
@@ -168,6 +178,19 @@ def _longrope(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, flo
     return inv_freq / torch.tensor(divisors, dtype=torch.float32, device="cpu"), scale
 
 
+def _proportional(inv_freq: Tensor, parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """Gemma 4: the first part of the pairs of a head are turned, as fast as if all were."""
+    part = parameters.get("partial_rotary_factor", 1.0)
+    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part <= 1:
+        raise ModelError(
+            f"config.json: partial_rotary_factor must be a number from 0 to 1, got {part!r}; correct the file or fetch "
+            "the model again"
+        )
+    turned = int(part * 2 * len(inv_freq) // 2)
+    kept = torch.arange(len(inv_freq), device="cpu") < turned
+    return torch.where(kept, inv_freq / parameters.get("factor", 1.0), 0.0), 1.0
+
+
 def _is_positive(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
@@ -175,10 +198,12 @@ def _is_positive(value: Any) -> bool:
 _SCALINGS: dict[str, Callable[[Tensor, dict[str, Any]], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
+    "ntk": _ntk,
     "llama3": _llama3,
     "yarn": _yarn,
     "dynamic": _dynamic,
     "longrope": _longrope,
+    "proportional": _proportional,
     "mrope": _default,  # of text, whose positions in time, height and width are one
     "su": _longrope,  # its first name
 }

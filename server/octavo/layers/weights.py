@@ -160,7 +160,8 @@ class ReorderedRows(_Rearranged):
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `WeightSource`."""
-        return self._source.load(dtype)[self._order]
+        rows = self._source.load(dtype)
+        return rows[self._order.to(rows.device)]  # dummies are made on the device
 
 
 class Transposed(_Rearranged):

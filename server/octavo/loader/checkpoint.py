@@ -6,11 +6,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
+from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
 from octavo.models.registry import model_class
+
+# Fields of config.json, and how checkpoints number what they count.
+_COUNTED = {
+    "num_hidden_layers": re.compile(r"(?:^|\.)(?:layers?|h)\.(\d+)\."),
+    "num_experts": re.compile(r"\.experts\.(\d+)\."),
+}
 
 
 def iterate_weights(files: ModelFiles) -> Iterator[tuple[str, WeightSource]]:
@@ -33,9 +40,24 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         return []
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
-    if cls.leaves_out_further_layers:
+    if cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
-    return list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
+    weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
+    _check_counts(config, [name for name, _ in weights])
+    return weights
+
+
+def _check_counts(config: ModelConfig, names: list[str]) -> None:
+    """Raise ModelError for more layers or experts than the checkpoint has tensors of: a model of absurdly many would
+    take long to build, only to find that tensors are missing."""
+    for field, pattern in _COUNTED.items():
+        found = {int(match[1]) for name in names if (match := pattern.search(name))}
+        asked = config.hf_config.get(field)
+        if found and asked is not None and asked > max(found) + 1:
+            raise ModelError(
+                f"{config.model}: config.json's {field} is {asked}, the checkpoint has {max(found) + 1}; "
+                "the weights and config.json are not of one model"
+            )
 
 
 def _layer_of(name: str) -> int:

@@ -8,10 +8,12 @@ that hides the waiting for a disk or network, and unlike torch's own threads the
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert
 
 
 def load_model(
@@ -55,15 +58,14 @@ def load_model(
     model = build_model(config, device, tp or TensorParallel(), stored)
     if model.leaves_out:
         logger.info("%s runs as a text model: %s are not supported yet", config.architecture, model.leaves_out)
-    slots = weight_slots(model)
-    weights: Iterable[tuple[str, str | None, WeightSource]]
+    taken: list[tuple[WeightSlot, WeightSource]]
     if load_format == "dummy":
-        weights = ((name, name, source) for name, source in dummy_weights(slots, config.seed, device))
+        slots = weight_slots(model)
+        taken = [(slot, source) for name, source in dummy_weights(slots, config.seed, device) for slot in slots[name]]
     else:
-        named = ((name, model.weight_name(name), source) for name, source in stored)
-        weights = ((stored_name, name, model.as_weight(name, source)) for stored_name, name, source in named)
+        taken = taken_weights(model, stored, config)
     with large_memory_returned():
-        fill(slots, weights, config)
+        fill(taken)
         for module in model.modules():
             if isinstance(module, LinearBase):
                 module.method.process_weights_after_loading(module)
@@ -98,6 +100,7 @@ def build_model(
             for name, module in list(model.named_modules()):
                 if isinstance(module, LinearBase):
                     module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]
+                    module.has_many_rows = config.is_encoder
                     exact = isinstance(module, ExactLinear)
                     method = exact_method(config, device) if exact else quantization.linear_method(name, module)
                     module.create_weights(method, dtype)
@@ -108,7 +111,7 @@ def build_model(
                     ]
                     module.create_weights(quantization.moe_method(name, module), dtype)
             if isinstance(model, CausalLM):
-                pack_embedding(model, quantization, modules)
+                pack_embeddings(model, quantization, modules)
     except KeyError as error:
         raise ModelError(f"{config.model}: config.json lacks {error}, which {config.architecture} needs") from error
     finally:
@@ -116,15 +119,15 @@ def build_model(
     return model.eval()
 
 
-def pack_embedding(model: CausalLM, quantization: QuantizationConfig, modules: Mapping[str, StoredModule]) -> None:
-    """Hold the table of tokens as a linear layer's weight would be held, where that takes less memory; a tied head has
-    seen to that."""
-    embedding = model.model.embed_tokens
-    if model.lm_head.tied_to is not embedding:
-        path = next(name for name, module in model.named_modules() if module is embedding)
-        layer = PackedTable([embedding.shard], False, embedding.tp)
-        layer.stored_types = [_stored_type(modules, path)]
-        embedding.pack(quantization.linear_method(path, layer), layer)
+def pack_embeddings(model: CausalLM, quantization: QuantizationConfig, modules: Mapping[str, StoredModule]) -> None:
+    """Hold tables of tokens as linear layers' weights would be held, where that takes less memory; a tied head has seen
+    to that of its own."""
+    paths = {module: name for name, module in model.named_modules()}
+    for embedding in model.model.token_tables():
+        if model.lm_head.tied_to is not embedding:
+            layer = PackedTable([embedding.shard], False, embedding.tp)
+            layer.stored_types = [_stored_type(modules, paths[embedding])]
+            embedding.pack(quantization.linear_method(paths[embedding], layer), layer)
 
 
 def _part_paths(model: Model, path: str, layer: LinearBase) -> list[str]:
@@ -155,31 +158,43 @@ def weight_slots(model: Model) -> dict[str, list[WeightSlot]]:
     return slots
 
 
-def fill(
-    slots: dict[str, list[WeightSlot]], weights: Iterable[tuple[str, str | None, WeightSource]], config: ModelConfig
-) -> None:
-    """Give every slot its tensor. ``weights``: the checkpoint's names, the weights' (None: left out), the tensors.
+def taken_weights(
+    model: Model, stored: Iterable[tuple[str, WeightSource]], config: ModelConfig
+) -> list[tuple[WeightSlot, WeightSource]]:
+    """The slots of ``model`` and the checkpoint's tensors for them, unread.
 
-    Raises ModelError, before anything is read, naming tensors that are missing or that have no place.
+    Raises ModelError naming tensors that are missing, that have no place, or that have another shape or type.
     """
+    slots = weight_slots(model)
     missing = {name for name, takers in slots.items() if not all(slot.optional for slot in takers)}
     taken, unknown = [], []
-    for stored_name, name, source in weights:
+    stored_names: dict[str, str] = {}
+    for stored_name, source in stored:
+        name = model.weight_name(stored_name)
         if name in slots:
-            taken += [(slot, source) for slot in slots[name]]
+            stored_names[name] = stored_name
+            weight = model.as_weight(name, source)
+            taken += [(slot, weight) for slot in slots[name]]
             missing.discard(name)
         elif name is not None:
             unknown.append(stored_name)
     if missing:
-        raise ModelError(f"{config.model}: the checkpoint lacks {_some(sorted(missing))}; fetch it again")
+        lacking = _some(_as_stored(missing, stored_names))
+        raise ModelError(f"{config.model}: the checkpoint lacks {lacking}; fetch it again")
     if unknown:
         raise ModelError(
             f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this config.json; "
             "the weights and config.json are not of one model"
         )
-    jobs: list[Callable[[], None]] = []
     for slot, source in taken:
         slot.check(source)
+    return taken
+
+
+def fill(taken: Iterable[tuple[WeightSlot, WeightSource]]) -> None:
+    """Give slots their tensors, several at a time. Raises ModelError for what cannot be read."""
+    jobs: list[Callable[[], None]] = []
+    for slot, source in taken:
         if slot.group is None:
             jobs.append(partial(slot.load, source))
         else:
@@ -189,6 +204,19 @@ def fill(
     with _threads() as pool:
         for future in [pool.submit(job) for job in jobs]:
             future.result()
+
+
+def _as_stored(missing: Iterable[str], stored_names: Mapping[str, str]) -> list[str]:
+    """What the checkpoint would call ``missing`` tensors, by what it calls those of other layers; where no other layer
+    has one, the name here. ``stored_names``: name here -> the checkpoint's."""
+    alike = {_NUMBER.sub("#", name): (name, stored) for name, stored in stored_names.items()}
+    found = []
+    for name in sorted(missing):
+        other, stored = alike.get(_NUMBER.sub("#", name), (name, name))
+        same = _NUMBER.findall(other) == _NUMBER.findall(stored)
+        pieces = zip_longest(_NUMBER.split(stored), _NUMBER.findall(name), fillvalue="")
+        found.append("".join(map("".join, pieces)) if same else name)
+    return found
 
 
 @contextmanager

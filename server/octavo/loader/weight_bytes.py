@@ -31,7 +31,7 @@ def weight_size(model: Model, stored: Iterable[tuple[str, WeightSource]]) -> Wei
     extra = sum(slot.extra_bytes(qtypes.get(name, "F32")) for name, takers in slots.items() for slot in takers)
     first = [takers[0] for takers in slots.values()]
     groups = {id(slot.group): slot.group for slot in first if slot.group is not None}
-    parameters = sum(prod(slot.shape) for slot in first if slot.shape is not None)
+    parameters = sum(prod(slot.shape) for slot in first if slot.shape is not None and not slot.optional)
     parameters += sum(group.parameters for group in groups.values())
     return WeightSize(model.num_weight_bytes() + extra, parameters)
 

@@ -57,8 +57,8 @@ class Model(nn.Module):
     transposed_weights: ClassVar[str | None] = None
     # Of tensors of all experts in safetensors: whether they hold [inputs, outputs], whether gates and ups take turns.
     stacked_experts: ClassVar[tuple[bool, bool]] = (False, False)
-    # Whether checkpoints may hold layers beyond num_hidden_layers, which foretell further tokens: they are left out.
-    leaves_out_further_layers: ClassVar[bool] = False
+    # Whether checkpoints may hold layers of multi-token prediction beyond num_hidden_layers: they are left out.
+    leaves_out_mtp_layers: ClassVar[bool] = False
     # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
     leaves_out: ClassVar[str | None] = None
 
@@ -129,7 +129,8 @@ class Model(nn.Module):
         return dict(kinds.most_common())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
+        """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``, if anything; this rank's
+        heads."""
         return [attention.kv_cache_spec(self.config.dtype) for attention in self._attention_layers()]
 
     def set_groups(self, groups: Iterable[KVCacheGroup]) -> None:
@@ -140,8 +141,10 @@ class Model(nn.Module):
                 attention[layer].group = index
 
     def _attention_layers(self) -> list[Attention | LatentSelfAttention]:
+        """Those that keep something of a token."""
         kinds = (Attention, LatentSelfAttention)
-        return sorted((m for m in self.modules() if isinstance(m, kinds)), key=lambda attention: attention.layer)
+        found = (m for m in self.modules() if isinstance(m, kinds) and m.has_cache)
+        return sorted(found, key=lambda attention: attention.layer)
 
 
 class CausalLM(Model):

@@ -1,4 +1,4 @@
-"""BERT and encoders of its shape: RoBERTa and XLM-R, and with rotary positions and gated MLPs Nomic BERT and GTE."""
+"""BERT and encoders of its shape: RoBERTa, XLM-R, DistilBERT."""
 
 from __future__ import annotations
 
@@ -166,3 +166,41 @@ class XLMRobertaForMaskedLM(RobertaForMaskedLM):
 
 class XLMRobertaForSequenceClassification(RobertaForSequenceClassification):
     """See `RobertaForSequenceClassification`."""
+
+
+_DISTIL_BERT: Names = [
+    (r"^distilbert\.", ""),
+    (r"^transformer\.layer\.", "layers."),
+    (r"\.attention\.([qkv])_lin\.", r".attention.\1_proj."),
+    (r"\.attention\.out_lin\.", ".attention.o_proj."),
+    (r"\.sa_layer_norm\.", ".attention_norm."),
+    (r"\.ffn\.lin([12])\.", r".mlp.fc\1."),
+    (r"\.output_layer_norm\.", ".output_norm."),
+    *_BERT,
+]
+
+
+class DistilBertModel(BertModel):
+    """BERT of fewer layers, without kinds of text."""
+
+    checkpoint_names: ClassVar[Names] = _DISTIL_BERT
+
+
+class DistilBertForMaskedLM(DistilBertModel):
+    """Saved with its head of pre-training, which is left out."""
+
+
+class DistilBertForSequenceClassification(DistilBertModel):
+    """The first token's state through two layers of a head."""
+
+    classifies: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        self.pre_classifier = HeadLinear(config.hidden_size, config.hidden_size)
+        self.classifier = HeadLinear(config.hidden_size, config.num_labels)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """See `Encoder`."""
+        logits: Tensor = self.classifier(torch.relu(self.pre_classifier(pooled)))
+        return logits

@@ -56,7 +56,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """Experts are chosen within groups, with a bias of the choice."""
 
-    leaves_out_further_layers: ClassVar[bool] = True  # which predict tokens more, for speculation
+    leaves_out_mtp_layers: ClassVar[bool] = True
 
     def routing(self) -> Routing:
         """How experts are chosen."""

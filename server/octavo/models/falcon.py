@@ -48,7 +48,7 @@ class FalconForCausalLM(LlamaForCausalLM):
                 "it is false are not supported"
             )
         if hf.get("multi_query", True) and not hf.get("new_decoder_architecture"):  # whatever num_kv_heads says
-            config = replace(config, hf_config={**hf, "num_key_value_heads": 1})
+            config = replace(config, hf_config=hf | {"num_key_value_heads": 1})
         super().__init__(config, tp)
 
     def create_norm(self) -> LayerNorm:

@@ -52,6 +52,7 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     ]
     qk_norm: ClassVar[bool] = False
     caps_scores: ClassVar[bool] = True
+    caps_logits: ClassVar[bool] = True
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""

@@ -15,7 +15,7 @@ from octavo.models.llama import LlamaForCausalLM
 class Glm4MoeForCausalLM(LlamaForCausalLM):
     """Llama that turns half of each head, with experts from layer first_k_dense_replace on."""
 
-    leaves_out_further_layers: ClassVar[bool] = True
+    leaves_out_mtp_layers: ClassVar[bool] = True
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.shared_experts\.", ".shared_expert."),
         *LlamaForCausalLM.checkpoint_names,

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.config_checks import query_growth
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, PreNormDecoderLayer
@@ -13,6 +14,7 @@ from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.query_scale import GrowingQueryAttention, QueryScale
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 
@@ -20,9 +22,10 @@ from octavo.models.base import CausalLM
 class LlamaForCausalLM(CausalLM):
     """RMSNorm before attention and before a gated MLP, rotary positions. Variations override the parts they change."""
 
-    # What config.json means by not saying tie_word_embeddings; whether the head has a bias.
+    # What config.json means by not saying tie_word_embeddings; whether the head has a bias; whether logits are capped.
     ties_embeddings: ClassVar[bool] = False
     head_bias: ClassVar[bool] = False
+    caps_logits: ClassVar[bool] = False  # others say final_logit_softcapping without effect
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
@@ -31,14 +34,20 @@ class LlamaForCausalLM(CausalLM):
         rotary = self.create_rotaries()
         layers = [self.create_layer(layer, rotary[layer]) for layer in range(config.num_layers)]
         embedding_scale, logit_scale = self.scales()
-        self.model = Decoder(embed_tokens, layers, self.create_norm(), embedding_scale)
+        self.model = self.create_decoder(embed_tokens, layers, embedding_scale)
         tied = embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
-        softcap = config.hf_config.get("final_logit_softcapping")
+        softcap = config.hf_config.get("final_logit_softcapping") if self.caps_logits else None
         self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias, softcap)
 
     def scales(self) -> tuple[float, float]:
         """What embeddings and logits are multiplied by."""
         return 1.0, 1.0
+
+    def create_decoder(
+        self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
+    ) -> Decoder:
+        """The model without its head."""
+        return Decoder(embed_tokens, layers, self.create_norm(), embedding_scale)
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
         """Of each layer: one that all share, unless a family has several."""
@@ -82,9 +91,17 @@ class MinistralForCausalLM(LlamaForCausalLM):
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """Llama with a sliding window and no biases."""
+    """Llama with a sliding window and no biases; Ministral 3's queries grow beyond its original context."""
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        grows = query_growth(config.hf_config)
+        scaled = grows is not None and config.max_model_len > grows[0]
+        self._query_scale = [QueryScale(config, *grows) if grows and scaled else None]
+        super().__init__(config, tp)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """Every layer has the window; a config that does not speak of it means the first Mistral's, null means none."""
         window = self.config.hf_config.get("sliding_window", 4096)
-        return SelfAttention(self.config, layer, self.tp, rotary, window=window)
+        attention = GrowingQueryAttention(self.config, layer, self.tp, rotary, window=window)
+        attention.query_scale = self._query_scale[0]
+        return attention

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 from torch import nn
 
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import FusedMoE, Routing, expert_settings
-from octavo.layers.norm import RMSNorm
+from octavo.layers.norm import RMSNorm, UnitNorm
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.query_scale import GrowingQueryAttention, QueryScale
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.layers.weights import WeightSlot
 from octavo.models.llama import LlamaForCausalLM
 
 
-class UnitNorm(RMSNorm):
-    """An RMS norm without a weight of its own: it is 1."""
-
-    def __init__(self, size: int, eps: float, offset: float | None = None) -> None:
-        super().__init__(size, eps, offset)
-        self.weight.fill_(1.0)
-
-    def weight_slots(self) -> Iterator[WeightSlot]:
-        """None."""
-        return iter(())
-
-
-class Llama4Attention(SelfAttention):
+class Llama4Attention(GrowingQueryAttention):
     """Queries and keys are normed without weights, which commutes with turning them."""
 
     head_norm: ClassVar[type[RMSNorm]] = UnitNorm
 
 
 class Llama4ForCausalLM(LlamaForCausalLM):
-    """Dense and sparse layers, each of them as text_config says. Up to attention_chunk_size positions, attention in
-    chunks is attention, and queries keep their scale."""
+    """Dense and sparse layers, each of them as text_config says; most attend within chunks of attention_chunk_size, the
+    others to all positions, without rotary embeddings and with queries that grow."""
 
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
@@ -56,23 +42,28 @@ class Llama4ForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         hf = config.hf_config
-        limits = [hf.get("attention_chunk_size", 8192)]
-        if hf.get("attn_temperature_tuning", True):
-            limits.append(hf.get("floor_scale", 8192) - 1)
-        if config.max_model_len > (most := min(limit for limit in limits if limit is not None)):
-            raise ConfigError(
-                f"max_model_len is {config.max_model_len}, and attention in chunks (Llama 4's beyond {most} tokens) is "
-                f"not supported; use --max-model-len {most}"
-            )
+        floor = hf.get("floor_scale", 8192)
+        scaled = hf.get("attn_temperature_tuning", True) and config.max_model_len >= floor
+        self._query_scale = [QueryScale(config, floor, hf.get("attn_scale", 0.1), first=1) if scaled else None]
         super().__init__(config, tp)
 
+    def create_rotary(self) -> RotaryEmbedding:
+        """The rotary embedding that layers share. What it multiplies queries and keys by, their norms take back: here
+        they are normed before they are turned."""
+        rotary = RotaryEmbedding(self.config)
+        if self.config.hf_config.get("use_qk_norm", True):
+            rotary.cos_sin_cache.div_(rotary.scale)
+        return rotary
+
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
-        """``no_rope_layers`` has a 1 for each layer that turns, in spite of its name."""
+        """``no_rope_layers`` has a 1 for each layer that turns, in spite of its name; these attend in chunks."""
         hf = self.config.hf_config
-        turns = hf.get("no_rope_layers")
+        turns, kinds = hf.get("no_rope_layers"), hf.get("layer_types")
         turned = turns[layer] if turns else (layer + 1) % hf.get("no_rope_layer_interval", 4)
+        chunked = kinds[layer] == "chunked_attention" if kinds else bool(turned)
+        chunk = hf.get("attention_chunk_size", 8192) if chunked else None
         bias, norms = hf.get("attention_bias", False), bool(turned) and hf.get("use_qk_norm", True)
-        return Llama4Attention(
+        attention = Llama4Attention(
             self.config,
             layer,
             self.tp,
@@ -80,16 +71,22 @@ class Llama4ForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=norms,
+            window=chunk,
+            chunked=chunk is not None,
             rows=QKVRows(interleaved=self.config.head_size),
         )
+        if rotary and attention.q_norm and attention.k_norm:  # which take back all of the scale but what eps sees of it
+            attention.q_norm.eps = attention.k_norm.eps = attention.q_norm.eps / rotary.scale**2
+        attention.query_scale = None if turned else self._query_scale[0]
+        return attention
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
         hf, hidden = self.config.hf_config, self.config.hidden_size
         step, act = hf.get("interleave_moe_layer_step", 1), hf.get("hidden_act", "silu")
-        sparse = hf.get("moe_layers")
+        sparse = hf.get("moe_layers")  # an empty list: none
         mlp: nn.Module
-        if layer in sparse if sparse else (layer + 1) % step == 0:
+        if (layer + 1) % step == 0 if sparse is None else layer in sparse:
             inner = hf["intermediate_size"]
             settings = replace(expert_settings(hf["num_experts"], hidden, inner, act), weighs_input=True)
             routing = Routing(hf.get("num_experts_per_tok", 1), "sigmoid", renormalise=False)

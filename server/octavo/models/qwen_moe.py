@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import FusedMoE, Routing, expert_settings
@@ -36,6 +37,28 @@ class _QwenMoe(LlamaForCausalLM):
 class Qwen2MoeForCausalLM(_QwenMoe, Qwen2ForCausalLM):
     """Qwen1.5-MoE and Qwen2's 57B-A14B."""
 
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``. With ``use_sliding_window``, those that ``layer_types`` names have a
+        window or, where it is not given, every other layer below ``max_window_layers``."""
+        hf = self.config.hf_config
+        types = hf.get("layer_types")
+        if types:
+            slides = types[layer] == "sliding_attention"
+        else:
+            slides = layer % 2 == 0 and layer < hf.get("max_window_layers", 28)
+        window = hf.get("sliding_window", 4096) if slides and hf.get("use_sliding_window", False) else None
+        bias = hf.get("qkv_bias", True)
+        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, window=window)
+
 
 class Qwen3MoeForCausalLM(_QwenMoe, Qwen3ForCausalLM):
     """Qwen3's 30B-A3B and 235B-A22B."""
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """The attention of layer number ``layer``. With ``use_sliding_window``, all layers have a window."""
+        hf = self.config.hf_config
+        bias, window = hf.get("attention_bias", False), hf.get("sliding_window", 4096)
+        window = window if hf.get("use_sliding_window", False) else None
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, window=window
+        )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from octavo.models.gemma import Gemma3ForCausalLM
+from octavo.models.gemma3n import Gemma3nForCausalLM
+from octavo.models.gemma4 import Gemma4ForCausalLM
 from octavo.models.llama import MistralForCausalLM
 from octavo.models.qwen2 import Qwen2ForCausalLM
 from octavo.models.qwen3 import Qwen3ForCausalLM
@@ -18,6 +20,7 @@ _NAMES: list[tuple[str, str | None]] = [
     (r"^model\.language_model\.", "model."),
     (r"^language_model\.(model|lm_head)\.", r"\1."),
 ]
+_SOUND: list[tuple[str, str | None]] = [(r"^(model\.)?(audio_tower|embed_vision|embed_audio)\.", None)]
 
 
 class Qwen2VLForConditionalGeneration(Qwen2ForCausalLM):
@@ -47,7 +50,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
 
 
 class Mistral3ForConditionalGeneration(MistralForCausalLM):
-    """The text of Mistral Small 3.1 and 3.2."""
+    """The text of Mistral Small 3.1 and 3.2 and of Ministral 3."""
 
     leaves_out: ClassVar[str | None] = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *MistralForCausalLM.checkpoint_names]
@@ -58,3 +61,25 @@ class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
 
     leaves_out: ClassVar[str | None] = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Gemma3ForCausalLM.checkpoint_names]
+
+
+class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):
+    """The text of Gemma 3n E2B and E4B."""
+
+    leaves_out: ClassVar[str | None] = "images, video and audio"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        *_SOUND,
+        *_NAMES,
+        *Gemma3nForCausalLM.checkpoint_names,
+    ]
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    """The text of Gemma 4, all sizes."""
+
+    leaves_out: ClassVar[str | None] = "images, video and audio"
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_SOUND, *_NAMES, *Gemma4ForCausalLM.checkpoint_names]
+
+
+class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
+    """The text of Gemma 4 12B."""

@@ -43,7 +43,7 @@ def test_bit_equal_to_the_reference(qtype: str, seed: int, rows: int, blocks: in
     assert same.all()
 
 
-@pytest.mark.parametrize("qtype", sorted({"F16", "BF16", "F32", *_SCALES} & set(DECODABLE)))
+@pytest.mark.parametrize("qtype", sorted({"F16", "BF16", "F32", "IQ1_M", *_SCALES} & set(DECODABLE)))
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 20))
 def test_what_the_check_of_blocks_lets_through_is_finite_and_nothing_else(qtype: str, seed: int, blocks: int) -> None:

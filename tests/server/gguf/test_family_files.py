@@ -5,12 +5,20 @@ That llama.cpp itself reads them so is in test_llama_cpp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support import gguf_families
 from support.gguf_families import LAYOUTS, write_family
 from support.paged import load, logits_of
+
+from octavo.errors import ModelError
+from octavo.gguf.weights import gguf_weights
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 
@@ -28,3 +36,45 @@ def test_logits_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("expert_gating_func", 3, "expert_gating_func must be 1"),
+        ("rope.dimension_count", 24, "rope.dimension_count"),
+        ("attention.kv_lora_rank", 0, "attention.kv_lora_rank"),
+        ("attention.value_length_mla", "12", "attention.value_length_mla"),
+        ("attention.value_length_mla", 13, "of one model"),
+    ],
+)
+def test_sizes_of_latents_that_cannot_be_are_refused(key: str, value: object, said: str, tmp_path: Path) -> None:
+    layout = LAYOUTS["deepseek3"]
+    write_family(tmp_path / "m.gguf", layout.model(), replace(layout, metadata=layout.metadata | {key: value}))
+    with pytest.raises(ModelError) as error:
+        load(tmp_path / "m.gguf")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_keys_and_values_of_latents_belong_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gguf_families._parts
+
+    def without_values(*arguments: Any) -> Iterator[tuple[str, np.ndarray]]:
+        return ((name, rows) for name, rows in plain(*arguments) if name != "attn_v_b")
+
+    monkeypatch.setattr(gguf_families, "_parts", without_values)
+    write_family(tmp_path / "m.gguf", LAYOUTS["deepseek3"].model(), LAYOUTS["deepseek3"])
+    with pytest.raises(ModelError, match=r"kv_b_proj.*attn_k_b \[4, 24, 16\].*attn_v_b"):
+        load(tmp_path / "m.gguf")
+
+
+def test_a_part_of_a_latent_projection_is_that_part(tmp_path: Path) -> None:
+    write_family(tmp_path / "m.gguf", LAYOUTS["deepseek3"].model(), LAYOUTS["deepseek3"])
+    source = dict(gguf_weights(tmp_path / "m.gguf"))["model.layers.0.self_attn.kv_b_proj.weight"]
+    whole = source.load()
+    assert source.shape == (112, 24) == tuple(whole.shape)
+    part = source[20:60]
+    assert part.shape == (40, 24) and torch.equal(part.load(), whole[20:60])
+    assert torch.equal(part[3:5].load(), whole[23:25]) and torch.equal(part[7].load(), whole[27])
+    (piece,) = source.pieces(torch.float32, slice(4, 9))
+    assert torch.equal(piece, whole[4:9])

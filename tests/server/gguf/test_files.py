@@ -19,7 +19,7 @@ from support.paged import load, logits_of
 from support.tiny_models import make_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from octavo.bench.offline import transformers_arguments
+from octavo.bench.hugging_face import transformers_arguments
 from octavo.errors import ModelError
 from octavo.fetch.gguf_folder import derived_directory
 from octavo.fetch.model_config import load_generation_config, load_hf_config

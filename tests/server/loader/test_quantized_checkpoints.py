@@ -19,6 +19,7 @@ from support.quantized_files import (
     bitsandbytes_8bit,
     compressed,
     fp8,
+    fp8_of_transformers,
     gptq,
     mxfp4,
     nvfp4,
@@ -97,6 +98,7 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "W4A16 with act order": compressed("pack-quantized", act_order=True, **GROUP),
     "W4A16 by row": compressed("pack-quantized", num_bits=4, strategy="channel"),
     "W8A16": compressed("pack-quantized", num_bits=8, strategy="group", group_size=32),
+    "W8A16 in whole rows": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "W8A8": compressed("int-quantized", num_bits=8, strategy="channel"),
     "W8A8 by tensor": compressed("int-quantized", num_bits=8, strategy="tensor"),
     "W8A8 asymmetric": compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
@@ -115,6 +117,10 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
         compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[64, 64])[1],
     ),
     "autofp8": (fp8(), FP8 | {"activation_scheme": "static"}),
+    "fp8 as transformers": (
+        fp8_of_transformers(),
+        FP8 | {"activation_scheme": "static", "weight_block_size": None},
+    ),
     "fp8 in blocks": (fp8("block", (64, 64), "weight_scale_inv"), BY_BLOCK),
     "fbgemm": (fp8("row"), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
     "modelopt fp8": (fp8(), MODELOPT | {"quant_algo": "FP8"}),
@@ -144,7 +150,7 @@ OF_8_BITS = {"W8A": 5e-3, "INT": 5e-3, "FP8": 0.08}
 @pytest.mark.parametrize(
     "name",
     ["awq in groups of 32", "awq in whole rows", "gptq with act order", "gptq 8 bit asymmetric, act order", "W8A16",
-     "W4A16 asymmetric", "W8A8", "FP8 by row", "fp8 in blocks", "compressed NVFP4", "mxfp4"],
+     "W8A16 in whole rows", "W4A16 asymmetric", "W8A8", "FP8 by row", "fp8 in blocks", "compressed NVFP4", "mxfp4"],
 )  # fmt: skip
 def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its kernels are given stands for the very values, here multiplied by plain torch; with activations of 8 bits
@@ -197,6 +203,7 @@ KEPT = {
     "nf4 with scales of scales": Kind(4, table=True), "bitsandbytes fp4": Kind(4, table=True),
     "modelopt nvfp4": Kind(4, halves=True, table=True), "compressed NVFP4": Kind(4, halves=True, table=True),
     "W8A8": Kind(8, by_row=True), "W8A8 by tensor": Kind(8, by_row=True), "W8A8 asymmetric": Kind(8),
+    "W8A16 in whole rows": Kind(8, by_row=True),
     "bitsandbytes int8": Kind(8, by_row=True),
     "awq in groups of 32": Kind(4, affine=True), "gptq with act order": Kind(4), "W4A16": Kind(4),
 }  # fmt: skip

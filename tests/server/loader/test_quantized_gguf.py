@@ -24,6 +24,7 @@ from octavo_kernels.quant import Kind, dequantize
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80]]
 # Kind in memory, where a block has its own scales, and a size of them that gives weights of a model's size
 TYPES: dict[str, tuple[Kind, list[int], float]] = {
+    "Q2_K": (Kind(2, affine=True, halves=True), [80, 82], 2e-3),
     "Q3_K": (Kind(4, halves=True), [108], 2e-3),
     "Q4_K": (Kind(4, affine=True), [0, 2], 3e-4),
     "Q5_0": (Kind(5), [0], 1e-2),
@@ -33,6 +34,9 @@ TYPES: dict[str, tuple[Kind, list[int], float]] = {
     "IQ4_NL": (Kind(4, table=True), [0], 2e-3),
     "IQ4_XS": (Kind(4, table=True), [0], 1e-4),
     "MXFP4": (Kind(4, table=True), [], 0),
+    "IQ3_XXS": (Kind(4, table=True), [0], 1e-4),
+    "IQ2_S": (Kind(4, halves=True, table=True), [0], 2e-4),
+    "IQ1_S": (Kind(2, affine=True), [0], 4e-3),
 }
 
 

@@ -71,10 +71,13 @@ def test_what_the_latent_cache_does_not_do_is_refused(folder: str) -> None:
     cpu = torch.device("cpu")
     assert latent_specs([spec], "auto", True, cpu) == [replace(spec, dtype="bfloat16")]
     assert latent_specs([spec], "auto", False, cpu) == [spec]
+    gpu, half = torch.device("cuda"), replace(spec, dtype="bfloat16")
+    assert latent_specs([half], "auto", True, gpu) == latent_specs([half], "bfloat16", True, gpu) == [half]
+    for kv_dtype in ("fp8", "float32"):
+        with pytest.raises(ConfigError, match=rf"kv_cache_dtype={kv_dtype}.*is bfloat16;"):
+            latent_specs([half], kv_dtype, False, gpu)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype=int8.*float32 or bfloat16"):
         latent_specs([spec], "int8", False, cpu)
-    with pytest.raises(ConfigError, match=r"latent attention.*--device cpu"):
-        latent_specs([spec], "auto", False, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_what_config_json_cannot_mean_is_refused(field: str, value: object, fold
 
 
 def test_fp8_in_blocks_as_it_is_released(tmp_path: Path) -> None:
-    """Experts one by one, latents' projections in FP8 too, and the tensors of a layer that foretells tokens."""
+    """Experts one by one, latents' projections in FP8 too, and the tensors of a layer of multi-token prediction."""
     model = make_model(*FAMILY_CASES["deepseek-v3"])
     model.save_pretrained(tmp_path)
     tensors, values, block = load_file(tmp_path / "model.safetensors"), {}, 16

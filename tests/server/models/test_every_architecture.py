@@ -24,7 +24,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "InternLM2ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
     "InternLM3ForCausalLM": ("test_renamed_families", "test_family_engines", "test_tensor_parallel"),
 }
-# Compared with transformers and recorded in tests/server/engine: test_encoders, test_rerankers.
+# Compared with transformers and recorded in tests/server/engine: test_encoders, test_rerankers; split in
+# test_tensor_parallel.
 ELSEWHERE |= {name: () for name, module in MODELS.items() if name in ENCODERS or module == "classifiers"}
 # Names of the language model alone differ: all else is that of the class above.
 TEXT_OF_VISION = {name for name in MODELS if name.endswith("ForConditionalGeneration")}

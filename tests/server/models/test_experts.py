@@ -10,22 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
-from support.family_cases import FAMILY_CASES
+from support.family_cases import FAMILY_CASES, FIRST_CASES, MOE_CASES, architecture
 from support.paged import load, logits_of, model_config
-from support.quantized_files import awq, compressed, gptq, quantize_checkpoint
+from support.quantized_files import DYNAMIC_INT8, awq, compressed, gptq, quantize_checkpoint
 from support.tiny_models import make_model
 
 from octavo.errors import ConfigError, ModelError
 from octavo.fetch.sources import resolve_model
 from octavo.gguf.header import GGUFFile
-from octavo.gguf.weights import hf_name
+from octavo.gguf.names import hf_name
+from octavo.interface.architectures import in_common_words
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import ExpertsBase
+from octavo.layers.quantization.checkpoint import CheckpointConfig
+from octavo.layers.quantization.unquantized import UnquantizedConfig
 from octavo.layers.weights import experts_apart
 from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.text.tokenizer import Tokenizer
+from octavo_kernels import GroupWeight, ScaledWeight
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 LICENSE = Path(__file__).parents[3] / "LICENSE"
@@ -112,11 +118,14 @@ def kl(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+W8A8 = compressed("int-quantized", num_bits=8, strategy="channel")
+W8A8[1]["config_groups"]["group_0"]["input_activations"] = DYNAMIC_INT8
 FORMATS: dict[str, Any] = {
     "awq": (awq(32), AWQ),
     "gptq": (gptq(), GPTQ),
     "W4A16": compressed("pack-quantized", num_bits=4, strategy="group", group_size=32),
-    "W8A8": compressed("int-quantized", num_bits=8, strategy="channel"),
+    "W8A8": W8A8,
+    "W8A16 in whole rows": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "FP8": compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
 }  # fmt: skip
 
@@ -133,6 +142,34 @@ def test_quantised_checkpoints_of_experts(name: str, moe: Path, tmp_path: Path) 
     assert kl(at_once, expected) < 5e-3
     for tokens, logits in zip(TOKENS, at_once, strict=True):
         assert torch.equal(logits_of(model, [tokens])[0], logits), "in any company"
+
+
+@pytest.mark.parametrize("name", ["W8A8", "W8A16 in whole rows"])
+def test_a_gpu_computes_on_the_experts_codes(
+    name: str, moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With activations of 8 bits where the checkpoint asks for these, else with those of the model's dtype; here
+    multiplied by plain torch."""
+    folder = quantize_checkpoint(moe, tmp_path, *FORMATS[name])
+    config = model_config(folder, "float16")
+    with pytest.raises(ConfigError, match=r"float16 on a CPU; use --dtype bfloat16"):
+        load_model(config)
+    expected = logits_of(load(folder / "values", "float16"), TOKENS)
+    before = CheckpointConfig.__init__
+    monkeypatch.setattr(CheckpointConfig, "__init__", lambda *args: before(*args[:5], UnquantizedConfig(), True))
+    model = load_model(config)
+    experts = [module.method.held for module in model.modules() if isinstance(module, ExpertsBase)]
+    held = [weight.weight for layer in experts for weight in (layer.gate_up, layer.down)]
+    assert len(held) == 2 * model.config.num_layers
+    if name == "W8A8":
+        assert all(isinstance(weight, ScaledWeight) and weight.values.dtype == torch.int8 for weight in held)
+        off = kl(logits_of(model, TOKENS), expected)
+        assert 1e-9 < off < 5e-3, "some of it is lost with the activations' bits, and little"
+    else:
+        assert all(isinstance(weight, GroupWeight) and weight.form == "int8" for weight in held)
+        ours, theirs = torch.cat(logits_of(model, TOKENS)), torch.cat(expected)
+        same = (ours - theirs).abs().amax(-1) <= 2e-3 * theirs.abs().max()
+        assert same.float().mean() > 0.95, "but for a token whose choice of experts is one of float16's rounding"
 
 
 def test_act_order_is_refused_by_name_where_there_is_no_kernel(moe: Path, tmp_path: Path) -> None:
@@ -247,13 +284,20 @@ def test_experts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
         load(tmp_path, tp=TensorParallel(0, 2))
 
 
-def test_llama_4_beyond_its_chunks_is_refused(tmp_path: Path) -> None:
-    """Where attention in chunks would begin to differ from attention."""
-    settings = FAMILY_CASES["llama4"][1] | {"attention_chunk_size": 64, "max_position_embeddings": 256}
-    make_model("Llama4TextConfig", settings).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"max_model_len is 256.*use --max-model-len 64"):
-        load(tmp_path)
-
-
 def test_mixtrals_first_gguf_files_name_each_expert() -> None:
     assert hf_name("blk.3.ffn_down.5.weight", "llama") == "model.layers.3.mlp.experts.5.down_proj.weight"
+
+
+@pytest.mark.parametrize("case", sorted(set(FIRST_CASES.values()) & set(MOE_CASES)))
+def test_what_config_json_leaves_out_is_the_familys_default(case: str) -> None:
+    """Of what tensors do not tell, so that a wrong default would answer otherwise, and of what counts experts."""
+    name, full = architecture(MOE_CASES[case]), getattr(transformers, MOE_CASES[case][0])().to_dict()
+    rope = full.pop("rope_parameters")
+    theirs = in_common_words(full | {"architectures": [name], "rope_theta": rope["rope_theta"]})
+    ours = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0} | in_common_words({"architectures": [name]})
+    fields = ["rms_norm_eps", "rope_theta", "num_experts", "num_experts_per_tok", "moe_intermediate_size"]
+    fields += ["shared_expert_intermediate_size", "num_key_value_heads"]
+    if theirs["num_key_value_heads"] == theirs["num_attention_heads"]:  # what leaving it out means everywhere
+        fields.remove("num_key_value_heads")
+    for field in fields:
+        assert ours.get(field) == theirs.get(field), field

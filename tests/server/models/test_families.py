@@ -62,7 +62,7 @@ def test_rope_scaling_in_the_older_words(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama-gqa-tied", "qwen3", "gemma2", "gemma3", "opt"])
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "qwen3", "gemma2", "gemma3", "gemma3n", "gemma4-shared", "opt"])
 def test_half_precision_is_close(case: str, dtype: str, tmp_path: Path) -> None:
     reference = make_model(*FAMILY_CASES[case])
     reference.save_pretrained(tmp_path)

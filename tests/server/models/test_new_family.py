@@ -99,7 +99,7 @@ def test_what_its_checkpoint_lacks_or_has_too_much_is_named(sprout: Path) -> Non
         load(sprout)
     del tensors["transformer.h.1.ffn.up.weight"]
     save_file(tensors, path)
-    with pytest.raises(ModelError, match=r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+    with pytest.raises(ModelError, match=r"lacks tensor 'transformer\.h\.1\.ffn\.up\.weight'"):
         load(sprout)
 
 

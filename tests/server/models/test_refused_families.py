@@ -26,6 +26,15 @@ BAD: list[tuple[str, str, Any]] = [
     ("gpt2", "n_embd", 1 << 30), ("gpt2", "n_inner", -1), ("gpt-neox", "use_parallel_residual", 1),
     ("olmo3", "layer_types", ["full_attention"]), ("smollm3-window", "use_sliding_window", False),
     ("olmo3", "sliding_window", None), ("falcon-40b", "parallel_attn", False), ("phi3", "sliding_window", -3),
+    ("gemma3n", "activation_sparsity_pattern", [0.5]), ("gemma3n", "activation_sparsity_pattern", [1.0] * 5),
+    ("gemma3n", "altup_active_idx", 4), ("gemma3n", "altup_num_inputs", 1), ("gemma3n", "laurel_rank", 0),
+    ("gemma3n", "intermediate_size", [80, 80, 80, 80, 96]), ("gemma3n", "num_kv_shared_layers", 4),
+    ("gemma3n", "hidden_size_per_layer_input", 0),
+    ("gemma4-shared", "num_kv_shared_layers", 6), ("gemma4-shared", "num_kv_shared_layers", 7),
+    ("gemma4-shared", "attention_k_eq_v", 1), ("gemma4-shared", "hidden_size_per_layer_input", -1),
+    ("gemma4-shared", "per_layer_config", {"1": {"head_dim": 28}}), ("gemma4-moe", "top_k_experts", 7),
+    ("gemma4-shared", "per_layer_config", {"1": {"sliding_window": 3}}),
+    ("gemma4-shared", "use_bidirectional_attention", "all"), ("phi3", "per_layer_config", {"0": {"head_dim": 8}}),
 ]  # fmt: skip
 
 
@@ -81,3 +90,12 @@ def test_granite_4_with_other_layers_is_named(folders: dict[str, Path]) -> None:
 def test_falcon_with_alibi_and_cohere_with_more_norms_are_named(folders: dict[str, Path]) -> None:
     assert "ALiBi" in refusal(folders["falcon-40b"], {"alibi": True})
     assert "norms of queries" in refusal(folders["cohere"], {"use_qk_norm": True})
+
+
+def test_another_text_model_inside_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Mistral Small 4's is a mixture of experts with latent attention: as Mistral 3's it would be planned as dense."""
+    text = json.loads((folders["phi3"] / "config.json").read_text()) | {"model_type": "mistral4"}
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    with pytest.raises(OctavoError, match="Mistral3ForConditionalGeneration with a text model of type 'mistral4'"):
+        EngineArgs(model=str(tmp_path), load_format="dummy").create_engine_config(progress=False)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from safetensors.torch import load_file
+from support.encoders import answers_of, encoder_of
 from support.family_cases import FAMILY_CASES, FIRST_CASES
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of
@@ -17,6 +19,7 @@ from support.tiny_models import make_model
 
 from octavo.errors import ConfigError
 from octavo.layers.parallel import TensorParallel
+from octavo.models.encoder import Encoder
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [320, 0, 5]]
 # Halves of these sizes need no padding in the kernels' own order.
@@ -67,66 +70,131 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "shared-keys": (
+        "Gemma4TextConfig",
+        SMALL
+        | {
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "sliding_window": 5,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "experts-beside-an-mlp": (
+        "Gemma4TextConfig",
+        SMALL
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "sliding_window": 5,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 64,
+        },
+    ),
     "opt": ("OPTConfig", SMALL | {"ffn_dim": 192, "do_layer_norm_before": False, "word_embed_proj_dim": 64}),
 }
 # Beside those the first case of each architecture, with sizes of which two ranks hold half each.
 WIDE = SMALL | {
     "n_embd": 128, "ffn_dim": 192, "shared_intermediate_size": 192, "n_inner": 192, "head_dim": 32, "n_head": 4,
     "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    "global_head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 321,
 }  # fmt: skip
-ONE_DEVICE = {"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM"}
+ONE_DEVICE = {"Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "Gemma3nForCausalLM"}
 FAMILIES = {
     name: (FAMILY_CASES[case][0], FAMILY_CASES[case][1] | {k: v for k, v in WIDE.items() if k in FAMILY_CASES[case][1]})
     for name, case in FIRST_CASES.items()
+    if name not in ONE_DEVICE
 }
 INTERNLM = {"InternLM2ForCausalLM": save_internlm2, "InternLM3ForCausalLM": save_internlm3}
+ENCODERS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # its configuration class, whether it has a head, settings
+    "bert": ("BertConfig", True, {"num_labels": 3, "max_position_embeddings": 64}),
+    "roberta": ("RobertaConfig", True, {"num_labels": 1, "max_position_embeddings": 64, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRobertaConfig", False, {"max_position_embeddings": 64}),
+    "distilbert": ("DistilBertConfig", True, {"hidden_dim": 192, "num_labels": 2, "max_position_embeddings": 64}),
+    "gte": ("GteConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
+    "nomic-bert": ("NomicBertConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
+    "modernbert": ("ModernBertConfig", True, {"num_labels": 2, "local_attention": 6, "attention_bias": True,
+                                              "mlp_bias": True, "norm_bias": True, "num_hidden_layers": 4}),
+}  # fmt: skip
+# Decoders whose heads have fewer classes than there are ranks, or a number that ranks do not divide.
+CLASSIFIERS = {"LlamaConfig": 3, "MistralConfig": 2, "Qwen2Config": 5, "Qwen3Config": 1}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 RANK = """
 import sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from safetensors.torch import save_file
+from support.encoders import answers_of
 from support.paged import load, logits_of
 from octavo.layers.parallel import TensorParallel
+from octavo.models.encoder import Encoder
 rank, root, tokens = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
 for case in sys.argv[4:]:
     model = load(root / case, tp=TensorParallel(rank, 2))
-    logits = logits_of(model, tokens)
+    logits = answers_of(model, tokens) if isinstance(model, Encoder) else logits_of(model, tokens)
     size = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
     save_file({str(i): t for i, t in enumerate(logits)} | {"size": torch.tensor(size)}, root / f"{case}-{rank}.out")
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
-def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
-    cases = [*CASES, *INTERNLM, *(name for name in FAMILIES if name not in ONE_DEVICE)]
-    for case, (config_class, settings) in (CASES | FAMILIES).items():
-        make_model(config_class, settings).save_pretrained(tmp_path / case)
-    for name, save in INTERNLM.items():
-        save(tmp_path / name, SMALL | {"num_key_value_heads": 2})
+def check_ranks(cases: list[str], root: Path) -> None:
+    """Load each model below ``root`` on two ranks and compare what they give with what one gives."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(tmp_path), repr(TOKENS), *cases], env=env)
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(root), repr(TOKENS), *cases], env=env)
         for rank in (0, 1)
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for case in cases:
-        model = load(tmp_path / case)
+        model = load(root / case)
         whole = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
-        expected = logits_of(model, TOKENS)
+        expected = answers_of(model, TOKENS) if isinstance(model, Encoder) else logits_of(model, TOKENS)
         for rank in (0, 1):
-            out = load_file(tmp_path / f"{case}-{rank}.out")
+            out = load_file(root / f"{case}-{rank}.out")
             assert out.pop("size") < 0.65 * whole, f"each rank of {case} holds about half"
             for i, logits in enumerate(expected):
                 off = (out[str(i)] - logits).abs()
                 assert (off <= 1e-4 + 1e-5 * logits.abs()).all(), f"rank {rank} of {case}: {off.max()}"
 
 
+@pytest.mark.slow
+def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
+    cases = [*CASES, *INTERNLM, *FAMILIES]
+    for case, (config_class, settings) in (CASES | FAMILIES).items():
+        make_model(config_class, settings).save_pretrained(tmp_path / case)
+    for name, save in INTERNLM.items():
+        save(tmp_path / name, SMALL | {"num_key_value_heads": 2})
+    check_ranks(cases, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_vectors_and_classes_of_one(tmp_path: Path) -> None:
+    """Of encoders, with heads and without, and of decoders with a head of classes."""
+    for name, (config_class, head, settings) in ENCODERS.items():
+        config = getattr(transformers, config_class)(**SMALL | SPECIAL | settings)
+        encoder_of(config, head).save_pretrained(tmp_path / name)
+    for name, labels in CLASSIFIERS.items():
+        config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
+        encoder_of(config, head=True).save_pretrained(tmp_path / name)
+    check_ranks([*ENCODERS, *CLASSIFIERS], tmp_path)
+
+
 @pytest.mark.parametrize("name", sorted(ONE_DEVICE))
 def test_what_cannot_be_split_is_refused(name: str, tmp_path: Path) -> None:
-    make_model(*FAMILIES[name]).save_pretrained(tmp_path)
+    make_model(*FAMILY_CASES[FIRST_CASES[name]]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="use one device"):
         load(tmp_path, tp=TensorParallel(0, 2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.family_cases import SMALL, rope
 from support.paged import load, logits_of
+from support.tiny_models import VOCAB_SIZE
+
+from octavo import LLM, SamplingParams
+from octavo.engine.args import EngineArgs
+from octavo.plan.measure import measure_in_numbers
+from octavo.worker.model_memory import measure_built
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4}
@@ -49,7 +56,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": PIXTRAL, "tie_word_embeddings": False,
         },
     ),
+    "ministral3": (  # whose queries grow: twice within the longer of the texts
+        "Mistral3Config",
+        {
+            "text_config": SMALL | {"model_type": "ministral3", "head_dim": 16} | rope(
+                "yarn", factor=4.0, original_max_position_embeddings=20, mscale=1.0, mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.3,
+            ),
+            "vision_config": PIXTRAL, "tie_word_embeddings": False,
+        },
+    ),
     "gemma3": ("Gemma3Config", {"text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 4}),
+    "gemma4": (
+        "Gemma4Config",
+        {
+            "text_config": SMALL | {
+                "head_dim": 16, "global_head_dim": 32, "sliding_window": 19, "num_hidden_layers": 7,
+                "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB_SIZE,
+            },
+            "vision_config": {
+                "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "head_dim": 16,
+            },
+        },
+    ),
 }  # fmt: skip
 # As transformers 5 and as older releases save them: the end of a name is the same.
 OLDER = {
@@ -106,3 +136,26 @@ def test_rope_of_qwen2_5_vl_in_its_older_words(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = reference(input_ids=torch.tensor(TOKENS[:1])).logits[0]
     torch.testing.assert_close(logits_of(load(tmp_path), TOKENS)[0], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [20, 64])
+def test_queries_that_grow_are_planned_recorded_and_cut_as_any_others(length: int, tmp_path: Path) -> None:
+    """Of Ministral 3; within its original context nothing grows, and no table is held."""
+    config_class, settings = CASES["ministral3"]
+    torch.manual_seed(0)
+    config = getattr(transformers, config_class)(**settings)
+    transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        args = EngineArgs(model=str(tmp_path), max_model_len=length, dtype=dtype, skip_tokenizer_init=True)
+        engine = args.create_engine_config(progress=False)
+        for device in ("cpu", "cuda"):
+            asked = replace(engine, device=device)
+            assert measure_in_numbers(asked, 1) == measure_built(asked, 1), (dtype, device)
+    model = load(tmp_path)
+    at_once, cut = logits_of(model, TOKENS), logits_of(model, TOKENS, 7, 16, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(at_once, cut, strict=True))
+    llm = LLM(str(tmp_path), max_model_len=length, skip_tokenizer_init=True, num_gpu_blocks_override=16)
+    (output,) = llm.generate([{"prompt_token_ids": TOKENS[0][: length - 8]}], SamplingParams(max_tokens=4))
+    assert output.error is None and len(output.outputs[0].token_ids) == 4
+    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+    assert runner.device_runner.recorded_steps.can_record

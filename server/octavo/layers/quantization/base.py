@@ -57,6 +57,8 @@ class LinearBase(nn.Module):
         self.stored_types: list[str | None] = [None] * len(shards)
         # Whether its kernels take weights with one scale for each row.
         self.takes_row_scales = True
+        # Whether it has many rows in every step, an encoder's: arithmetic decides its speed, not memory.
+        self.has_many_rows = False
         self.register_parameter("bias", None)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.errors import ModelError
+from octavo.errors import ConfigError, ModelError
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, TableCodes, row_pieces
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
@@ -98,7 +98,7 @@ class PackedLinearMethod(Int8LinearMethod):
     """
 
     def __init__(self, formats: Formats, names: Sequence[str], layer: LinearBase, like: Int8LinearMethod) -> None:
-        super().__init__(like.activation_terms, like.margin, like.terms_if_rounded)
+        super().__init__(max(1, like.activation_terms), like.margin, like.terms_if_rounded)
         self._formats, self._names = formats, names
         fits = layer.takes_row_scales and not like.margin and fits_row_scales(layer.input_size)
         if fits and all(format_ is not None and format_.has_row_scales for format_ in formats):
@@ -244,7 +244,10 @@ class CheckpointConfig(QuantizationConfig):
         if self._on_gpu:
             return StackedMoEMethod(self, name)
         if not (self.packed or isinstance(self._values, DenseConfig)):
-            return super().moe_method(name, layer)
+            raise ConfigError(
+                f"experts that are stored as {self.name} cannot be held as float16 on a CPU; use --dtype bfloat16, or "
+                "leave out --quantization none"
+            )
         return PackedMoEMethod(self, name)
 
     def _part_names(self, name: str) -> list[str]:

@@ -1,14 +1,14 @@
 """Weights in 8-bit floating point (e4m3), under the names of several tools.
 
 ``weight`` F8_E4M3 [N, K] with ``weight_scale``: one for the tensor, or one a row; or ``weight_scale_inv`` (DeepSeek,
-Qwen), one for each block of ``weight_block_size`` rows and columns, which in spite of its name is multiplied. Scales of
-activations are for hardware that multiplies in 8-bit floating point: where values or integers are computed on they are
-left alone.
+Qwen), one for each block of ``weight_block_size`` rows and columns, or without such blocks one for the tensor
+(Ministral 3), which in spite of its name is multiplied. Scales of activations are for hardware that multiplies in
+8-bit floating point: where values or integers are computed on they are left alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ from octavo.layers.quantization.weight_format import (
 )
 from octavo.layers.weights import WeightSource
 
-ACTIVATION_LEAVES = ("input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale")
+ACTIVATION_LEAVES = (
+    "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale", "activation_scale",
+)  # fmt: skip
+_INVERSE = "weight_scale_inv"
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,14 @@ class FP8(CheckpointFormat):
         if scheme not in ("static", "dynamic"):
             fields.refuse("activation_scheme", "must be static or dynamic")
         block = block_size(fields, "weight_block_size")
-        self._format = FP8Weight("weight_scale_inv" if block else "weight_scale", block)
+        self._format = FP8Weight(_INVERSE if block else "weight_scale", block)
         key = "ignored_layers" if fields.config.get("ignored_layers") else "modules_to_not_convert"
         self._skipped = SkippedModules.from_fields(fields, key)
 
     def weight_format(self, module: StoredModule) -> WeightFormat | None:
         """See `CheckpointFormat`."""
-        return self._skipped.choose(module, self._format.scale, self._format)
+        named = replace(self._format, scale=_INVERSE) if _INVERSE in module.tensors else self._format
+        return self._skipped.choose(module, named.scale, named)
 
 
 class FBGEMM(CheckpointFormat):

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.interface.config_checks import Fields
+from octavo.interface.module_names import compile_pattern
 from octavo.layers.quantization.canonical import GroupCodes
-from octavo.layers.quantization.skipped_modules import SkippedModules, compile_pattern
+from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     FLOATS,
     CheckpointFormat,

@@ -7,11 +7,11 @@ they decide, and the lists are held against them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from octavo.errors import ModelError
 from octavo.interface.config_checks import Fields
+from octavo.interface.module_names import compile_pattern
 from octavo.layers.quantization.weight_format import FLOATS, StoredModule, WeightFormat
 
 
@@ -56,14 +56,3 @@ def is_plain(module: StoredModule) -> bool:
     """Whether the module has a weight of floating-point numbers."""
     weight = module.tensors.get("weight")
     return weight is not None and weight.qtype in FLOATS
-
-
-def compile_pattern(pattern: str, field: str, exact: bool = False) -> re.Pattern[str]:
-    """To be searched for in a module's name, see `SkippedModules`; ``exact``: the whole name. Raises ModelError."""
-    if pattern.startswith("re:"):
-        try:
-            return re.compile(rf"^(?:{pattern[3:]})")
-        except re.error as error:
-            raise ModelError(f"{field}: {pattern!r} is no regular expression ({error}); correct the file") from None
-    name = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.compile(rf"^{name}$" if exact else rf"(^|\.){name}(\.|$)")
