@@ -11,6 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+from octavo.core.kv_events import KVEventLog
+from octavo.interface.block_map import CACHED, PARTIAL, REFERENCES
+
 Tokens = tuple[int, ...]
 
 
@@ -115,8 +118,10 @@ class BlockPool:
         self.null_block.ref_cnt = 1
         self.blocks = [self.null_block]  # and those that have been used
         self.free_queue = FreeKVCacheBlockQueue()  # of these
+        self._cells: memoryview | bytearray = bytearray(self.num_usable_blocks)  # see `octavo.interface.block_map`
         self.cached_blocks: dict[bytes, KVCacheBlock] = {}
         self.children: dict[bytes, list[tuple[Tokens, KVCacheBlock]]] = {}
+        self.events: KVEventLog | None = None  # of the whole blocks that leave the prefix cache
 
     @property
     def num_free_blocks(self) -> int:
@@ -132,6 +137,15 @@ class BlockPool:
         """Share of the blocks that running sequences hold, 0 to 1."""
         return 1.0 - self.num_free_blocks / self.num_usable_blocks if self.num_usable_blocks else 0.0
 
+    def share_block_map(self, cells: memoryview) -> None:
+        """Keep the block map in ``cells``, a byte for each usable block, from now on."""
+        cells[:] = bytes(self._cells)
+        self._cells = cells
+
+    def _note(self, block: KVCacheBlock) -> None:
+        """Write the block's byte of the map."""
+        self._cells[block.block_id - 1] = _cell_of(block)
+
     # -- allocation ------------------------------------------------------------------------------------------------
 
     def allocate(self) -> KVCacheBlock:
@@ -140,6 +154,7 @@ class BlockPool:
         block = self._use_another() if self._should_use_another() else self.free_queue.popleft()
         self._unindex(block)
         block.ref_cnt = 1
+        self._note(block)
         return block
 
     def _should_use_another(self) -> bool:
@@ -158,10 +173,12 @@ class BlockPool:
         if block.ref_cnt == 0:
             self.free_queue.remove(block)
         block.ref_cnt += 1
+        self._note(block)
 
     def release(self, block: KVCacheBlock) -> None:
         """Drop one reference. Without any, a block is evicted next when it is not indexed, else last."""
         block.ref_cnt -= 1
+        self._note(block)
         if block.ref_cnt == 0:
             if block.parent_hash is None:
                 self.free_queue.prepend(block)
@@ -187,6 +204,7 @@ class BlockPool:
         block.parent_hash, block.tokens, block.block_hash = parent_hash, tokens, block_hash
         if block_hash is not None:
             self.cached_blocks[block_hash] = block
+        self._note(block)
 
     def longest_match(self, parent_hash: bytes, tokens: Tokens) -> tuple[KVCacheBlock, int] | None:
         """The block after ``parent_hash`` whose contents share the longest prefix with ``tokens``, and its length."""
@@ -212,13 +230,18 @@ class BlockPool:
             del self.children[block.parent_hash]
         if block.block_hash is not None:
             del self.cached_blocks[block.block_hash]
+            if self.events is not None:
+                self.events.add(block.block_hash)
         block.block_hash = block.parent_hash = None
         block.tokens = ()
+        self._note(block)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block; blocks in use keep their contents but are no longer found."""
         for block in self.blocks:
             self._unindex(block)
+        if self.events is not None:
+            self.events.add(None)
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the pool contradicts itself. O(blocks)."""
@@ -231,6 +254,10 @@ class BlockPool:
         assert unreferenced == len(free), f"{unreferenced - len(free)} blocks are neither free nor used"
         for block_hash, block in self.cached_blocks.items():
             assert block.block_hash == block_hash, "the hash index points to another block"
+        for block in self.blocks[1:]:
+            cell = self._cells[block.block_id - 1]
+            assert cell == _cell_of(block), f"the block map says {cell:#x} of {block}"
+        assert not any(self._cells[len(self.blocks) - 1 :]), "the block map knows of blocks that were never used"
         indexed = 0
         for parent_hash, siblings in self.children.items():
             assert siblings, "an empty list of children was kept"
@@ -240,6 +267,11 @@ class BlockPool:
                 assert block.parent_hash == parent_hash and block.tokens == tokens, "children index is stale"
             indexed += len(siblings)
         assert indexed == sum(b.parent_hash is not None for b in self.blocks), "an indexed block is not among children"
+
+
+def _cell_of(block: KVCacheBlock) -> int:
+    offers = 0 if block.parent_hash is None else CACHED if block.block_hash is not None else CACHED | PARTIAL
+    return min(block.ref_cnt, REFERENCES) | offers
 
 
 def _tokens_of(entry: tuple[Tokens, KVCacheBlock]) -> Tokens:

@@ -26,6 +26,9 @@ class NoKVCache:
         """There is nothing to forget."""
         return True
 
+    def share_block_map(self, cells: memoryview) -> None:
+        """There are no blocks."""
+
 
 class EncoderScheduler:
     """Owns every unfinished text; `Scheduler`'s interface, without what only generation needs."""
@@ -81,6 +84,10 @@ class EncoderScheduler:
     def has_request(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished."""
         return request_id in self.requests
+
+    def block_ids(self, request_id: str) -> list[list[int]]:
+        """Of no text is anything kept in blocks."""
+        return []
 
     def has_unfinished_requests(self) -> bool:
         """Whether any text waits or runs."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.kv_events import KVEventLog
 from octavo.core.kv_group_managers import FullAttentionManager, make_manager
 from octavo.core.prefix_hash import block_hash, root_hash
 from octavo.core.request import NO_LIMIT, Request
@@ -91,6 +92,15 @@ class KVCacheManager:
     def usage(self) -> float:
         """Share of the blocks that sequences hold, from 0 to 1."""
         return self.pool.usage
+
+    def share_block_map(self, cells: memoryview) -> None:
+        """Keep a byte for each usable block in ``cells``, as `octavo.interface.block_map` says, from now on."""
+        self.pool.share_block_map(cells)
+
+    def log_events(self) -> KVEventLog:
+        """What the prefix cache gains and loses from now on, until it is taken from there."""
+        self.pool.events = KVEventLog()
+        return self.pool.events
 
     def blocks_for(self, num_tokens: int) -> int:
         """Number of blocks of one group that ``num_tokens`` take."""
@@ -239,6 +249,9 @@ class KVCacheManager:
                 block, key = table.groups[g][i], group.key(own_hash)
                 if block.block_hash != key and block is not self.pool.null_block:
                     self.pool.index(block, group.key(parent), tokens, key)
+                    if self.pool.events is not None and block.block_hash == key:  # no other block offers it already
+                        salt = None if i else request.core_request.cache_salt
+                        self.pool.events.add((g, own_hash, parent if i else None, tokens, salt))
         table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
         if not table.partial_indexed and request.num_confirmed_tokens >= request.num_prompt_tokens:
             table.partial_indexed = True
@@ -344,21 +357,24 @@ class KVCacheManager:
         return allocation
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Let ``child`` share every block of ``parent``'s prompt, whose KV has been handed to the device.
+        """Let ``child`` share the blocks of ``parent``'s prompt, whose KV has been handed to the device.
 
-        The child recomputes only the prompt's last token, for its logits.
+        The child recomputes only the prompt's last token, for its logits, and holds what that token and later ones see:
+        of the parent, steps in flight may see more.
         """
-        table = self._tables[parent.req_id]
+        table, last = self._tables[parent.req_id], parent.num_prompt_tokens - 1
         count = self.blocks_for(parent.num_prompt_tokens)
-        groups = [blocks[:count] for blocks in table.groups]
-        for blocks, begin in zip(groups, table.first, strict=True):
-            for block in blocks[begin:]:
+        first = [max(begin, group.first_visible(last)) for group, begin in zip(self.groups, table.first, strict=True)]
+        groups = []
+        for blocks, begin in zip(table.groups, first, strict=True):
+            groups.append([self.pool.null_block] * begin + blocks[begin:count])
+            for block in blocks[begin:count]:
                 self.pool.touch(block)
         self._tables[child.req_id] = BlockTable(
-            groups, table.first[:], count * self.block_size, table.release_at, shares_tail=True
+            groups, first, count * self.block_size, self._next_release(first), shares_tail=True
         )
         table.shares_tail = True
-        child.num_computed_tokens = child.num_prompt_tokens - 1
+        child.num_computed_tokens = last
         child.num_kv_tokens = child.num_prompt_tokens
 
     def free(self, request: Request) -> None:

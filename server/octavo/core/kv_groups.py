@@ -102,4 +102,5 @@ def blocks_of_group(window: int | None, block_size: int, step_tokens: int) -> in
     if window is None:
         return NO_BOUND
     # The window before the first token, these, and what precedes them in a block that was copied: wherever that begins.
-    return -(-(window + step_tokens + block_size - 3) // block_size) + 1
+    # A cached prefix is known by its last block, also where a token sees itself alone.
+    return -(-(max(window, 2) + step_tokens + block_size - 3) // block_size) + 1

@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
+HASH_BYTES = 32
+
 
 def root_hash(cache_salt: str | None) -> bytes:
     """The parent hash of a sequence's first block, 32 bytes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_groups import SampleGroups
@@ -22,6 +23,7 @@ class ScheduledSequence:
     computed_until: int  # the request's num_computed_tokens after the step
     sampled: bool
     replaced: bool  # a block of it is replaced by a copy in this step
+    drafts: list[int]  # the last ones of its tokens
 
 
 def make_output(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
@@ -45,11 +47,13 @@ class ResultProcessor:
         kv: KVCacheManager,
         groups: SampleGroups,
         finish: Callable[[Request, RequestStatus], None],
+        drafts: Drafts | None = None,
     ) -> None:
         self._max_model_len = max_model_len
         self._kv = kv
         self._groups = groups
         self._finish = finish
+        self._drafts = drafts
 
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what one step gave. Tokens of sequences that have ended since are dropped."""
@@ -63,6 +67,8 @@ class ResultProcessor:
                 results += self._fail(request, f"{field} {error}", field)
             if request.is_finished:
                 continue
+            if scheduled.drafts:
+                self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
                 self._kv.confirm(request, scheduled.computed_until, scheduled.replaced)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
@@ -73,6 +79,19 @@ class ResultProcessor:
                 results.append(make_output(request))
                 results[-1].prompt_logprobs = prompt_logprobs
         return results
+
+    def _drop_rejected(self, scheduled: ScheduledSequence, output: ModelRunnerOutput) -> None:
+        """Only now is it known how far the sequence is computed."""
+        request = scheduled.request
+        num_accepted = max(len(output.sampled_token_ids.get(request.req_id, [])) - 1, 0)
+        num_rejected = len(scheduled.drafts) - num_accepted
+        request.num_drafts = 0
+        scheduled.computed_until -= num_rejected
+        scheduled.num_tokens -= num_rejected
+        if scheduled.epoch == request.epoch:
+            request.num_computed_tokens -= num_rejected
+        if self._drafts is not None:
+            self._drafts.count(len(scheduled.drafts), num_accepted)
 
     def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
         """End all samples of a request: the others may share KV that the failed step was to write."""
@@ -108,7 +127,8 @@ class ResultProcessor:
             self._finish(request, request.status)
         result = make_output(request, tokens)
         if output.logprobs:
-            result.new_logprobs = output.logprobs.get(request.req_id)
+            logprobs = output.logprobs.get(request.req_id)
+            result.new_logprobs = logprobs and logprobs.until(len(tokens))
         if output.embeddings:
             result.embedding = output.embeddings.get(request.req_id)
         return result

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo.core.drafts import Drafts, num_sampled_rows
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
@@ -23,6 +24,8 @@ from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, Sched
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 logger = logging.getLogger(__name__)
+
+_NO_DRAFTS: list[int] = []
 
 
 @dataclass
@@ -46,13 +49,15 @@ class _Step:
     copies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     preempted: bool = False
     reserved: int = 0  # blocks that admitted prompts still need
+    draft_budget: int = 0
 
 
 class Scheduler:
     """Owns every unfinished sequence and the KV cache manager."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
-        """Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, drafts: Drafts | None = None) -> None:
+        """``drafts``: None for no speculation. Raises ValueError when one sequence of ``max_model_len`` would not fit:
+        alone, it could never finish."""
         needed = kv.most_blocks(config.max_model_len)
         if needed > kv.pool.num_usable_blocks:
             raise ValueError(
@@ -70,7 +75,8 @@ class Scheduler:
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
-        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
+        self._drafts = drafts
+        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
     # -- adding and ending -------------------------------------------------------------------------------------------
@@ -118,6 +124,8 @@ class Scheduler:
         request.status = status
         self.kv.free(request)
         del self.requests[request.req_id]
+        if self._drafts is not None:
+            self._drafts.forget(request)
         leader = self._groups.remove(request)
         if leader is not None:
             self.waiting.add_front(leader)
@@ -125,6 +133,11 @@ class Scheduler:
     def has_request(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished."""
         return request_id in self._groups
+
+    def block_ids(self, request_id: str) -> list[list[int]]:
+        """Of each unfinished sample of a request, the ids of the blocks that it holds, group after group."""
+        samples = reversed(self._groups.unfinished(request_id))
+        return [[i for ids in self.kv.block_ids(sample) for i in ids if i] for sample in samples]
 
     def has_unfinished_requests(self) -> bool:
         """Whether any sequence waits or runs."""
@@ -153,6 +166,8 @@ class Scheduler:
 
     def _num_schedulable(self, request: Request, budget: int) -> int:
         """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
+        if request.num_drafts:
+            return 0  # how many tokens are in flight is known once they are back
         num_known = len(request.all_token_ids) + request.num_output_placeholders
         num_new = num_known - request.num_computed_tokens
         if request.num_output_placeholders and (
@@ -168,6 +183,8 @@ class Scheduler:
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
+        if self._drafts is not None:
+            step.draft_budget = self._draft_budget(self._drafts)
         decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
@@ -177,7 +194,11 @@ class Scheduler:
             num_new = self._num_schedulable(request, step.budget)
             if num_new <= 0:
                 continue
-            allocation = self.kv.allocate_slots(request, num_new)
+            drafts = self._propose(request, num_new, step) if step.draft_budget > 0 else _NO_DRAFTS
+            allocation = self.kv.allocate_slots(request, num_new + len(drafts))
+            if allocation is None and drafts:
+                drafts = _NO_DRAFTS  # nobody is preempted for them
+                allocation = self.kv.allocate_slots(request, num_new)
             while allocation is None:
                 victim = self._choose_victim()
                 self._preempt(victim, request, step)
@@ -191,7 +212,26 @@ class Scheduler:
                 step.changed[request.req_id] = CachedRequestData(
                     request.req_id, allocation.new_block_ids, allocation.replaced_blocks
                 )
-            self._schedule_tokens(step, request, num_new, allocation)
+            self._schedule_tokens(step, request, num_new, allocation, drafts)
+
+    def _draft_budget(self, drafts: Drafts) -> int:
+        """Drafts take what decoding leaves of a step's tokens, and of as many sampled rows as `num_sampled_rows`."""
+        rows = num_sampled_rows(self.config.max_num_seqs, drafts.num_speculative_tokens)
+        return min(rows, self.config.max_num_batched_tokens) - min(self.config.max_num_seqs, len(self.requests))
+
+    def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
+        """Drafts for a sequence of which ``num_new`` tokens are about to be scheduled."""
+        if self._drafts is None or num_new != 1 or request.num_output_placeholders or not request.num_output_tokens:
+            return _NO_DRAFTS
+        threshold = self.config.long_prefill_token_threshold
+        most = min(
+            step.draft_budget,
+            step.budget - num_new,
+            request.max_tokens - request.num_output_tokens - 1,  # the last token is not a draft
+            self.config.max_model_len - request.num_tokens - 1,
+            threshold - 1 if threshold > 0 else step.draft_budget,
+        )
+        return self._drafts.propose(request, most)
 
     def _choose_victim(self) -> Request:
         if self.config.policy == "priority":
@@ -208,6 +248,8 @@ class Scheduler:
         if scheduled is not None:
             step.budget += scheduled.num_tokens
             victim.num_output_placeholders -= scheduled.sampled
+            if scheduled.drafts:
+                victim.num_drafts = 0
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
         del self.running[victim.req_id]
@@ -303,10 +345,16 @@ class Scheduler:
         request.num_computed_tokens = 0
         return None
 
-    def _schedule_tokens(self, step: _Step, request: Request, num_new: int, allocation: Allocation) -> None:
-        """Record ``num_new`` tokens of this step for the sequence."""
+    def _schedule_tokens(
+        self, step: _Step, request: Request, num_new: int, allocation: Allocation, drafts: list[int] = _NO_DRAFTS
+    ) -> None:
+        """Record ``num_new`` tokens of this step for the sequence, and ``drafts`` after them."""
         if allocation.copies:
             step.copies[request.req_id] = allocation.copies
+        if drafts:
+            num_new += len(drafts)
+            step.draft_budget -= len(drafts)
+            request.num_drafts = len(drafts)
         step.budget -= num_new
         until = request.num_computed_tokens + num_new
         request.num_computed_tokens = until
@@ -315,7 +363,7 @@ class Scheduler:
             request.num_output_placeholders += 1
             self._prefilling.pop(request.req_id, None)
         step.scheduled[request.req_id] = ScheduledSequence(
-            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks)
+            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks), drafts
         )
 
     def _finish_step(self, step: _Step) -> SchedulerOutput:
@@ -328,6 +376,8 @@ class Scheduler:
             output.total_num_scheduled_tokens += scheduled.num_tokens
             if scheduled.sampled:
                 output.sampled_req_ids.append(req_id)
+            if scheduled.drafts:
+                output.scheduled_spec_decode_tokens[req_id] = scheduled.drafts
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):
@@ -356,6 +406,7 @@ class Scheduler:
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
+            spec_decode=self._drafts.take_stats() if self._drafts is not None else None,
         )
 
     def check_integrity(self) -> None:

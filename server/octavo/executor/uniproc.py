@@ -37,6 +37,10 @@ class Executor(Protocol):
         """Bytes of the weights in memory, by kind ("int4", "bfloat16")."""
 
     @property
+    def memory_shares(self) -> dict[str, int]:
+        """Bytes of the memory that the engine may use, by what they are for."""
+
+    @property
     def recording_obstacle(self) -> str | None:
         """What keeps a CPU's steps from being recorded; None: nothing, or not a CPU."""
 
@@ -74,6 +78,7 @@ class UniProcExecutor:
         self.kv_layout = self.worker.ledger.layout
         self.prefix_cache_blocks = self.worker.ledger.prefix_cache_blocks
         self.weight_bytes = self.worker.model.weight_bytes_by_kind()
+        self.memory_shares = self.worker.ledger.shares()
         self.max_in_flight = self.worker.max_in_flight
 
     @property

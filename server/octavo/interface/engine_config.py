@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from octavo.interface.architectures import ENCODERS
@@ -68,8 +68,19 @@ class ModelConfig:
 
     @property
     def head_size(self) -> int:
-        """Width of one head."""
+        """Width of one head, in layers of which ``per_layer_config`` says nothing else (Gemma 4)."""
         return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
+
+    @property
+    def head_sizes(self) -> set[int]:
+        """Widths of a head in all layers."""
+        layers: dict[str, dict[str, int]] = self.hf_config.get("per_layer_config") or {}
+        return {self.head_size} | {layer["head_dim"] for layer in layers.values() if "head_dim" in layer}
+
+    def of_layer(self, layer: int) -> ModelConfig:
+        """The configuration as it is for layer number ``layer``, with what ``per_layer_config`` says of it."""
+        own = (self.hf_config.get("per_layer_config") or {}).get(str(layer))
+        return replace(self, hf_config={**self.hf_config, **own}) if own else self
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,40 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class KVEventsConfig:
+    """Where to publish what the prefix cache gains and loses. Endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"  # null: nothing is published
+    endpoint: str = "tcp://127.0.0.1:5557"  # of the PUB socket; vLLM's default is tcp://*:5557
+    replay_endpoint: str | None = None  # of the ROUTER socket that sends batches again; None: there is none
+    buffer_steps: int = 10_000  # batches that can be sent again
+    hwm: int = 10_000  # batches that wait for a slow subscriber before it loses some; vLLM's default is 100,000
+    max_queue_size: int = 10_000  # batches that wait to be sent; vLLM's default is 100,000
+    topic: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
+
+    method: str = "none"  # none | ngram: what followed the last tokens where they stood before
+    num_speculative_tokens: int = 0  # guessed in one step
+    prompt_lookup_max: int = 5  # the longest and the shortest end that is looked for
+    prompt_lookup_min: int = 5
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are guesses."""
+        return self.method != "none"
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything that the core process needs to know."""
 
@@ -109,6 +154,13 @@ class EngineConfig:
     attention_backend: str = "auto"  # of octavo_kernels: auto | reference | cpu | triton
     skip_tokenizer_init: bool = False
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
+    kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+
+    def with_max_model_len(self, max_model_len: int) -> EngineConfig:
+        """The same for sequences of up to ``max_model_len`` tokens."""
+        model = replace(self.model, max_model_len=max_model_len)
+        return replace(self, model=model, scheduler=replace(self.scheduler, max_model_len=max_model_len))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -126,5 +178,7 @@ class EngineConfig:
                 "model": ModelConfig(**model),
                 "cache": CacheConfig(**data["cache"]),
                 "scheduler": SchedulerConfig(**data["scheduler"]),
+                "kv_events": KVEventsConfig(**data["kv_events"]),
+                "speculative": SpeculativeConfig(**data["speculative"]),
             }
         )

@@ -4,6 +4,7 @@ travel as msgpack between processes and by reference inside one."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
@@ -37,6 +38,18 @@ class LogprobsLists:
     def since(self, position: int) -> LogprobsLists:
         """Without the first ``position`` positions."""
         return LogprobsLists(self.token_ids[position:], self.logprobs[position:], self.ranks[position:])
+
+    def extend(self, more: LogprobsLists) -> None:
+        """Add the positions that follow."""
+        self.token_ids += more.token_ids
+        self.logprobs += more.logprobs
+        self.ranks += more.ranks
+
+    def until(self, position: int) -> LogprobsLists:
+        """The first ``position`` positions."""
+        if len(self.ranks) <= position:
+            return self
+        return LogprobsLists(self.token_ids[:position], self.logprobs[:position], self.ranks[:position])
 
 
 @dataclass
@@ -75,6 +88,27 @@ class EngineCoreOutput:
 
 
 @dataclass
+class SpecDecodeStats:
+    """What became of draft tokens, since the last message."""
+
+    num_drafts: int = 0  # sequences' steps with drafts
+    num_draft_tokens: int = 0
+    num_accepted_per_pos: list[int] = field(default_factory=list)  # by position within the draft; trailing 0s left out
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Of all positions."""
+        return sum(self.num_accepted_per_pos)
+
+    def add(self, more: SpecDecodeStats) -> None:
+        """Add what was counted since."""
+        self.num_drafts += more.num_drafts
+        self.num_draft_tokens += more.num_draft_tokens
+        both = zip_longest(self.num_accepted_per_pos, more.num_accepted_per_pos, fillvalue=0)
+        self.num_accepted_per_pos = [ours + theirs for ours, theirs in both]
+
+
+@dataclass
 class SchedulerStats:
     """Gauges and counters of the core at one step; counters are deltas since the last message."""
 
@@ -88,6 +122,7 @@ class SchedulerStats:
     num_generation_tokens: int = 0
     step_time: float = 0.0  # seconds
     recording_obstacle: str | None = None  # what keeps a CPU's steps from being recorded
+    spec_decode: SpecDecodeStats | None = None  # None: no speculation
 
 
 @dataclass

@@ -9,10 +9,10 @@ from octavo.interface.pooling import POOLINGS, PoolerConfig, Pooling
 
 @dataclass
 class PoolingParams:
-    """``dimensions``: cut vectors to so many numbers (models made for that, Matryoshka). ``normalize``: vectors of
-    length 1 (None: as the model's files say). ``use_activation``: classes as probabilities, not logits (None: yes).
-    ``truncate_prompt_tokens``: tokens of a prompt to keep, -1 for as many as the model takes (None: longer ones are
-    refused). ``pooling``: "mean", "last" or "cls" (None: the model's own)."""
+    """``dimensions``: cut vectors to so many numbers (models made for that, Matryoshka). ``normalize``, or
+    ``use_activation``: vectors of length 1 (None: as the model's files say). ``use_activation`` of classes: as
+    probabilities, not logits (None: yes). ``truncate_prompt_tokens``: tokens of a prompt to keep, -1 for as many as the
+    model takes (None: longer ones are refused). ``pooling``: "mean", "last" or "cls" (None: the model's own)."""
 
     dimensions: int | None = None
     normalize: bool | None = None
@@ -36,7 +36,10 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
         if not 1 <= asked <= size or (config.dimensions and asked not in config.dimensions):
             allowed = f"one of {', '.join(map(str, config.dimensions))}" if config.dimensions else f"from 1 to {size}"
             raise ValueError(f"dimensions must be {allowed}, got {asked}")
-    activate = config.normalize if params.normalize is None else params.normalize
+    stated = params.use_activation if params.normalize is None else params.normalize
+    if params.use_activation not in (None, stated):
+        raise ValueError("normalize contradicts use_activation, its newer name: set one of them")
+    activate = config.normalize if stated is None else stated
     return Pooling("embed", pooling, activate, None if asked == size else asked)
 
 

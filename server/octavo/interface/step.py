@@ -41,6 +41,10 @@ class CachedRequestData:
 class SchedulerOutput:
     """One step. Sequences are computed in the order of ``num_scheduled_tokens``; each is given that many tokens,
     starting at its number of computed tokens. One whose last known (or placeholder) token is among them is sampled.
+
+    Drafts follow a sequence's last known token, and each of these tokens is sampled after. Samples are taken as long as
+    the draft before them is what was sampled there. The next step starts after these: what was computed of the other
+    drafts is computed anew.
     """
 
     step_id: int
@@ -48,6 +52,7 @@ class SchedulerOutput:
     scheduled_cached_reqs: list[CachedRequestData] = field(default_factory=list)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     sampled_req_ids: list[str] = field(default_factory=list)  # those whose step ends with a new token, in order
+    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts, counted above too
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
     total_num_scheduled_tokens: int = 0
@@ -58,7 +63,8 @@ class SchedulerOutput:
 class ModelRunnerOutput:
     """What one step gave, by sequence."""
 
-    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)  # one token each; none when pooling
+    # One token each and one more for each accepted draft; none when pooling
+    sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, LogprobsLists] = field(default_factory=dict)
     prompt_logprobs: dict[str, LogprobsLists] = field(default_factory=dict)  # the step's share
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why

@@ -82,13 +82,6 @@ class TokenPool:
                 self.seen = _grown(self.seen, new_slots, self.seen.shape[1])
 
 
-def most_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:
-    """The maximum number of bytes of a pool: every request has penalties and the maximum length, while the pool grows
-    and the one before, half as large, is still there."""
-    history, counts, seen = max_model_len + 1, vocab_size, -(-vocab_size // 32)
-    return 4 * max_slots * (2 * history + counts + seen) * 3 // 2
-
-
 def _grown(old: Tensor, rows: int, columns: int) -> Tensor:
     new = torch.zeros(rows, columns, dtype=old.dtype, device=old.device)
     new[: old.shape[0], : old.shape[1]] = old

@@ -47,16 +47,11 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(f"{_FLAG}: {error}; leave it at auto, or choose another device") from error
     dtype = config.model.dtype
     kv_dtype = config.cache.kv_cache_dtype
-    wanted = (
-        config.cache.block_size,
-        getattr(torch, dtype),
-        getattr(torch, dtype if kv_dtype == "auto" else kv_dtype),
-        config.model.head_size,
-    )
-    problem = octavo_kernels.attention_problem(device, *wanted)
-    if problem:
-        name = octavo_kernels.backend_name(device)
-        way_out = "leave kv_cache_dtype at auto"
-        if not reference.attention_problem(*wanted):
-            way_out = "attention_backend='reference' does (slow)"
-        raise ConfigError(f"{problem}: the kernel backend {name!r} does not do this; {way_out}")
+    asked = config.cache.block_size, getattr(torch, dtype), getattr(torch, dtype if kv_dtype == "auto" else kv_dtype)
+    for head_size in sorted(config.model.head_sizes):
+        if problem := octavo_kernels.attention_problem(device, *asked, head_size):
+            name = octavo_kernels.backend_name(device)
+            way_out = "leave kv_cache_dtype at auto"
+            if not reference.attention_problem(*asked, head_size):
+                way_out = "attention_backend='reference' does (slow)"
+            raise ConfigError(f"{problem}: the kernel backend {name!r} does not do this; {way_out}")

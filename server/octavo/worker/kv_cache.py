@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
+from octavo.core.kv_groups import KVCacheLayout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -32,10 +32,11 @@ def kv_cache_specs(model: Model, config: EngineConfig, device: torch.device) -> 
 def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
     """The KV cache's dtype beside quantised weights, unless one is asked for: int8 loses far less than the weights did
     and takes half the memory of bfloat16. The model's own dtype where the kernels have neither."""
-    block_size, head_size = config.cache.block_size, config.model.head_size
+    block_size, sizes = config.cache.block_size, config.model.head_sizes
     dtype = getattr(torch, config.model.dtype)
     for name in ("int8", "bfloat16"):
-        if not octavo_kernels.attention_problem(device, block_size, dtype, getattr(torch, name), head_size):
+        kept = getattr(torch, name)
+        if not any(octavo_kernels.attention_problem(device, block_size, dtype, kept, size) for size in sizes):
             return name
     return config.model.dtype
 
@@ -43,16 +44,15 @@ def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
 def latent_specs(
     specs: list[KVCacheSpec], kv_dtype: str, is_quantized: bool, device: torch.device
 ) -> list[KVCacheSpec]:
-    """Specs of multi-head latent attention, whose cache has 16 or 32 bits. Raises ConfigError."""
-    if device.type != "cpu":
-        raise ConfigError(
-            "multi-head latent attention (DeepSeek) has no kernels for this device yet; use --device cpu, or vLLM"
-        )
+    """Specs of multi-head latent attention, whose cache has 16 or 32 bits, on a GPU those of the model. Raises
+    ConfigError."""
+    on_cpu = device.type == "cpu"
     if kv_dtype == "auto":
-        return [replace(spec, dtype="bfloat16") for spec in specs] if is_quantized else specs
-    if kv_dtype not in ("float32", "bfloat16"):
+        return [replace(spec, dtype="bfloat16") for spec in specs] if is_quantized and on_cpu else specs
+    known = ("float32", "bfloat16") if on_cpu else (specs[0].dtype,)
+    if kv_dtype not in known:
         raise ConfigError(
-            f"kv_cache_dtype={kv_dtype}: the cache of multi-head latent attention (DeepSeek) is float32 or bfloat16; "
+            f"kv_cache_dtype={kv_dtype}: the cache of multi-head latent attention (DeepSeek) is {' or '.join(known)}; "
             "leave kv_cache_dtype at auto"
         )
     return [replace(spec, dtype=kv_dtype) for spec in specs]
@@ -62,14 +62,6 @@ def spec_in_dtype(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVC
     """``spec`` with keys and values in ``kv_dtype``."""
     scale_bytes = octavo_kernels.kv_scale_bytes(device, getattr(torch, kv_dtype), spec.head_size)
     return replace(spec, dtype=kv_dtype, scale_bytes=scale_bytes)
-
-
-def kv_cache_layout(specs: list[KVCacheSpec], config: EngineConfig, max_in_flight: int) -> KVCacheLayout:
-    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way."""
-    scheduler, cache = config.scheduler, config.cache
-    step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
-    grouped = not cache.disable_hybrid_kv_cache_manager
-    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step, grouped)
 
 
 HUGE_PAGE = 2 << 20  # bytes

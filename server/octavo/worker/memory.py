@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.core.kv_groups import KVCacheLayout, make_layout
+from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import CacheConfig
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.system import limits
 
@@ -20,7 +20,32 @@ PREFIX_CACHE_SHARE = 1 / 8
 PROCESS_BYTES = 256 << 20  # of a CPU engine beside weights and KV cache: libraries, a step's tensors
 # On a CUDA device, for what profiling does not see: workspaces of libraries, kernels loaded later, fragmentation.
 DEVICE_SLACK = 256 << 20
-GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
+# Default max_num_batched_tokens. A CPU takes half a millisecond for each token of a small model, and more of them at a
+# time are no faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the host some
+# milliseconds to launch, longer than the device needs for few tokens of a small model.
+MAX_NUM_BATCHED_TOKENS = {"cpu": 192, "cuda": 8192}
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one device, in bytes."""
+
+    kind: str  # cpu | cuda
+    total: int  # of a CPU: that this process may use
+    in_use: int = 0  # of it, by the driver and other processes, before anything is loaded
+    where: str = "memory of the device"
+    overlap: bool = False  # of steps, on a CPU too
+    has_float8: bool = True  # a GPU that knows numbers of 8 bits: compute capability 8.9 and above
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that may be under way at the same time."""
+        return 1 if self.kind == "cpu" and not self.overlap else 2
+
+
+def this_machine() -> DeviceMemory:
+    """Its CPUs' memory, as far as this process may use it."""
+    return DeviceMemory("cpu", limits.memory_limit(), where="memory that this process may use")
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,11 @@ class MemoryLedger:
     layout: KVCacheLayout
     parts: tuple[tuple[str, int], ...] = ()  # what else is reserved: (name, bytes)
     prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
+
+    def shares(self) -> dict[str, int]:
+        """``total``, in bytes, by what it is for; "unused" is what the rest leaves."""
+        shares = {"weights": self.weights, **dict(self.parts), "KV cache": self.kv_cache}
+        return {**shares, "unused": max(0, self.total - sum(shares.values()))}
 
     def lines(self, weights_by_kind: Mapping[str, int]) -> list[str]:
         """One log line for each part. ``weights_by_kind``: bytes, as `CausalLM.weight_bytes_by_kind` gives them."""
@@ -102,17 +132,17 @@ class ModelMemory:
     model: str
     weights: int  # bytes
     parameters: int  # their number
-    weight_dtype: str  # as they lie in memory: "bfloat16", "int8"
+    weight_dtype: str  # as they lie in memory: "bfloat16", "int8", "gguf" (in the file's own codes)
     specs: list[KVCacheSpec]  # of the layers' KV cache
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """The same model with another flag, and the memory it then takes, of ``available`` bytes."""
-
-    flag: str
-    memory: ModelMemory
-    available: int
+def held_in(model: ModelConfig, in_codes: bool) -> str:
+    """The ``weight_dtype`` where config.json describes no quantised format. ``in_codes``: not all are floats."""
+    if not in_codes:
+        return model.weight_dtype or model.dtype
+    if model.files.format == "gguf" and model.quantization in (None, "gguf"):
+        return "gguf"
+    return model.quantization or "int8"
 
 
 def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_device: bool = False) -> int:
@@ -120,42 +150,24 @@ def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_de
     return int(total * cache.gpu_memory_utilization) - in_use - (DEVICE_SLACK if on_device else PROCESS_BYTES)
 
 
+def available_on(device: DeviceMemory, cache: CacheConfig) -> int:
+    """`available_for_weights` of a device."""
+    return available_for_weights(cache, device.total, device.in_use, device.kind != "cpu")
+
+
 def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
     """Whether ``available`` bytes hold the weights and the smallest KV cache: the null block and one more."""
     return memory.weights + 2 * cache.block_size * sum(spec.bytes_per_token() for spec in memory.specs) <= available
 
 
-def check_weights_fit(
-    cache: CacheConfig, memory: ModelMemory, available: int, total: int, where: str, alternatives: Iterable[Alternative]
-) -> None:
-    """Raises ConfigError when not even a minimal KV cache fits beside the weights, with the figures and the flags or
-    the size of model that would fit. ``alternatives`` are tried only then."""
-    if fits(cache, memory, available):
-        return
-    raise ConfigError(
-        f"{memory.model} needs {gib(memory.weights)} for its weights ({memory.weight_dtype}) and a KV cache beside "
-        f"them; of the {gib(total)} of {where}, {gib(max(available, 0))} are available"
-        + _suggestions(cache, memory, available, alternatives)
-    )
-
-
-def _suggestions(cache: CacheConfig, memory: ModelMemory, available: int, alternatives: Iterable[Alternative]) -> str:
-    """The end of a sentence that says why a model does not fit."""
-    tried = list(alternatives)
-    fitting = [f"{x.flag} ({gib(x.memory.weights)})" for x in tried if fits(cache, x.memory, x.available)]
-    if fitting:
-        return "; it fits with " + ", or with ".join(fitting)
-    others = ", ".join(f"{gib(x.memory.weights)} with {x.flag}" for x in tried)
-    sizes = [_size_that_fits(memory, available, "")]
-    sizes += [_size_that_fits(x.memory, x.available, f" with {x.flag}") for x in tried]
-    return (
-        f" ({others}: too much as well)" if others else ""
-    ) + f"; choose a --model of at most {', or '.join(sizes)}, or give it more memory"
-
-
-def _size_that_fits(memory: ModelMemory, available: int, flag: str) -> str:
-    billions = max(available, 0) / memory.weights * memory.parameters / 1e9
-    return f"{billions:.2g} billion parameters in {memory.weight_dtype}{flag}"
+def check_weights_fit(cache: CacheConfig, memory: ModelMemory, device: DeviceMemory) -> None:
+    """Raises ConfigError when not even a minimal KV cache fits beside the weights, with the figures."""
+    available = available_on(device, cache)
+    if not fits(cache, memory, available):
+        raise ConfigError(
+            f"{memory.model} needs {gib(memory.weights)} for its weights ({memory.weight_dtype}) and a KV cache beside "
+            f"them; of the {gib(device.total)} of {device.where}, {gib(max(available, 0))} are available"
+        )
 
 
 def gib(size: int) -> str:
@@ -165,16 +177,50 @@ def gib(size: int) -> str:
     return f"{size / GIB:,.1f} GiB" if size >= 10 * GIB else f"{size / GIB:.2f} GiB"
 
 
-def out_of_memory(error: BaseException) -> str | None:
-    """What to do about an allocation that failed, in one line; None for any other error."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = " ".join(str(error).split())
-    if not kinds & {"OutOfMemoryError", "MemoryError"} and "can't allocate memory" not in text:
-        return None
-    return (
-        f"out of memory ({text[:160]}): lower --max-num-batched-tokens or --max-num-seqs, shrink the KV cache with "
-        "--gpu-memory-utilization or --kv-cache-memory-bytes, or choose a smaller --model"
-    )
+def with_token_budget(asked: SchedulerConfig, kind: str) -> SchedulerConfig:
+    """``asked`` with what suits the kind of device where it leaves max_num_batched_tokens open."""
+    budget = asked.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS[kind], asked.max_num_seqs)
+    return replace(asked, max_num_batched_tokens=budget)
+
+
+def kv_cache_layout(specs: Sequence[KVCacheSpec], config: EngineConfig, max_in_flight: int) -> KVCacheLayout:
+    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way."""
+    scheduler, cache = config.scheduler, config.cache
+    step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
+    grouped = not cache.disable_hybrid_kv_cache_manager
+    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step, grouped)
+
+
+def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:
+    """The longest sequence that fits on ``device``, as far as can be known before anything is read. Raises ConfigError
+    when the weights, or one sequence of the length that is asked for beside them, do not fit."""
+    check_weights_fit(config.cache, memory, device)
+    if config.model.is_encoder:
+        return config.scheduler.max_model_len
+    config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
+    layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
+    # What a device's step takes is known later.
+    return plan_memory(config, layout, memory.weights, device).max_model_len
+
+
+def plan_memory(
+    config: EngineConfig,
+    layout: KVCacheLayout,
+    weights: int,
+    device: DeviceMemory,
+    *,
+    activations: int = 0,
+    graphs: int = 0,
+    histories: int = 0,
+) -> MemoryLedger:
+    """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`."""
+    asked = config.scheduler.max_model_len, config.fit_max_model_len
+    if device.kind == "cpu":
+        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total)
+    return plan_device_memory(
+        config.cache, layout, weights, *asked, device_total=device.total, in_use=device.in_use + weights,
+        activations=activations, graphs=graphs, histories=histories,
+    )  # fmt: skip
 
 
 def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:
@@ -187,12 +233,17 @@ def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, tot
 
 
 def plan_cpu_memory(
-    cache: CacheConfig, layout: KVCacheLayout, weights: int, max_model_len: int, fit_max_model_len: bool
+    cache: CacheConfig,
+    layout: KVCacheLayout,
+    weights: int,
+    max_model_len: int,
+    fit_max_model_len: bool,
+    limit: int | None = None,
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
-    the memory that this process may use. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless
-    ``fit_max_model_len`` lets it be lowered."""
-    total = limits.memory_limit()
+    the memory that it may use, ``limit`` bytes (None: as this process). Raises ConfigError when one sequence of
+    ``max_model_len`` does not fit, unless ``fit_max_model_len`` lets it be lowered."""
+    total = limits.memory_limit() if limit is None else limit
     room = available_for_weights(cache, total) - weights
     hint = (
         f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
@@ -248,7 +299,13 @@ def plan_device_memory(
         ("histories", histories),
         ("slack", DEVICE_SLACK),
     )
-    return _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
+    ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
+    if in_use + ledger.kv_cache > device_total and cache.num_gpu_blocks_override is None:
+        raise ConfigError(
+            f"weights ({gib(weights)}) and KV cache ({gib(ledger.kv_cache)}) are more than the {gib(device_total)} of "
+            f"the device; lower --kv-cache-memory-bytes to at most {max(room, 0)}"
+        )
+    return ledger
 
 
 def _plan(

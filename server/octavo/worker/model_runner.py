@@ -16,6 +16,7 @@ from octavo.sample import devices
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates, add_logprobs
 from octavo.worker.step import DeviceRunner, Logits, PendingTokens, SampledRows
+from octavo.worker.verification import DraftRows, append_round, put_drafts
 
 Late = tuple[dict[str, Any], str, Callable[[], Any]]  # part of an output, the sequence, waits for what belongs there
 
@@ -35,6 +36,7 @@ class ModelRunner:
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start one step: update rows, make inputs, run, sample. Calling what is returned reads the results back."""
         self.update_rows(step)
+        put_drafts(self.requests.batch, step)
         requests, batch, runner = self.requests, self.requests.batch, self.device_runner
         req_ids, pooler = list(step.num_scheduled_tokens), requests.pooler
         rows = np.array([batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
@@ -53,10 +55,11 @@ class ModelRunner:
         order = [i for i, req_id in enumerate(req_ids) if req_id in ended and req_id not in pooler]
         which = np.array(order, dtype=np.int64)
         sampled = SampledRows([req_ids[i] for i in order], rows[which], positions[which], bitmask)
-        indices = inputs.starts[which + 1] - 1
+        drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
+        indices = drafts.indices(inputs.starts[which + 1])
         output, late, tokens = ModelRunnerOutput(), list[Late](), None
         if order and not len(pooler) and not len(requests.prompt_logprobs):
-            tokens = runner.sample(runner.run_to_logits(inputs, indices, sampled), sampled)
+            tokens = self._sample(runner.run_to_logits(inputs, indices, sampled), sampled, drafts)
         else:
             hidden = runner.run(inputs)
             if len(requests.prompt_logprobs):
@@ -68,9 +71,17 @@ class ModelRunner:
                 pooled = pooler.start(req_ids, inputs, self.model.finish(*hidden), ended)
                 late += [(output.embeddings, *one) for one in pooled]
             if order:
-                tokens = runner.sample(Logits(runner.compute_logits(hidden, indices)), sampled)
+                tokens = self._sample(Logits(runner.compute_logits(hidden, indices)), sampled, drafts)
         batch.num_computed[rows] = positions
+        batch.num_computed[sampled.rows] -= drafts.num_rejected
         return self._read_back(output, sampled, tokens, late)
+
+    def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
+        if not drafts:
+            return self.device_runner.sample(logits, sampled)
+        best_only = logits.best is not None and not self.requests.wants_logits(sampled)
+        tokens = drafts.verify(self.device_runner, logits, sampled, best_only)
+        return lambda: tokens
 
     @property
     def recording_obstacle(self) -> str | None:
@@ -104,6 +115,8 @@ class ModelRunner:
                 requests.add_tokens(output, req_ids, read)
                 if wanted is not None:
                     add_logprobs(output, req_ids, wanted, read)
+                for some, later in read.later_rounds:
+                    append_round(output, some, later, requests.wanted_logprobs(some))
             return output
 
         return pending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -39,6 +39,7 @@ class SampledTokens(NamedTuple):
     invalid: list[bool]  # nothing could be sampled: NaN among the logits, or all tokens forbidden
     logprobs: LogprobsTensors | None = None
     same_sequence: list[bool] | None = None  # False: another one has the row since, maybe by that id; None: all True
+    later_rounds: Sequence[tuple[list[str], SampledTokens]] = ()  # after accepted drafts: of some of the sequences
 
 
 PendingTokens = Callable[[], SampledTokens]  # reads the tokens back; call once, in the order of the steps

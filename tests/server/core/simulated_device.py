@@ -8,6 +8,7 @@ identity: a request's output can be computed alone and compared.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -61,6 +62,42 @@ def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: in
 
 
 @dataclass
+class SimulatedDrafter:
+    """``kind``: right, wrong, half (right), or rubbish: too much, no tokens, nothing at all, or an exception."""
+
+    kind: str
+    requests: dict[str, EngineCoreRequest]  # by request_id
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    known: set[str] = field(default_factory=set)
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        assert most >= 1
+        self.known.add(req_id)
+        index, _, request_id = req_id.partition("#")
+        request = self.requests[request_id]
+        fingerprint = root_fingerprint(request.cache_salt)
+        for token in token_ids:
+            fingerprint = extend(fingerprint, token)
+        drafts = []
+        for _ in range(most + (self.kind == "rubbish")):
+            token = sample(fingerprint, request.sampling_params.seed or 0, int(index))
+            fingerprint = extend(fingerprint, token)
+            wrong = self.kind == "wrong" or (self.kind != "right" and self.rng.random() < 0.5)
+            drafts.append((token + 1) % 3 if wrong else token)
+        if self.kind == "rubbish":
+            what = self.rng.randrange(5)
+            if what == 0:
+                raise RuntimeError("the drafter is broken")
+            drafts[self.rng.randrange(len(drafts))] = [-1, 10, "no token", True][what - 1]  # type: ignore[call-overload]
+        return drafts
+
+    def forget(self, req_id: str) -> None:
+        self.known.discard(req_id)
+        if self.kind == "rubbish":
+            raise RuntimeError("the drafter is broken")
+
+
+@dataclass
 class Row:
     """What a runner keeps of one sequence."""
 
@@ -101,11 +138,16 @@ class SimulatedDevice:
                 row.block_ids[group][index] = block_id
             for blocks, new in zip(row.block_ids, change.new_block_ids, strict=bool(change.new_block_ids)):
                 blocks += new
+        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
+            assert drafts and req_id in step.num_scheduled_tokens
+            for token in drafts:
+                self._append(self.rows[req_id], token)
         self._write(step.num_scheduled_tokens, failing)
         output = ModelRunnerOutput()
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             self._attend(req_id, num_tokens)
-            self._finish_row(req_id, num_tokens, output)
+            drafts = step.scheduled_spec_decode_tokens.get(req_id, [])
+            self._finish_row(req_id, num_tokens, drafts, output)
         assert list(output.sampled_token_ids) == step.sampled_req_ids, "the step samples others than it says"
         if failing:
             return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, "the step failed"))
@@ -175,7 +217,12 @@ class SimulatedDevice:
     def _slot(self, row: Row, group: int, position: int) -> int:
         return row.block_ids[group][position // self.block_size] * self.block_size + position % self.block_size
 
-    def _finish_row(self, req_id: str, num_tokens: int, output: ModelRunnerOutput) -> None:
+    @staticmethod
+    def _append(row: Row, token: int) -> None:
+        row.fingerprints.append(extend(row.fingerprints[-1], token))
+        row.tokens.append(token)
+
+    def _finish_row(self, req_id: str, num_tokens: int, drafts: list[int], output: ModelRunnerOutput) -> None:
         row, data = self.rows[req_id], self.rows[req_id].data
         start = row.num_computed
         row.num_computed += num_tokens
@@ -196,10 +243,16 @@ class SimulatedDevice:
             return
         num_output = len(row.tokens) - data.num_prompt_tokens
         assert num_output < (data.sampling_params.max_tokens or 1 << 60), f"{req_id} is sampled beyond max_tokens"
+        assert data.grammar is None or not drafts
         assert len(row.tokens) < self.max_model_len, f"{req_id} is sampled beyond max_model_len"
-        token = (
-            POISON if row.poisoned else sample(row.fingerprints[-1], data.sampling_params.seed or 0, data.sample_index)
-        )
-        row.tokens.append(token)
-        row.fingerprints.append(extend(row.fingerprints[-1], token))
-        output.sampled_token_ids[req_id] = [token]
+        known = len(row.tokens) - len(drafts)
+        del row.tokens[known:], row.fingerprints[known:]
+        for draft in [*drafts, None]:
+            seed = data.sampling_params.seed or 0
+            token = POISON if row.poisoned else sample(row.fingerprints[-1], seed, data.sample_index)
+            self._append(row, token)
+            if token != draft:
+                break
+        new = row.tokens[known:]
+        row.num_computed -= len(drafts) + 1 - len(new)
+        output.sampled_token_ids[req_id] = new

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 
 import pytest
 from core_helpers import EOS, core_request, make_scheduler, run_step, run_until_done, tokens_for
 
+from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
@@ -462,3 +465,24 @@ def test_prompt_logprobs_are_reported_once_even_when_the_prompt_is_computed_agai
                     reported += [ids[0] for ids in output.prompt_logprobs.token_ids]
     assert scheduler.make_stats().num_preemptions > 0
     assert reported == list(range(101, 112))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("per_step", [1, 2, 3])
+@pytest.mark.parametrize("rooms", [1, 3])
+def test_samples_keep_no_more_than_their_window_with_steps_in_flight(window: int, per_step: int, rooms: int) -> None:
+    """Each within `KVCacheManager.most_blocks`, which `check_integrity` looks at; and nobody waits for ever."""
+    room = KVCacheManager(1, 1, windows=(window,), step_tokens=3 * per_step).most_blocks(20)
+    kv = KVCacheManager(1 + rooms * room, 1, windows=(window,), step_tokens=3 * per_step)
+    scheduler = Scheduler(SchedulerConfig(max_model_len=20, max_num_seqs=2, max_num_batched_tokens=per_step), kv)
+    for name, n in (("a", 3), ("b", 2)):  # the second finds the first one's prompt in the cache
+        scheduler.add_request(core_request(name, [i % 5 for i in range(14)], n=n, max_tokens=4, ignore_eos=True))
+    steps: deque[SchedulerOutput] = deque()
+    for _ in range(500):
+        while len(steps) < 3 and (step := scheduler.schedule()).num_scheduled_tokens:
+            steps.append(step)
+        scheduler.check_integrity()
+        if not steps:
+            break
+        scheduler.update_from_output(tokens_for(steps.popleft()))
+    assert not scheduler.has_unfinished_requests()

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from core_helpers import core_request, examples
+from core_helpers import EOS, core_request, examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_device import POISON, SimulatedDevice, Truth, compute_truth, extend, root_fingerprint
+from simulated_device import POISON, SimulatedDevice, SimulatedDrafter, Truth, compute_truth, extend, root_fingerprint
+from support.kv_events import CacheMirror
 
+from octavo.core.block_pool import BlockPool
+from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.interface.block_map import BlockCounts, count_blocks
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
@@ -33,7 +37,26 @@ configs = st.fixed_dictionaries(
         "prefix_caching": st.sampled_from([True, True, True, False]),
         "max_in_flight": st.sampled_from([1, 2, 2, 3]),
         # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
-        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 4, 9), (None, None, 17), (3,), (8, 20)]),
+        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
+        "num_speculative_tokens": st.integers(0, 4),
+        "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
+    }
+)
+# Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
+tight_configs = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([1, 1, 2, 4]),
+        "max_model_len": st.integers(8, 14),
+        "pool": st.sampled_from([1.0, 1.0, 1.5]),
+        "max_num_seqs": st.integers(1, 3),
+        "max_num_batched_tokens": st.integers(1, 3),
+        "long_prefill_token_threshold": st.just(0),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "prefix_caching": st.booleans(),
+        "max_in_flight": st.sampled_from([2, 3]),
+        "windows": st.sampled_from([(1,), (2,), (3,), (None, 1), (None, 2), (1, 4), (None, 1, 9)]),
+        "num_speculative_tokens": st.integers(0, 4),
+        "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
 )
 
@@ -49,6 +72,19 @@ class SampleLog:
     ended: str | None = None
 
 
+def recount(pool: BlockPool) -> BlockCounts:
+    """What the pool's blocks are, by the blocks themselves."""
+    blocks, unused = pool.blocks[1:], pool.num_usable_blocks - len(pool.blocks) + 1
+    return BlockCounts(
+        num_blocks=pool.num_usable_blocks,
+        free=unused + sum(block.ref_cnt == 0 and not block.tokens for block in blocks),
+        used=sum(block.ref_cnt > 0 for block in blocks),
+        shared=sum(block.ref_cnt > 1 for block in blocks),
+        cached=sum(block.ref_cnt == 0 and bool(block.tokens) for block in blocks),
+        partial=sum(bool(block.tokens) and block.block_hash is None for block in blocks),
+    )
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def start(self, config: dict) -> None:
@@ -60,8 +96,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
         self.config = SchedulerConfig(**{name: config[name] for name in names})
         self.kv = KVCacheManager(num_blocks, size, config["prefix_caching"], windows=windows, step_tokens=step_tokens)
-        self.scheduler = Scheduler(self.config, self.kv)
         self.requests: dict[str, EngineCoreRequest] = {}
+        self.drafter = SimulatedDrafter(config["drafter"], self.requests)
+        num_drafts = config["num_speculative_tokens"]
+        self.scheduler = Scheduler(
+            self.config, self.kv, Drafts(self.drafter, num_drafts, EOS + 1) if num_drafts else None
+        )
+        self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
+        self.kv.share_block_map(self.cells)
+        self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
         self.device = SimulatedDevice(num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows)
         self.results: deque[ModelRunnerOutput] = deque()
         self.samples: dict[tuple[str, int], SampleLog] = {}
@@ -216,6 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if left_out:
             assert total == self.config.max_num_batched_tokens, f"{left_out} wait although there is budget"
             assert given.keys() <= {r.req_id for r in decoding}, f"{left_out} wait behind a prompt"
+            assert not step.scheduled_spec_decode_tokens, f"{left_out} wait behind others' drafts"
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
@@ -249,6 +293,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def managers_agree(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
+            assert count_blocks(bytes(self.cells)) == recount(self.kv.pool)
+            self.mirror.apply(self.events.take())
+            assert self.mirror.keys == self.kv.pool.cached_blocks.keys(), "others are told something else"
             assert set(self._live()) == {(r.request_id, r.index) for r in self._requests()}
 
     def _check_index(self) -> None:
@@ -289,7 +336,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         assert self.kv.pool.num_free_blocks == self.kv.pool.num_usable_blocks
         assert self.kv.usage == 0.0
+        assert not self.drafter.known, "the drafter keeps sequences that have ended"
+
+
+class TightSchedulerMachine(SchedulerMachine):
+    @initialize(config=tight_configs)
+    def start(self, config: dict) -> None:
+        super().start(config)
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = examples(400, stateful_step_count=50)
+TestSchedulerMachine.settings = examples(300, stateful_step_count=50)
+TestTightSchedulerMachine = TightSchedulerMachine.TestCase
+TestTightSchedulerMachine.settings = examples(100, stateful_step_count=30)

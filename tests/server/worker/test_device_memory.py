@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.family_cases import FAMILY_CASES
 from support.overlapped import overlapped, tiny
+from support.paged import load, logits_of
+from support.tiny_models import make_model
 
 from octavo.core.kv_groups import make_layout
+from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.sample.token_pool import TokenPool, most_bytes
+from octavo.sample.token_pool import TokenPool
 from octavo.worker import memory
 from octavo.worker.gpu.memory_profile import DummySteps
+from octavo.worker.step_sizes import history_bytes, result_bytes
 
 MIB = 1 << 20
 
@@ -32,7 +38,7 @@ def test_token_histories_stay_below_their_bound(max_slots: int) -> None:
         pool.add(torch.arange(200), torch.arange(length - 200), count=True)
         pool.reserve(length + 1)
         both = pool_bytes(pool) + (before if before < pool_bytes(pool) else 0)
-        assert both <= most_bytes(max_slots, vocab, length)
+        assert both <= history_bytes(max_slots, vocab, length)
         before = pool_bytes(pool)
 
 
@@ -86,3 +92,21 @@ def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str
     assert len(mixed.seq_lens) == 15 + 2 and mixed.query_start_loc[-1] == 200
     assert decode.num_actual_tokens == len(decode.seq_lens) == 16 and decode.max_seq_len == 96
     assert decode.max_query_len == 1 and decode.block_table.shape[1] == 6
+
+
+@pytest.mark.parametrize("case", ["llama-gqa-tied", "gemma3n", "gemma4"])
+def test_what_graphs_of_prompts_keep_is_counted(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each row all that lies between the halves of the last layer, which streams and embeddings of layers are."""
+    make_model(*FAMILY_CASES[case]).save_pretrained(tmp_path)
+    model, widths = load(tmp_path), []
+    begin = model.model.begin
+
+    def noted(*args: Any) -> Any:
+        deferred = begin(*args)
+        widths.append(sum(part.shape[1] for part in deferred))
+        return deferred
+
+    monkeypatch.setattr(model.model, "begin", noted)
+    logits_of(model, [[5, 6, 7]])
+    config = EngineArgs(model=str(tmp_path), dtype="float32").create_engine_config(progress=False)
+    assert result_bytes(config, [], [100]) - result_bytes(config, [], [0]) == 400 * widths[0]

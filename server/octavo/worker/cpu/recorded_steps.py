@@ -34,10 +34,12 @@ T = TypeVar("T")
 class RecordedSteps:
     """Results are valid until the next call, and None when this model's steps cannot be recorded."""
 
-    def __init__(self, model: CausalLM, batch: InputBatch, kv_caches: list[Tensor], max_rows: int) -> None:
-        """``max_rows``: maximum number of tokens per step."""
+    def __init__(
+        self, model: CausalLM, batch: InputBatch, kv_caches: list[Tensor], max_rows: int, max_logits: int
+    ) -> None:
+        """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits."""
         self._model, self._batch, self._kv_caches = model, batch, kv_caches
-        self._max_logits = batch.block_tables.shape[1]
+        self._max_logits = max_logits
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
         self._inputs = _Inputs(max(max_rows, self._max_logits + 1), batch)
         self._indices = torch.empty(self._max_logits, dtype=torch.int64)

@@ -22,11 +22,15 @@ from octavo_kernels.cpu import Prefault
 class CPURunner:
     """A `DeviceRunner` whose results are there when its methods return."""
 
-    def __init__(self, model: CausalLM, requests: RequestStates, kv_cache: KVCache, max_rows: int) -> None:
-        """``max_rows``: maximum number of tokens per step."""
+    def __init__(
+        self, model: CausalLM, requests: RequestStates, kv_cache: KVCache, max_rows: int, max_logits: int
+    ) -> None:
+        """See `RecordedSteps`."""
         self.model, self.requests, self.kv_caches = model, requests, kv_cache.layers
         self.sampler = Sampler()
-        self.recorded_steps: RecordedSteps | None = RecordedSteps(model, requests.batch, kv_cache.layers, max_rows)
+        self.recorded_steps: RecordedSteps | None = RecordedSteps(
+            model, requests.batch, kv_cache.layers, max_rows, max_logits
+        )
         self._row_multiple = model.row_multiple
         self._prefault = Prefault(kv_cache.blocks)
 

@@ -15,24 +15,13 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.interface.engine_config import EngineConfig
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.sample.states import SamplingStates
 from octavo.worker.gpu.device_batch import PADDING, DeviceBatch
-from octavo.worker.gpu.graphs import Capture, Captured, capture_sizes
+from octavo.worker.gpu.graphs import Capture, Captured
 from octavo_kernels import SamplingRows
-
-
-def decode_sizes(config: EngineConfig, model: CausalLM) -> list[int]:
-    """Numbers of sequences that decode steps are captured for, ascending.
-
-    In float32 a row's bits shall not depend on how many rows are beside it. A CPU's GEMM promises that for multiples of
-    ``row_multiple``; cuBLAS does not, it chooses by the number of rows how it sums.
-    """
-    exact = config.model.dtype == "float32"
-    return capture_sizes(config.scheduler.max_num_seqs, model.row_multiple if exact else 1)
 
 
 class DecodeGraphs:

@@ -76,13 +76,3 @@ def run_eagerly(work: Callable[[], Tensors]) -> Captured:
             old.copy_(new)
 
     return Captured(outputs, replay)
-
-
-def capture_sizes(max_num_seqs: int, multiple: int = 1) -> list[int]:
-    """Numbers of sequences that steps are captured for, ascending: padding costs at most 7 rows up to 256, 15 above.
-
-    All of them are multiples of ``multiple``.
-    """
-    largest = -(-min(max_num_seqs, 512) // multiple) * multiple
-    sizes = [*(1, 2, 4), *range(8, 257, 8), *range(272, 513, 16)]
-    return sorted({size for size in sizes if size < largest and size % multiple == 0} | {largest})

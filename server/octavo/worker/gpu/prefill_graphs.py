@@ -11,7 +11,6 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from octavo.interface.engine_config import EngineConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
@@ -19,16 +18,6 @@ from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata
 from octavo_kernels.attention_metadata import for_groups
-
-# Padding is at most a third from 33 tokens on; below, a step takes as long as reading the weights. Steps of more than
-# 512 tokens keep a GPU busy for as long as the host takes to launch the next one.
-SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
-
-
-def prefill_sizes(config: EngineConfig) -> list[int]:
-    """Numbers of tokens that steps with prompts are captured for, ascending."""
-    most = 0 if config.enforce_eager else config.scheduler.max_num_batched_tokens
-    return [size for size in SIZES if size <= most]
 
 
 class PrefillGraphs:

@@ -21,14 +21,15 @@ from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput
 from octavo.sample.sampler import Sampler
-from octavo.worker.gpu.decode_graphs import DecodeGraphs, decode_sizes
+from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
 from octavo.worker.gpu.graphs import Capture, run_eagerly
-from octavo.worker.gpu.prefill_graphs import PrefillGraphs, prefill_sizes
+from octavo.worker.gpu.prefill_graphs import PrefillGraphs
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
+from octavo.worker.step_sizes import decode_sizes, prefill_sizes
 
 UNKNOWN = -1  # a token that the device has and the host not yet
 
@@ -49,7 +50,7 @@ class GPURunner:
         self.model, self.requests, self.kv_caches = model, requests, kv_caches
         self.sampler = Sampler()
         self._row_multiple = model.row_multiple
-        sizes = decode_sizes(config, model)
+        sizes = decode_sizes(config, model.row_multiple)
         self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device)
         self.decode_graphs = DecodeGraphs(model, kv_caches, self.batch, requests.sampling, sizes, capture)
         self.prefill_graphs: PrefillGraphs | None = None

@@ -13,13 +13,13 @@ from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.layers.moe import FusedMoE
 from octavo.layers.quantization.base import LinearBase
-from octavo.worker.gpu.prefill_graphs import SIZES
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.step_sizes import PREFILL_SIZES
 
 # Attention has a kernel variant for each number of new tokens up to this, and one for longer chunks of prompts.
 SHORT_STEPS = 8
 PROMPT = 24
-LONG_PROMPT = SIZES[-1] + 1  # steps of fewer tokens are captured
+LONG_PROMPT = PREFILL_SIZES[-1] + 1  # steps of fewer tokens are captured
 # Attention has lanes for this many sequences, or 2, 4, ... times as many; and it sums chunks in another way where many
 # rows keep the device busy.
 LANES = 256

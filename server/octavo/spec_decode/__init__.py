@@ -1,0 +1,1 @@
+"""Drafters: what guesses the tokens that come next, to be verified several at a time."""

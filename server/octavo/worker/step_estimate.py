@@ -1,0 +1,59 @@
+"""What a GPU's steps take beside weights and KV cache. The engine measures it at start (`worker.gpu.memory_profile`);
+before that it is estimated, a little above what is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.interface.engine_config import EngineConfig
+from octavo.interface.kv_cache_spec import DTYPE_BYTES
+from octavo.worker import step_sizes
+
+_LOGITS_ROWS = 256  # at least: of prompts' log-probabilities
+_CHUNKS_OF_A_SEQUENCE, _MOST_CHUNKS = 256 << 10, 24 << 20  # bytes, about: by the number of a device's processors
+
+
+def step_bytes(config: EngineConfig) -> int:
+    """The largest step: max_num_batched_tokens tokens."""
+    rows = max(config.scheduler.max_num_seqs, _LOGITS_ROWS)
+    return _step(config, config.scheduler.max_num_batched_tokens, rows)
+
+
+def graph_bytes(config: EngineConfig) -> int:
+    """Captured steps; 0 with enforce_eager."""
+    if config.enforce_eager:
+        return 0
+    sizes, prefills = step_sizes.decode_sizes(config, 8), step_sizes.prefill_sizes(config)
+    largest = _step(config, sizes[-1], sizes[-1])
+    if prefills:
+        largest = max(largest, _step(config, prefills[-1], 1))
+    return largest + step_sizes.result_bytes(config, sizes, prefills)
+
+
+def history_bytes(config: EngineConfig) -> int:
+    """Tokens of requests with penalties."""
+    scheduler = config.scheduler
+    return step_sizes.history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
+
+
+def _step(config: EngineConfig, tokens: int, sampled: int) -> int:
+    """``tokens`` tokens, of which ``sampled`` rows get logits and draws: the larger of a layer and the head."""
+    model, scheduler, size = config.model, config.scheduler, DTYPE_BYTES[config.model.dtype]
+    hidden, head = model.hidden_size, max(model.head_sizes)
+    sequences = min(scheduler.max_num_seqs, tokens)
+    # Block tables; sums of chunks of long sequences; ids, positions and slots.
+    beside = sequences * -(-scheduler.max_model_len // config.cache.block_size) * 4
+    beside += min(_MOST_CHUNKS, sequences * _CHUNKS_OF_A_SEQUENCE) + tokens * 32
+    attention = (3 * model.num_heads + 2 * model.num_kv_heads) * head
+    layer = tokens * size * (4 * hidden + max(attention, 3 * _inner_size(model.hf_config)))
+    logits = tokens * size * 2 * hidden + sampled * size * (hidden + model.vocab_size)
+    return max(layer, logits) + beside
+
+
+def _inner_size(hf: dict[str, Any]) -> int:
+    """Width of what an MLP, or the experts of a token together, compute."""
+    inner = int(hf.get("intermediate_size") or hf.get("ffn_dim") or 0)
+    if hf.get("num_experts"):
+        chosen, own = int(hf.get("num_experts_per_tok") or 1), int(hf.get("moe_intermediate_size") or inner)
+        inner = max(inner, chosen * own)
+    return inner

@@ -1,0 +1,54 @@
+"""Of which sizes a GPU's steps are captured, and what is reserved beside them. No torch: plans are made without."""
+
+from __future__ import annotations
+
+from octavo.interface.engine_config import EngineConfig
+
+GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
+# Numbers of tokens that steps with prompts are captured for. Padding is at most a third from 33 tokens on; below, a
+# step takes as long as reading the weights. Steps of more than 512 tokens keep a GPU busy for as long as the host takes
+# to launch the next one.
+PREFILL_SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+
+
+def capture_sizes(max_num_seqs: int, multiple: int = 1) -> list[int]:
+    """Numbers of sequences that steps are captured for, ascending: padding costs at most 7 rows up to 256, 15 above.
+
+    All of them are multiples of ``multiple``.
+    """
+    largest = -(-min(max_num_seqs, 512) // multiple) * multiple
+    sizes = [*(1, 2, 4), *range(8, 257, 8), *range(272, 513, 16)]
+    return sorted({size for size in sizes if size < largest and size % multiple == 0} | {largest})
+
+
+def decode_sizes(config: EngineConfig, row_multiple: int) -> list[int]:
+    """Numbers of sequences that decode steps are captured for, ascending.
+
+    In float32 a row's bits shall not depend on how many rows are beside it. A CPU's GEMM promises that for multiples of
+    ``row_multiple``; cuBLAS does not, it chooses by the number of rows how it sums.
+    """
+    exact = config.model.dtype == "float32"
+    return capture_sizes(config.scheduler.max_num_seqs, row_multiple if exact else 1)
+
+
+def prefill_sizes(config: EngineConfig) -> list[int]:
+    """Numbers of tokens that steps with prompts are captured for, ascending."""
+    most = 0 if config.enforce_eager else config.scheduler.max_num_batched_tokens
+    return [size for size in PREFILL_SIZES if size <= most]
+
+
+def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int]) -> int:
+    """What captured graphs of those sizes keep: the driver's part, and the results of each."""
+    model, hf = config.model, config.model.hf_config
+    streams = hf.get("altup_num_inputs")  # which go on beside the active one and its norm
+    deferred = model.hidden_size * (streams + 2 if streams else 1) + (hf.get("hidden_size_per_layer_input") or 0)
+    deferred += model.num_heads * max(model.head_sizes)
+    kept = sum(sizes) * (4 * model.hidden_size + 32) + sum(prefills) * 4 * deferred
+    return (3 * len(sizes) + len(prefills)) * GRAPH_BYTES + kept
+
+
+def history_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:
+    """The maximum number of bytes of a `octavo.sample.token_pool.TokenPool`: every request has penalties and the
+    maximum length, while the pool grows and the one before, half as large, is still there."""
+    history, counts, seen = max_model_len + 1, vocab_size, -(-vocab_size // 32)
+    return 4 * max_slots * (2 * history + counts + seen) * 3 // 2

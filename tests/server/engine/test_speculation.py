@@ -1,0 +1,267 @@
+"""Speculation changes no token and no log-probability, whatever is guessed, in float32 and with packed weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.encoders import make_encoder
+from support.overlapped import PARAMS, overlapped, prompts_of, tiny
+from support.tiny_models import FAMILIES, VOCAB_SIZE
+
+from octavo import LLM, SamplingParams
+from octavo.core.drafts import Drafts
+from octavo.core.scheduler import Scheduler
+from octavo.engine.args import EngineArgs
+from octavo.errors import ConfigError
+from octavo.interface.outputs import RequestOutput
+from octavo.interface.structured_output import StructuredOutputsParams
+from octavo.spec_decode.ngram import NgramDrafter
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+DRAFTERS = ("right", "wrong", "half")
+
+
+class Oracle:
+    """Knows what comes, and says so always, never, or at times."""
+
+    def __init__(self, kind: str, outputs: list[RequestOutput], vocab_size: int) -> None:
+        self.truths = [[*(o.prompt_token_ids or []), *one.token_ids] for o in outputs for one in o.outputs]
+        self.kind, self.vocab_size, self.rng = kind, vocab_size, random.Random(kind)
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        truth = next(truth for truth in self.truths if truth[: len(token_ids)] == token_ids)
+        right = {"right": 1.0, "half": 0.7, "wrong": 0.0}[self.kind]
+        return [
+            token if self.rng.random() < right else (token + 1) % self.vocab_size
+            for token in truth[len(token_ids) : len(token_ids) + most]
+        ]
+
+    def forget(self, req_id: str) -> None:
+        pass
+
+
+def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
+    scheduler = llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler)
+    drafts = Drafts(drafter, k, llm.config.model.vocab_size) if drafter else None
+    scheduler._drafts = scheduler._results._drafts = drafts
+    return llm
+
+
+def all_of(outputs: list[RequestOutput]) -> list[Any]:
+    """All that a user sees, log-probabilities to the bit."""
+    return [
+        (
+            output.prompt_logprobs and list(output.prompt_logprobs),
+            [
+                (
+                    one.text, list(one.token_ids), one.cumulative_logprob, one.finish_reason, one.stop_reason,
+                    one.logprobs and [{i: (v.logprob, v.rank) for i, v in at.items()} for at in one.logprobs],
+                )
+                for one in output.outputs
+            ],
+        )
+        for output in outputs
+    ]  # fmt: skip
+
+
+def accepted(llm: LLM) -> tuple[int, int]:
+    scheduler = llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
+    return llm.totals.spec_decode.num_draft_tokens, llm.totals.spec_decode.num_accepted_tokens
+
+
+def check(llm: LLM, prompts: list[Any], params: list[SamplingParams], ks: range, kinds: Any = DRAFTERS) -> None:
+    plain = speculate(llm, None, 0).generate(prompts, params, use_tqdm=False)
+    for k in ks:
+        for kind in kinds:
+            counted = llm.totals.spec_decode
+            drafts_before, accepted_before = counted.num_draft_tokens, counted.num_accepted_tokens
+            speculate(llm, Oracle(kind, plain, llm.config.model.vocab_size), k)
+            assert all_of(llm.generate(prompts, params, use_tqdm=False)) == all_of(plain), (kind, k)
+            llm.engine.check_integrity()
+            drafts, right = accepted(llm)
+            drafts, right = drafts - drafts_before, right - accepted_before
+            assert drafts > 0 and (kind == "half" or right == (drafts if kind == "right" else 0))
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_drafter_changes_a_token(family: str, greedy: bool, tiny_checkpoints: dict[str, Path]) -> None:
+    llm = tiny(tiny_checkpoints[family], enable_prefix_caching=False)
+    prompts = prompts_of(family, 4)
+    common: dict[str, Any] = {"max_tokens": 25, "ignore_eos": True, "logprobs": 2}
+    params = [SamplingParams(temperature=0 if greedy else 0.7, seed=i, **common) for i in range(4)]
+    check(llm, prompts, params, range(1, 8) if family == "llama" else range(3, 8, 4))
+    check(llm, prompts[:1], params[:1], range(2, 8, 5))
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("llama", {}),
+    "chunks": ("llama", {"enable_prefix_caching": False, "long_prefill_token_threshold": 7}),
+    "preempted": ("qwen3", {"num_gpu_blocks_override": 14, "max_model_len": 208}),
+    "windows": ("gemma2", {"num_gpu_blocks_override": 34, "max_model_len": 208, "long_prefill_token_threshold": 7}),
+    "few rows": ("llama", {"max_num_seqs": 3}),
+    "one row": ("llama", {"max_num_seqs": 1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nor_does_it_with_requests_of_every_kind(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+    """Penalties, bias, top-k, top-p, min-p, stops, min_tokens, n = 3, prompt_logprobs: all in one batch."""
+    family, changes = CASES[case]
+    llm = tiny(tiny_checkpoints[family], **changes)
+    prompts = prompts_of(family, len(PARAMS) + 1)
+    more = {"temperature": 0.8, "frequency_penalty": 0.9, "seed": 8, "max_tokens": 30, "logprobs": 3, "n": 2}
+    params = [SamplingParams(**values) for values in (*PARAMS, more)]
+    check(llm, prompts, params, range(1, 6, 2))
+    assert case != "preempted" or llm.totals.num_preemptions > 0
+
+
+def test_right_drafts_are_all_accepted_in_as_few_steps_as_that_takes(tiny_checkpoints: dict[str, Path]) -> None:
+    llm = tiny(tiny_checkpoints["llama"])
+    prompt, params = prompts_of("steps", 1), SamplingParams(temperature=0.8, seed=1, max_tokens=41, ignore_eos=True)
+    plain = llm.generate(prompt, params, use_tqdm=False)
+    for k in range(1, 8):
+        before = llm.engine.num_steps
+        speculate(llm, Oracle("right", plain, VOCAB_SIZE), k).generate(prompt, params, use_tqdm=False)
+        assert llm.engine.num_steps - before == 1 + -(-40 // (k + 1)), "the prompt's step, and k + 1 tokens a step"
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[tuple[LLM, LLM]]:
+    """The packed model on a CPU, without and with prompt lookup."""
+    sizes: dict[str, Any] = {"max_num_seqs": 32, "max_model_len": 1024, "num_gpu_blocks_override": 256}
+    yield LLM(**sizes), LLM(speculative_config=NGRAM, **sizes)
+
+
+TEXT = (
+    "Whales are mammals. They breathe air through blowholes, and they nurse their young. The blue whale is the largest "
+    "animal that has ever lived. It eats krill, which it filters from the water. "
+)
+PROMPTS = [
+    f"Repeat the text word by word: {TEXT}\nThe text is: {TEXT[:40]}",
+    f"{TEXT}\nIn short: whales are",
+    "The capital of France is",
+    '[{"name": "a", "size": 1}, {"name": "b", "size": 2}, {"name":',
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 5},
+        {"temperature": 0.7, "seed": 11},
+        {"temperature": 0.7, "seed": 12, "top_p": 0.9, "top_k": 50, "logprobs": 1},
+        {"temperature": 0.7, "seed": 13, "n": 3},
+        {"temperature": 0, "stop": ["breathe air", "\n", " is the"]},
+        {"temperature": 0, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3},
+        {"temperature": 0, "bad_words": ["blue whale", "air"], "min_tokens": 20},
+        {"temperature": 0, "prompt_logprobs": 1},
+    ],
+    ids=lambda values: ",".join(values),
+)
+def test_prompt_lookup_changes_nothing_with_packed_weights(embedded: tuple[LLM, LLM], values: dict[str, Any]) -> None:
+    plain, speculative = embedded
+    params = SamplingParams(max_tokens=60, **values)
+    before = accepted(speculative)
+    expected = plain.generate(PROMPTS, params, use_tqdm=False)
+    assert all_of(speculative.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
+    alone = [speculative.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
+    assert [one[1] for one in all_of(alone)] == [one[1] for one in all_of(expected)], "one request at a time"
+    assert accepted(speculative)[1] > before[1], "no guess was right: nothing is shown"
+    speculative.engine.check_integrity()
+
+
+@pytest.mark.model
+def test_a_grammar_in_the_batch_goes_without_drafts(embedded: tuple[LLM, LLM]) -> None:
+    plain, speculative = embedded
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    grammar = SamplingParams(temperature=0, max_tokens=40, structured_outputs=StructuredOutputsParams(json=schema))
+    params = [grammar, SamplingParams(temperature=0, max_tokens=60), grammar, grammar]
+    before = accepted(speculative)
+    expected = all_of(plain.generate(PROMPTS, params, use_tqdm=False))
+    assert all_of(speculative.generate(PROMPTS, params, use_tqdm=False)) == expected
+    assert accepted(speculative)[0] > before[0]
+
+
+@pytest.mark.model
+def test_metrics_tell_of_drafts(embedded: tuple[LLM, LLM]) -> None:
+    plain, speculative = embedded
+    speculative.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
+    assert not [m for m in plain.get_metrics() if "spec_decode" in m.name]
+    found = {m.name.removeprefix("vllm:spec_decode_"): m for m in speculative.get_metrics() if "spec_decode" in m.name}
+    assert set(found) == {"num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"}
+    drafts, tokens, right = (found[n].value for n in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
+    assert 0 < drafts <= tokens <= 4 * drafts and 0 < right <= tokens
+    per_pos = found["num_accepted_tokens_per_pos"].values
+    assert len(per_pos) == 4 and sum(per_pos) == right and per_pos == sorted(per_pos, reverse=True)
+    assert per_pos[0] <= drafts
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"method": "ngrm", "num_speculative_tokens": 4}, "method 'ngrm' is not there; there are none and ngram"),
+        ({"method": "eagle", "num_speculative_tokens": 4}, "method 'eagle' is not there; there are none and ngram"),
+        ({"num_speculative_tokens": 4}, "needs a method; there are none and ngram"),
+        ({**NGRAM, "prompt_lookup_mx": 4}, "no key 'prompt_lookup_mx'; did you mean prompt_lookup_max"),
+        ({"method": "ngram"}, "needs num_speculative_tokens"),
+        ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64, got 0"),
+        ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens must be an integer"),
+        ({**NGRAM, "prompt_lookup_min": 5}, "prompt_lookup_min 5 is above prompt_lookup_max 4"),
+        ({**NGRAM, "prompt_lookup_min": "2"}, "prompt_lookup_min must be an integer from 1 to 64, got '2'"),
+        ("ngram", "must be a JSON object"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(config: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineArgs(speculative_config=config).create_engine_config()
+
+
+def test_more_guesses_than_positions_are_refused(tiny_checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens 9 must be below max_model_len \(8\)"):
+        tiny(tiny_checkpoints["llama"], max_model_len=8, speculative_config={**NGRAM, "num_speculative_tokens": 9})
+
+
+def test_gpus_refuse_what_they_cannot_do_yet(tiny_checkpoints: dict[str, Path]) -> None:
+    """The runner of GPUs, here on a CPU."""
+    llm = tiny(tiny_checkpoints["llama"], speculative_config=NGRAM)
+    with pytest.raises(ConfigError, match="speculative_config: method ngram works on CPUs only, for now; leave it out"):
+        overlapped(llm)
+
+
+def test_an_encoder_has_nothing_to_guess(tmp_path: Path) -> None:
+    make_encoder("roberta", tmp_path)
+    with pytest.raises(ConfigError, match=r"speculative_config: .* generates no text; leave it out"):
+        LLM(str(tmp_path), speculative_config=NGRAM)
+
+
+def test_method_none_is_off(tiny_checkpoints: dict[str, Path]) -> None:
+    llm = tiny(tiny_checkpoints["llama"], speculative_config={"method": "none"})
+    assert not llm.config.speculative.is_on and llm.engine.scheduler._drafts is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 1, 2], [3, 4, 5, 1, 2]),
+        ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3, 8, 1]),  # the longest end, not the latest place
+        ([2, 3, 9, 2, 3, 8, 2, 3], [8, 2, 3, 8, 2]),  # among equals the latest
+        ([5, 5, 5], [5, 5, 5, 5, 5]),  # round and round
+        ([1, 2, 1, 3, 1], []),  # one token alone is too short
+        ([1], []),
+    ],
+)
+def test_prompt_lookup_continues_where_the_last_tokens_stood(tokens: list[int], expected: list[int]) -> None:
+    assert NgramDrafter(2, 4).propose("0#r", tokens, 5) == expected
+    growing = NgramDrafter(2, 4)
+    for length in range(1, len(tokens)):
+        growing.propose("0#r", tokens[:length], 5)
+    assert growing.propose("0#r", tokens, 5) == expected
