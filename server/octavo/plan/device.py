@@ -1,0 +1,63 @@
+"""The device that is planned for: one by name, so much memory, or what this machine has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from octavo.errors import ConfigError
+from octavo.plan.gpus import CONTEXT_BYTES, find_gpu, gpu_of_driver
+from octavo.plan.speed import Speed
+from octavo.system import limits
+from octavo.system.cuda_driver import gpu_here
+from octavo.worker.memory import DeviceMemory, gib, this_machine
+
+
+@dataclass(frozen=True)
+class PlannedDevice:
+    """``host``: the machine that its GPU is in; ``speed``: by its data sheet, None: not known."""
+
+    memory: DeviceMemory
+    name: str  # that calibrations are kept by
+    speed: Speed | None
+    host: DeviceMemory | None = None
+
+
+def planned_device(gpu: str | None, memory: int | None, cpu: bool, device: str) -> PlannedDevice:
+    """``gpu``: its name; ``memory``: bytes; ``cpu``: this machine without its GPU; ``device``: as --device says it.
+    Raises ConfigError."""
+    if memory is not None and memory < 1:
+        raise ConfigError(f"--memory must be at least one byte, got {memory}")
+    if gpu is not None and (cpu or device == "cpu"):
+        raise ConfigError("--cpu and --gpu are two devices: give one")
+    if cpu and device == "cuda":
+        raise ConfigError("--cpu and --device cuda are two devices: give one")
+    if gpu is not None:
+        known = find_gpu(gpu)
+        found = known.memory()
+        return PlannedDevice(replace(found, total=memory or found.total), known.title, Speed.of_gpu(known))
+    if not cpu and device != "cpu" and (memory is None or device == "cuda"):
+        own = _own_gpu(memory)
+        if own is not None:
+            return own
+        if device == "cuda":
+            raise ConfigError("--device cuda: no driver tells of a GPU in this machine; name one with --gpu")
+    cores = limits.cpu_count()
+    here = this_machine()
+    if memory is not None:
+        here = DeviceMemory("cpu", memory, where=f"memory of a machine with {gib(memory)}")
+    return PlannedDevice(here, f"CPU, {cores} cores", Speed.of_cpu(cores))
+
+
+def _own_gpu(memory: int | None) -> PlannedDevice | None:
+    found = gpu_here()
+    if found is None:
+        return None
+    known = gpu_of_driver(found.name)
+    speed = None
+    if known is not None:
+        speed = Speed.of_gpu(replace(known, bandwidth=found.bandwidth or known.bandwidth))
+    where = f"memory of this machine's {found.name}"
+    device = DeviceMemory(
+        "cuda", memory or found.total, found.used + CONTEXT_BYTES, where, has_float8=found.capability >= (8, 9)
+    )
+    return PlannedDevice(device, known.title if known else found.name, speed, this_machine())

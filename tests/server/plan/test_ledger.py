@@ -1,0 +1,187 @@
+"""`octavo plan` says what the engine does: to the byte."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_files import write_gguf
+from support.tiny_models import FAMILIES, make_model
+
+from octavo.cli.main import main
+from octavo.engine.args import EngineArgs
+from octavo.errors import ConfigError
+from octavo.flags.fields import parse_int
+from octavo.plan.measure import measure
+from octavo.plan.model import planned_model
+from octavo.worker.memory import DeviceMemory
+from octavo.worker.memory_plan import make_plan
+from octavo.worker.worker import Worker
+
+GIB = 1 << 30
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 112, "vocab_size": 320, "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
+}  # fmt: skip
+LLAMA_70B = LLAMA | {
+    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | {"tie_word_embeddings": True},
+    "mistral": LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 96, "head_dim": 24},
+    "qwen2": LLAMA | {"architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "opt": LLAMA | {"architectures": ["OPTForCausalLM"], "ffn_dim": 100},
+    "gemma3": LLAMA
+    | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 200,
+       "sliding_window_pattern": 3},
+}  # fmt: skip
+CASES = list(itertools.product(CONFIGS, (None, "int8"), ("auto", "bfloat16", "int8"), (None, 512, 1000), (3, 64)))
+
+
+def write(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def plan_of(model: str, total: int = GIB, ranks: int = 1, **options: Any) -> Any:
+    device = DeviceMemory("cpu", total)
+    with planned_model(EngineArgs(model=model, **options)) as model:
+        return make_plan(replace(model.config, device="cpu"), device, measure, ranks)
+
+
+def outcome(ledger: Any) -> tuple[Any, ...]:
+    return (ledger.weights, ledger.kv_cache, ledger.num_blocks, ledger.block_bytes, ledger.max_model_len, ledger.parts)
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: GIB)
+    yield
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_is_the_engines_ledger_to_the_byte(name: str, tmp_path: Path, limited: None) -> None:
+    compare(write(tmp_path, CONFIGS[name]), [case[1:] for case in CASES if case[0] == name], 20, load_format="dummy")
+
+
+@pytest.mark.parametrize("qtype", ["Q4_1", "Q8_0"])
+def test_gguf_files_have_the_engines_ledger_too(
+    qtype: str, tmp_path: Path, limited: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    settings = FAMILIES["llama"][1] | {"intermediate_size": 160}
+    write_gguf(tmp_path / "m.gguf", make_model("LlamaConfig", settings), arch="llama", qtype=qtype, vocabulary=False)
+    cases = itertools.product((None, "int8"), ("auto", "bfloat16", "int8"), (None, 100), (3, 64))
+    compare(str(tmp_path / "m.gguf"), list(cases), 7)
+
+
+def compare(model: str, cases: list[tuple[Any, ...]], at_least: int, **more: Any) -> None:
+    """Plans and engines with (quantization, kv_cache_dtype, max_model_len, max_num_seqs)."""
+    compared = 0
+    for quantization, kv_dtype, length, seqs in cases:
+        options: dict[str, Any] = {
+            "quantization": quantization, "kv_cache_dtype": kv_dtype, "max_model_len": length, "max_num_seqs": seqs,
+            "skip_tokenizer_init": True, "gpu_memory_utilization": 0.27, **more,
+        }  # fmt: skip
+        try:
+            worker = Worker(EngineArgs(model=model, device="cpu", **options).create_engine_config(progress=False))
+        except ConfigError as error:
+            plan = None
+            try:
+                plan = plan_of(model, **options)
+            except ConfigError as ours:
+                assert str(ours) == str(error)
+            assert plan is None or plan.ledger is None
+            continue
+        plan = plan_of(model, **options)
+        assert outcome(plan.ledger) == outcome(worker.ledger)
+        assert plan.kv_bytes_per_token == sum(spec.bytes_per_token() for spec in worker.ledger.layout.specs)
+        compared += 1
+    assert compared > at_least
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags", "ways"),
+    [
+        (96, [], {"--quantization"}),
+        (140, [], {"--quantization", "--gpu-memory-utilization"}),
+        (147, ["--max-model-len", "8192"], {"--quantization", "--max-model-len"}),
+        (147, ["--kv-cache-memory-bytes", "16GiB"], {"--kv-cache-memory-bytes", "--quantization"}),
+        (24, [], set()),
+    ],
+)
+def test_the_engine_refuses_in_the_words_and_with_the_flags_of_the_plan(
+    limit: int, flags: list[str], ways: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: limit * GIB)
+    path = write(tmp_path, LLAMA_70B)
+    assert main(["plan", path, "--cpu", "--json", *flags]) == 1
+    said = json.loads(capsys.readouterr().out)
+    options = {
+        flag[2:].replace("-", "_"): parse_int(value) for flag, value in zip(flags[::2], flags[1::2], strict=True)
+    }
+    args = EngineArgs(model=path, device="cpu", load_format="dummy", skip_tokenizer_init=True, **options)
+    with pytest.raises(ConfigError) as error:
+        Worker(args.create_engine_config(progress=False))
+    assert said["reasons"][0] == f"will not start: {error.value}"
+    named = re.findall(r"with (--[a-z-]+) (\S+) \(", str(error.value))
+    assert named == [(way["flag"], way["value"]) for way in said["suggestions"]]
+    assert ways <= set(dict(named)) and bool(ways) == bool(named)
+    for flag, value in named:
+        kept = [word for pair in zip(flags[::2], flags[1::2], strict=True) if pair[0] != flag for word in pair]
+        assert main(["plan", path, "--cpu", *kept, flag, value]) == 0, (flag, value)
+
+
+def test_the_embedded_model_is_planned_from_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2-135m-instruct", "--memory", "24GiB", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["fits"], said["served"], said["block_size"]) == (True, True, 16)
+    assert said["num_blocks"] * 195_840 <= said["kv_cache_bytes"] == (said["num_blocks"] + 1) * 195_840
+    room = int(24 * GIB * 0.9) - (256 << 20) - said["weights_bytes"]
+    assert 0 <= room - said["kv_cache_bytes"] < 195_840
+    assert main(["show", "smollm2-135m-instruct", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == said["kv_bytes_per_token"] == 12_240
+
+
+def test_what_does_not_fit_says_so_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, LLAMA_70B)
+    assert main(["plan", path, "--memory", "24GiB", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] is False and any("will not start" in reason for reason in said["reasons"])
+    assert said["kv_bytes_per_token"] == 327_680  # its 8 heads of keys and values, not 64
+    assert main(["plan", path + "/config.json", "--gpu", "h100"]) == 1
+    assert "will not start" in capsys.readouterr().out
+    assert main(["plan", path, "--gpu", "b200", "--json"]) == 0
+    assert main(["plan", path, "--gpu", "h100", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"flag": "--tensor-parallel-size", "value": "2"}.items() <= said["suggestions"][-1].items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--gpu", "h100"), "bfloat16"),
+        (("--gpu", "h100", "--quantization", "fp8"), "fp8"),
+        (("--gpu", "h100", "--quantization", "int8"), "int8"),
+        (("--memory", "1GiB", "--quantization", "int8"), "int8"),
+        (("--memory", "1GiB", "--dtype", "float32"), "float32"),
+    ],
+)
+def test_it_says_what_weights_are_held_in(
+    flags: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(tmp_path, LLAMA)
+    assert main(["plan", model, *flags]) == 0
+    assert re.search(rf"(?m)^weights +\d+ MiB  {said} ", capsys.readouterr().out)
+    assert main(["plan", model, *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weight_dtype"] == said
