@@ -62,6 +62,7 @@ class Seen:
     authorization: str | None
     host: str
     sent: int = 0
+    end: int | None = None  # of the range, None: the file's
 
 
 @dataclass
@@ -117,8 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.state, unquote(urlsplit(self.path).path)
-        asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0]
+        asked, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         seen = Seen(path, int(asked), self.headers.get("Authorization"), self.headers.get("Host", ""))
+        seen.end = int(last) + 1 if last else None
         hub.seen.append(seen)
         while hub.hang:
             time.sleep(0.05)
@@ -177,9 +179,11 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.damage:
             data = data[:-1] + bytes([data[-1] ^ 1])
         start = 0 if hub.ignore_range else seen.start
+        partial = start > 0 or (seen.end is not None and not hub.ignore_range)
+        data = data if hub.ignore_range else data[: seen.end]
         if start >= len(data):
             return self._refuse(416, {})
-        self.send_response(206 if start else 200)
+        self.send_response(206 if partial else 200)
         self.send_header("Content-Length", str(len(data) - start))
         self.end_headers()
         if self.command == "HEAD":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -14,6 +16,7 @@ class Web:
 
     files: dict[str, bytes]
     token: str | None = None
+    judge: Callable[[str, Message], int] | None = None  # the status that refuses a path with these headers; 0: none
     drop_after: int | None = None  # bytes of one answer, then the connection is closed
     drops: int = 0  # how often
     change_after_drop: bytes | None = None  # what the file of that answer is afterwards
@@ -55,6 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         web, path = self.state, self.path.partition("?")[0]
         if web.token and self.headers.get("Authorization") != f"Bearer {web.token}":
             return self._refuse(401)
+        if web.judge and (status := web.judge(self.path, self.headers)):
+            return self._refuse(status)
         if path not in web.files:
             return self._refuse(web.absent)
         data = web.files[path]

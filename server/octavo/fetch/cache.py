@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -86,6 +87,45 @@ def locked(path: Path, *, wait_for: str | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def mark_as_served(weights: tuple[str, ...], download_dir: str | None = None) -> None:
+    """Note that this process serves a model of these files, as long as it lives: `octavo rm` leaves them alone."""
+    for path in weights[:1]:
+        mark = use_mark(path, download_dir)
+        try:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        except OSError:
+            return  # a cache that cannot be written, from which nothing is removed either
+        _marks.append(handle)
+
+
+def serving_process(path: str | Path, download_dir: str | None = None) -> int | None:
+    """The id of a process that serves a model whose weights begin with this file; None if there is none."""
+    try:
+        handle = os.open(use_mark(path, download_dir), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        said = os.read(handle, 20)
+        return int(said) if said.isdigit() else 0
+    finally:
+        os.close(handle)
+
+
+_marks: list[int] = []  # open as long as this process lives
+
+
+def use_mark(path: str | Path, download_dir: str | None = None) -> Path:
+    """The file that is locked while weights are served, and whose time says when they were used."""
+    return cache_dir(download_dir) / "served" / hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager

@@ -13,13 +13,15 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+Headers = dict[str, str] | Callable[[str], dict[str, str]]  # or what makes those of a request to this URL, now
 _PIECE = 1 << 20
 _ATTEMPTS = 5  # in a row without a single new byte
 _BUSY = (408, 429, 500, 502, 503, 504)
@@ -56,14 +58,15 @@ class _SameHostAuthorization(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:  # fmt: skip
         new = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
         if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
-            new.remove_header("Authorization")
+            for name in ("Authorization", "X-amz-security-token"):
+                new.remove_header(name)
         return new
 
 
 _opener = urllib.request.build_opener(_SameHostAuthorization)
 
 
-def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
+def get_json(url: str, *, headers: Headers, timeout: float) -> Any:
     """Raises ResponseError, UnreachableError (also for an answer that is not JSON)."""
 
     def read() -> Any:
@@ -76,14 +79,29 @@ def get_json(url: str, *, headers: dict[str, str], timeout: float) -> Any:
         raise UnreachableError("the answer is not JSON; is this the hub's address?") from None
 
 
-def probe(url: str, *, headers: dict[str, str], timeout: float) -> RemoteFile:
+def read_range(url: str, first: int, last: int, *, headers: Headers, timeout: float) -> bytes:
+    """The bytes from ``first`` to ``last``, which is one of them, or up to the file's end. Raises ResponseError,
+    UnreachableError."""
+
+    def read() -> bytes:
+        with _open(url, headers, timeout, {"Range": f"bytes={first}-{last}"}) as answer:
+            whole = answer.status == 200  # a server without ranges: no more of it is read than is wanted
+            if whole and first:
+                answer.read(first)
+            return answer.read(last - first + 1)
+
+    found: bytes = _retrying(read)
+    return found
+
+
+def probe(url: str, *, headers: Headers, timeout: float) -> RemoteFile:
     """Ask for the first byte: signed addresses of object stores allow GET alone.
 
     Raises ResponseError, UnreachableError.
     """
 
     def read() -> RemoteFile:
-        with _open(url, headers | {"Range": "bytes=0-0"}, timeout) as answer:
+        with _open(url, headers, timeout, {"Range": "bytes=0-0"}) as answer:
             partial = re.search(r"/(\d+)$", answer.headers.get("Content-Range", ""))
             whole = answer.headers.get("Content-Length", "") if answer.status == 200 else ""
             size = int(partial[1]) if partial else int(whole) if whole.isdigit() else None
@@ -95,13 +113,15 @@ def probe(url: str, *, headers: dict[str, str], timeout: float) -> RemoteFile:
 
 
 def resume(
-    url: str, into: Path, size: int | None, *, headers: dict[str, str], timeout: float, advance: Callable[[int], None]
-) -> None:
-    """Fetch ``url`` to the end of ``into``, asking only for what it lacks. ``advance`` hears of every new byte.
+    url: str, into: Path, size: int | None, *, headers: Headers, timeout: float, advance: Callable[[int], None],
+    version: str | None = None,
+) -> None:  # fmt: skip
+    """Fetch ``url`` to the end of ``into``, asking only for what it lacks. ``advance`` hears of every new byte;
+    ``version``: the ETag of what ``into`` is the beginning of: should the file change, all of it comes.
 
     Raises ResponseError, UnreachableError, and OSError when the disk does.
     """
-    failures = 0
+    failures, unchanged = 0, {"If-Range": version} if version else {}
     while True:
         have = into.stat().st_size if into.exists() else 0
         if size is not None and have > size:
@@ -110,7 +130,7 @@ def resume(
         if size is not None and have == size and into.exists():
             return
         try:
-            with _open(url, headers | ({"Range": f"bytes={have}-"} if have else {}), timeout) as answer:
+            with _open(url, headers, timeout, unchanged | ({"Range": f"bytes={have}-"} if have else {})) as answer:
                 if have and answer.status != 206:  # the server sends all of it again
                     os.truncate(into, 0)
                     advance(-have)
@@ -152,13 +172,16 @@ def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int
             advance(len(piece))
 
 
-def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, headers={"User-Agent": "octavo", **headers})
+def _open(
+    url: str, headers: Headers, timeout: float, more: Mapping[str, str] = MappingProxyType({})
+) -> http.client.HTTPResponse:
+    made = headers(url) if callable(headers) else headers
+    request = urllib.request.Request(url, headers={"User-Agent": "octavo", **made, **more})
     try:
         answer: http.client.HTTPResponse = _opener.open(request, timeout=timeout)
         return answer
     except urllib.error.HTTPError as error:
-        message = error.headers.get("X-Error-Message") or error.reason or ""
+        message = error.headers.get("X-Error-Message") or _region_hint(error.headers) or error.reason or ""
         raise ResponseError(error.code, error.headers.get("X-Error-Code") or "", str(message)) from None
     except urllib.error.URLError as error:
         raise UnreachableError(_why(error.reason)) from None
@@ -166,6 +189,12 @@ def _open(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTP
         raise UnreachableError(_why(error)) from None
     except ValueError as error:  # not an address at all
         raise UnreachableError(str(error)) from None
+
+
+def _region_hint(headers: Message) -> str:
+    """S3 names the bucket's own region when it refuses a request to another one."""
+    region = headers.get("x-amz-bucket-region")
+    return f"the bucket is in region {region}: set AWS_REGION to it" if region else ""
 
 
 def _retrying(read: Callable[[], Any]) -> Any:

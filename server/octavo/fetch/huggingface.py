@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,8 +25,9 @@ from urllib.parse import quote
 
 from octavo.errors import ModelError
 from octavo.fetch.cache import disk_error, hf_home, hub_cache, locked, write_json_atomically
-from octavo.fetch.download import ResponseError, UnreachableError, get_json, resume
-from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.download import ResponseError, UnreachableError, get_json, read_range, resume
+from octavo.fetch.headers import get_header
+from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.model_names import REPOSITORY, near_models, no_such_name
 from octavo.fetch.progress import Progress, format_bytes
 
@@ -36,6 +37,8 @@ _DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")  # at the top level
 # Of folders: chat templates, and sentence-transformers' modules.
 _IN_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json", "[0-9]_Dense/model.safetensors")
 _WORKERS = 4  # files at a time
+_OF_TOKENIZERS = ("tokenizer", "vocab", "added_tokens", "special_tokens", "chat_template")
+_MAX_DESCRIPTION = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -53,23 +56,57 @@ class _File:
 
 def fetch_repository(
     address: str, *, revision: str | None = None, download_dir: str | None = None, progress: bool = True,
-    need_weights: bool = True, refresh: bool = False,
+    need_weights: bool = True, refresh: bool = False, check: Callable[[Path], None] = check_before_weights,
 ) -> Path:  # fmt: skip
     """The snapshot's folder of ``[hf://]org/name``, or the file of ``org/name/file.gguf`` and ``org/name:Q4_K_M``.
 
-    What was fetched once is used without asking the hub again, unless ``refresh``. Raises ModelError.
+    What was fetched once is used without asking the hub again, unless ``refresh``. ``check`` gets the folder before
+    weights are fetched. Raises ModelError.
     """
     match = REPOSITORY.fullmatch(address.removeprefix("hf://"))
     if not match or not _REPOSITORY.fullmatch(match["repo"]):
         raise no_such_name(address, download_dir)
-    return _Repository(match["repo"], revision or "main", download_dir, progress).fetch(
+    return _Repository(match["repo"], revision or "main", download_dir, progress, check).fetch(
         match["file"], match["quant"], need_weights, refresh
     )
 
 
+def cached_repository(address: str, *, revision: str | None = None, download_dir: str | None = None) -> Path | None:
+    """As `fetch_repository`, of what is here, whole or not; None: nothing."""
+    match = REPOSITORY.fullmatch(address.removeprefix("hf://"))
+    if not match:
+        return None
+    return _Repository(match["repo"], revision or "main", download_dir, False)._cached(match["file"], match["quant"])
+
+
+def fetch_headers(address: str, *, revision: str | None = None, into: Path) -> Path:
+    """The description of ``[hf://]org/name`` and its files of weights, with their headers and nothing behind them: of
+    the right size, they take no room. The .gguf of ``org/name:Q4_K_M`` alone. Raises ModelError."""
+    match = REPOSITORY.fullmatch(address.removeprefix("hf://"))
+    if not match or not _REPOSITORY.fullmatch(match["repo"]):
+        raise no_such_name(address, None)
+    repository = _Repository(match["repo"], revision or "main", None, False)
+    try:
+        return repository.get_headers(match["file"], match["quant"], into)
+    except UnreachableError as error:
+        raise ModelError(
+            f"cannot reach {repository.endpoint} to look at {repository.repo}: {error}; check the network, HTTPS_PROXY "
+            "and HF_ENDPOINT, or name a model that is on this machine"
+        ) from None
+    except ResponseError as error:
+        raise repository._refused(error) from None
+
+
 class _Repository:
-    def __init__(self, repo: str, revision: str, download_dir: str | None, progress: bool) -> None:
-        self.repo, self.revision, self.progress = repo, revision, progress
+    def __init__(
+        self,
+        repo: str,
+        revision: str,
+        download_dir: str | None,
+        progress: bool,
+        check: Callable[[Path], None] = check_before_weights,
+    ) -> None:
+        self.repo, self.revision, self.progress, self.check = repo, revision, progress, check
         self.endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
         self.download_dir, self.cache = download_dir, hub_cache(download_dir)
         self.folder = self.cache / ("models--" + repo.replace("/", "--"))
@@ -147,6 +184,7 @@ class _Repository:
         with locked(record, wait_for=self.repo):
             self._get((files[n] for n in names), snapshot)
             if not result and need_weights:
+                self.check(snapshot)
                 weights = self._weights(files, snapshot)
                 self._get((files[n] for n in weights), snapshot)
                 names += weights
@@ -156,6 +194,33 @@ class _Repository:
                 ref.write_text(commit)
             write_json_atomically(record, {"commit": commit, "files": names, "result": result or ""})
         return snapshot / (result or "")
+
+    def get_headers(self, file: str | None, quant: str | None, into: Path) -> Path:
+        """See `fetch_headers`."""
+        commit, files = self._list()
+        if result := self._gguf(files, file, quant):
+            into /= Path(result).name
+            self._get_header(files[result], commit, into)
+            return into
+        if "config.json" not in files:
+            raise ModelError(f"{self.repo} at {self.endpoint} has no config.json: it is not a model")
+        for name in files:
+            large = name.startswith(_OF_TOKENIZERS) and "config" not in name
+            if _is_description(name) and name.endswith(".json") and "/" not in name and not large:
+                size = files[name].size or _MAX_DESCRIPTION
+                (into / name).write_bytes(self._part(commit, name, 0, min(size, _MAX_DESCRIPTION) - 1))
+        names = self._weights(files, into)
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            list(pool.map(lambda name: self._get_header(files[name], commit, into / name), names))
+        return into
+
+    def _get_header(self, file: _File, commit: str, into: Path) -> None:
+        get_header(lambda first, last: self._part(commit, file.name, first, last), file.size, into)
+
+    def _part(self, commit: str, name: str, first: int, last: int) -> bytes:
+        url = f"{self.endpoint}/{self.repo}/resolve/{commit}/{quote(name)}"
+        timeout = _seconds("HF_HUB_DOWNLOAD_TIMEOUT")
+        return read_range(url, first, last, headers=self.headers, timeout=timeout)
 
     def _list(self) -> tuple[str, dict[str, _File]]:
         """The commit that the revision stands for, and its files by name."""

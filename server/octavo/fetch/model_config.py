@@ -38,6 +38,17 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
     return check_config(config, str(path), lambda field: names.get(field, field))
 
 
+def check_before_weights(folder: Path) -> None:
+    """Raise ModelError where config.json in ``folder`` names an architecture that is not built, so that gigabytes are
+    not fetched in vain. What else may be wrong is found by `load_hf_config`."""
+    try:
+        architectures = read_json(folder / "config.json").get("architectures")
+    except (ModelError, OSError):
+        return
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+        check_architecture(architectures[0])
+
+
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration with the description of quantised weights, which older tools kept in files of their own, as
     ``quantization_config``."""

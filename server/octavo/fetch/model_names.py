@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from octavo.errors import ModelError
+from octavo.fetch.object_store import SCHEMES
 from octavo.system.suggestions import did_you_mean, nearest
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -22,6 +23,33 @@ ALIASES = {
 }
 # What an alias's model card recommends, where its files say nothing.
 CARD_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.2, "top_p": 0.9}}
+# What `octavo chat` adds to that unless it decodes greedily: longer answers go round in circles without it. It counts
+# the answer's words alone; a repetition_penalty would count those of the question too, and facts would suffer.
+CHAT_PENALTIES = {DEFAULT_MODEL: {"frequency_penalty": 0.4}}
+# Ollama's names of models whose architecture runs, and where they are on the hub. Meant, not taken: what Ollama has
+# under a name changes, and gigabytes are not fetched on a guess.
+OLLAMA_NAMES = {
+    "smollm2": DEFAULT_MODEL, "smollm2:135m": DEFAULT_MODEL,
+    **{f"smollm2:{size.lower()}": f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("360M", "1.7B")},
+    "smollm3": "HuggingFaceTB/SmolLM3-3B",
+    **{f"llama3.2:{size.lower()}": f"meta-llama/Llama-3.2-{size}-Instruct" for size in ("1B", "3B")},
+    "llama3.2": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct", "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
+    **{f"qwen2.5:{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct"
+       for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")},
+    "qwen2.5": "Qwen/Qwen2.5-7B-Instruct",
+    **{f"qwen3:{size.lower()}": f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B")},
+    "qwen3": "Qwen/Qwen3-8B",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3", "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral:8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    **{f"gemma3:{size}": f"google/gemma-3-{size}-it" for size in ("270m", "1b", "4b", "12b", "27b")},
+    "gemma3": "google/gemma-3-4b-it",
+    "gpt-oss": "openai/gpt-oss-20b", "gpt-oss:20b": "openai/gpt-oss-20b", "gpt-oss:120b": "openai/gpt-oss-120b",
+    "phi4-mini": "microsoft/Phi-4-mini-instruct", "phi4": "microsoft/phi-4",
+    "deepseek-r1:1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepseek-r1:7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "all-minilm": "all-minilm-l6-v2",
+}  # fmt: skip
 # org/name, org/name/file.gguf or org/name:QUANT
 REPOSITORY = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
 _SITE = re.compile(r"(?:https?://(?:www\.)?)?(?:hf\.co|huggingface\.co)/(?P<rest>[^?#]*)(?:[?#].*)?", re.IGNORECASE)
@@ -67,7 +95,7 @@ def check_model_name(model: str | None, download_dir: str | None = None) -> None
             )
         return
     address, _ = hub_address(model)
-    if not address.startswith(("pypi://", "https://", "http://")) and not REPOSITORY.fullmatch(
+    if not address.startswith(("pypi://", "https://", "http://", *SCHEMES)) and not REPOSITORY.fullmatch(
         address.removeprefix("hf://")
     ):
         raise no_such_name(model, download_dir)
@@ -95,9 +123,13 @@ def near_models(model: str, download_dir: str | None = None) -> str:
     except OSError:
         pass
     names = {name: name for name in (*ALIASES, *fetched)}
+    model = model.removesuffix(":latest")
+    if "/" not in model:
+        names |= OLLAMA_NAMES
     if "/" not in model:
         names |= {name.rpartition("/")[2]: name for name in fetched}
-    names.pop(model, None)
+    if names.get(model) == model and model not in ALIASES:
+        del names[model]
     meant = nearest(model, names)
     return f"; did you mean {names[meant]}?" if meant else ""
 

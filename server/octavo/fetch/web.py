@@ -2,7 +2,7 @@
 
 A folder cannot be listed over HTTP, so the names that a model's folder may have are asked for one by one. What was
 fetched once is used without asking again. OCTAVO_HTTP_TOKEN, if set, is sent as a bearer token to the address's own
-host.
+host; objects of s3:// and gs:// are asked for with the signatures of object_store.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import json
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from octavo.errors import ModelError
 from octavo.fetch.cache import cache_dir, disk_error, locked, publish, write_json_atomically
-from octavo.fetch.download import RemoteFile, ResponseError, UnreachableError, probe, resume
-from octavo.fetch.model_config import weight_map_files
+from octavo.fetch.download import Headers, RemoteFile, ResponseError, UnreachableError, probe, read_range, resume
+from octavo.fetch.headers import get_header
+from octavo.fetch.model_config import check_before_weights, weight_map_files
+from octavo.fetch.object_store import SCHEMES, Signer, https_address
 from octavo.fetch.progress import Progress, format_bytes
 
 _NEEDED = "config.json"
@@ -31,19 +34,26 @@ _OPTIONAL = (
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TIMEOUT = 30.0
 _RECORD = "fetched.json"
+_MAX_DESCRIPTION = 16 << 20
 
 
 @dataclass(frozen=True)
 class WebAddress:
-    """``base`` and ``query`` together are what is asked for; the fragment may pin a file's sha256."""
+    """``base`` and ``query`` together are what is asked for; the fragment may pin a file's sha256. ``shown``: as people
+    wrote it; ``signer``: of requests to an object store."""
 
     base: str
     query: str
     sha256: str | None
+    shown: str
+    signer: Signer | None = None
 
     @classmethod
     def parse(cls, address: str) -> WebAddress:
         """Raises ModelError."""
+        if address.startswith(SCHEMES):
+            url, signer = https_address(address)
+            return replace(cls.parse(url), shown=address.partition("#")[0].rstrip("/"), signer=signer)
         parts = urlsplit(address)
         pin = re.fullmatch(r"(?:sha256=([0-9a-f]{64}))?", parts.fragment)
         try:
@@ -63,7 +73,8 @@ class WebAddress:
         path = quote(unquote(parts.path))
         if pin[1] and not path.endswith(".gguf"):
             raise ModelError(f"{hidden(address)}: #sha256= pins a single .gguf file, and this is a folder")
-        return cls(urlunsplit((parts.scheme, parts.netloc, path.rstrip("/"), "", "")), parts.query, pin[1])
+        base = urlunsplit((parts.scheme, parts.netloc, path.rstrip("/"), "", ""))
+        return cls(base, parts.query, pin[1], base)
 
     @property
     def is_file(self) -> bool:
@@ -82,44 +93,53 @@ class WebAddress:
 
 def hidden(address: str) -> str:
     """The address as it may be shown: without what could be a secret."""
+    if address.startswith(SCHEMES):
+        return address.partition("#")[0]
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def fetch_web_model(
     address: str, *, download_dir: str | None = None, progress: bool = True, need_weights: bool = True,
-    refresh: bool = False,
+    refresh: bool = False, check: Callable[[Path], None] = check_before_weights,
 ) -> Path:  # fmt: skip
-    """The file or folder on this machine. Raises ModelError with the way out."""
+    """The file or folder on this machine; ``check`` gets the folder before weights are fetched. Raises ModelError with
+    the way out."""
     where = WebAddress.parse(address)
-    key = hashlib.sha256(f"{where.base}?{where.query}#{where.sha256 or ''}".encode()).hexdigest()[:16]
-    folder = cache_dir(download_dir) / "web" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', where.name)[:60]}-{key}"
+    folder = _folder(where, download_dir)
     model = _WebModel(where, folder, progress)
     if not refresh and (found := model.recorded(need_weights)):
         return found
     try:
-        with locked(folder, wait_for=where.base):
+        with locked(folder, wait_for=where.shown):
             if not refresh and (found := model.recorded(need_weights)):
                 return found  # another process was faster
-            return model.fetch(need_weights)
+            return model.fetch(need_weights, check)
     except UnreachableError as error:
         if found := model.recorded(need_weights):
             return found
-        raise ModelError(
-            f"cannot fetch {where.base}: {error}; check the address, the network and HTTPS_PROXY, or name a model that "
-            "is on this machine"
-        ) from None
+        raise _unreachable(where, error) from None
     except ResponseError as error:
         raise _refused(where, error) from None
     except OSError as error:
         raise disk_error(error, folder) from None
 
 
+def cached_web_model(address: str, download_dir: str | None = None) -> Path | None:
+    """The file or folder as it was fetched before; None: it was not. Raises ModelError."""
+    where = WebAddress.parse(address)
+    return _WebModel(where, _folder(where, download_dir), False).recorded(True)
+
+
+def _folder(where: WebAddress, download_dir: str | None) -> Path:
+    key = hashlib.sha256(f"{where.base}?{where.query}#{where.sha256 or ''}".encode()).hexdigest()[:16]
+    return cache_dir(download_dir) / "web" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', where.name)[:60]}-{key}"
+
+
 class _WebModel:
     def __init__(self, where: WebAddress, folder: Path, progress: bool) -> None:
         self.where, self.folder, self.progress = where, folder, progress
-        token = os.environ.get("OCTAVO_HTTP_TOKEN", "").strip()
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.headers = _headers(where)
 
     @property
     def result(self) -> Path:
@@ -132,7 +152,7 @@ class _WebModel:
             return None
         return self.result if all((self.folder / name).is_file() for name in known["files"]) else None
 
-    def fetch(self, need_weights: bool) -> Path:
+    def fetch(self, need_weights: bool, check: Callable[[Path], None]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.where.is_file:
             files = self._get([self.where.name])
@@ -140,6 +160,7 @@ class _WebModel:
         else:
             files = self._get([_NEEDED, *_OPTIONAL])
             if need_weights:
+                check(self.folder)
                 files |= self._weights()
         write_json_atomically(self.folder / _RECORD, {"weights": need_weights, "files": files})
         return self.result
@@ -169,11 +190,11 @@ class _WebModel:
         free = shutil.disk_usage(self.folder).free
         if total - have > free:
             raise ModelError(
-                f"{self.where.base} needs {format_bytes(total - have)} more in {self.folder}, which has "
+                f"{self.where.shown} needs {format_bytes(total - have)} more in {self.folder}, which has "
                 f"{format_bytes(free)} free; make room, or set OCTAVO_CACHE or --download-dir to a larger disk"
             )
         if missing:
-            what = f"fetching {self.where.base}" + (f" ({len(missing)} files)" if len(missing) > 1 else "")
+            what = f"fetching {self.where.shown}" + (f" ({len(missing)} files)" if len(missing) > 1 else "")
             with Progress(what, total=total or None, enabled=self.progress) as bar:
                 bar.advance(have)
                 for name, file in missing.items():
@@ -185,13 +206,14 @@ class _WebModel:
         for old in self.folder.glob(f".{name}.*.part"):
             if old != part:
                 old.unlink()  # of a version that is no longer there
-        # If-Range: should the file change now, all of it comes, never the end of another version.
-        headers = self.headers | ({"If-Range": file.etag} if file.etag else {})
-        resume(self.where.of(name), part, file.size, headers=headers, timeout=_TIMEOUT, advance=bar.advance)
+        resume(
+            self.where.of(name), part, file.size, headers=self.headers, timeout=_TIMEOUT, advance=bar.advance,
+            version=file.etag,
+        )  # fmt: skip
         if (pin := self.where.sha256) and (found := _sha256(part)) != pin:
             part.unlink()
             raise ModelError(
-                f"{self.where.base} has sha256 {found}, expected {pin}: it is damaged or not the file that was "
+                f"{self.where.shown} has sha256 {found}, expected {pin}: it is damaged or not the file that was "
                 "pinned; it was deleted, try again or correct the address"
             )
         if name.endswith((".gguf", ".safetensors")) and _looks_like_a_page(part):
@@ -221,11 +243,59 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _headers(where: WebAddress) -> Headers:
+    if where.signer and where.signer.credentials:
+        return where.signer
+    token = os.environ.get("OCTAVO_HTTP_TOKEN", "").strip()
+    return {"Authorization": f"Bearer {token}"} if token and not where.shown.startswith("s3://") else {}
+
+
+def fetch_web_headers(address: str, into: Path) -> Path:
+    """The description of a model at an address and its files of weights, with their headers and nothing behind them:
+    of the right size, they take no room. Raises ModelError."""
+    where = WebAddress.parse(address)
+    headers = _headers(where)
+
+    def read(name: str) -> Callable[[int, int], bytes]:
+        return lambda first, last: read_range(where.of(name), first, last, headers=headers, timeout=_TIMEOUT)
+
+    def weights(names: list[str]) -> None:
+        for name in names:
+            size = probe(where.of(name), headers=headers, timeout=_TIMEOUT).size
+            get_header(read(name), size, into / name)
+
+    try:
+        if where.is_file:
+            weights([where.name])
+            return into / where.name
+        for name in (_NEEDED, *(one for one in _OPTIONAL if "config" in one), _INDEX):
+            try:
+                (into / name).write_bytes(read(name)(0, _MAX_DESCRIPTION - 1))
+            except ResponseError as error:
+                if name == _NEEDED or error.status not in (403, 404, 410):
+                    raise
+        weights(weight_map_files(into / _INDEX) if (into / _INDEX).exists() else [_SINGLE])
+        return into
+    except UnreachableError as error:
+        raise _unreachable(where, error) from None
+    except ResponseError as error:
+        raise _refused(where, error) from None
+
+
+def _unreachable(where: WebAddress, error: UnreachableError) -> ModelError:
+    return ModelError(
+        f"cannot fetch {where.shown}: {error}; check the address, the network and HTTPS_PROXY, or name a model that is "
+        "on this machine"
+    )
+
+
 def _refused(where: WebAddress, error: ResponseError) -> ModelError:
+    variables = "OCTAVO_HTTP_TOKEN" if where.signer is None else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if error.status in (401, 403):
-        hint = "OCTAVO_HTTP_TOKEN may lack access" if os.environ.get("OCTAVO_HTTP_TOKEN") else "set OCTAVO_HTTP_TOKEN"
-        return ModelError(f"{where.base} cannot be read (HTTP {error.status}): {hint}, or use a public address")
+        hint = f"{variables} may lack access" if _headers(where) else f"set {variables}"
+        return ModelError(f"{where.shown} cannot be read (HTTP {error.status}): {hint}, or use a public address")
     if error.status in (404, 410):
         needed = "" if where.is_file else f" (a folder needs {_NEEDED} and {_SINGLE} or {_INDEX})"
-        return ModelError(f"there is no model at {where.base} (HTTP {error.status}){needed}: check the address")
-    return ModelError(f"{where.base} was answered with HTTP {error.status} ({error}); try again later")
+        return ModelError(f"there is no model at {where.shown} (HTTP {error.status}){needed}: check the address")
+    hint = "check the address" if error.status < 500 else "try again later"
+    return ModelError(f"{where.shown} was answered with HTTP {error.status} ({error}); {hint}")

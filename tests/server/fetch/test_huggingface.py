@@ -246,6 +246,15 @@ def test_a_repository_that_is_no_model(files: dict[str, bytes], says: str, hub: 
     assert not (tmp_path / "evil.json").exists()
 
 
+def test_weights_of_an_unknown_architecture_are_not_fetched(hub: Hub) -> None:
+    config = json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]}).encode()
+    hub.repos["org/hybrid"] = Repo({"config.json": config, "model.safetensors": BIG})
+    with pytest.raises(ModelError, match=r"'Qwen3_5ForConditionalGeneration' is not supported .it has state-space"):
+        resolve_model("org/hybrid", progress=False)
+    assert hub.sent("config.json") and not hub.sent("model.safetensors")
+    assert resolve_model("org/hybrid", progress=False, any_architecture=True).weights
+
+
 def test_nobody_listens(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

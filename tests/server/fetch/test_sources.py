@@ -46,6 +46,12 @@ def model_folder(path: Path, config: object = CONFIG) -> Path:
     return path
 
 
+def test_an_unknown_architecture_comes_before_what_its_folder_lacks(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["Phi9ForCausalLM"]}')
+    with pytest.raises(ModelError, match="nearest that is: Phi3ForCausalLM"):
+        resolve_model(str(folder))
+
+
 def test_a_path_is_a_path_in_every_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_folder(folder / "org" / "name")
     monkeypatch.setenv("HOME", str(folder))

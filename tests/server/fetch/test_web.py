@@ -63,6 +63,13 @@ def test_shards_come_by_their_index(web: Web) -> None:
     assert {p.name for p in fetch(web, "/s").glob("*.safetensors")} == set(shards)
 
 
+def test_weights_of_an_unknown_architecture_are_not_fetched(web: Web) -> None:
+    web.files = {"/m/config.json": b'{"architectures": ["MambaForCausalLM"]}', "/m/model.safetensors": BIG}
+    with pytest.raises(ModelError, match="MambaForCausalLM"):
+        fetch(web, "/m")
+    assert not web.sent("/m/model.safetensors")
+
+
 def test_a_broken_connection_goes_on_where_it_was(web: Web) -> None:
     web.drop_after, web.drops = 300_000, 2
     assert fetch(web).read_bytes() == BIG
