@@ -14,8 +14,8 @@ before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
 
 
 def check_model(state: ServerState, name: str | None) -> None:
-    """Raises a 404 for a name that is not served."""
-    if name is not None and name not in state.model_names:
+    """Raises a 404 for a name that is not served; ``x:latest``, Ollama's way to write it, is ``x``."""
+    if name is not None and name not in state.model_names and name.removesuffix(":latest") not in state.model_names:
         raise APIError(
             404,
             f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, state.model_names))}",

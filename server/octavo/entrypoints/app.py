@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,12 +14,35 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from octavo.entrypoints import health, pages
-from octavo.entrypoints.errors import on_http_exception, on_unexpected
-from octavo.entrypoints.openai import chat, completions, embeddings, models, scoring, tokenization
+from octavo.entrypoints import health, models, pages
+from octavo.entrypoints.anthropic import messages
+from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
+from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from octavo.entrypoints.batches import routes as batches
+from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
+from octavo.entrypoints.errors import AnthropicErrorResponse, OllamaErrorResponse, on_http_exception, on_unexpected
+from octavo.entrypoints.ollama import embed, generate
+from octavo.entrypoints.ollama import models as ollama_models
+from octavo.entrypoints.ollama import protocol as ollama_bodies
+from octavo.entrypoints.ollama.answers import (
+    ChatAnswer,
+    EmbedAnswer,
+    EmbeddingsAnswer,
+    GenerateAnswer,
+    Running,
+    Show,
+    Tags,
+    VersionAnswer,
+)
+from octavo.entrypoints.ollama.dialect import NDJSON, not_built
+from octavo.entrypoints.openai import chat, completions, embed_by_type, embeddings, scoring, tokenization
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
+from octavo.entrypoints.responses import routes as responses
+from octavo.entrypoints.responses.answers import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject
+from octavo.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
+from octavo.entrypoints.responses.store import ResponseStore
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.middleware import ROUTE_PATH, RequestMiddleware
 from octavo.entrypoints.transport.responses import JSON, route
@@ -32,19 +56,108 @@ STATE_OPERATIONS = (
     Operation("GET", "/load", health.load, "How much is being served", answer=health.Load),
     Operation("GET", "/version", health.version, "The server's version", answer=health.Version),
 )
+BLOCKS = Operation("GET", "/octavo/blocks", health.blocks, "The KV cache's blocks", answer=health.Blocks)
+OLLAMA_OPERATIONS = tuple(
+    replace(operation, error=OllamaErrorResponse, name=operation.name or f"ollama_{operation.id}")
+    for operation in (
+        Operation("GET", "/api/version", ollama_models.version, "The version of Ollama's API", answer=VersionAnswer),
+        Operation("GET", "/api/tags", ollama_models.tags, "The models served, for Ollama's clients", answer=Tags),
+        Operation("GET", "/api/ps", ollama_models.running, "The model that is loaded", answer=Running),
+        Operation(
+            "POST", "/api/show", ollama_models.show, "What the model is", body=ollama_bodies.ShowRequest, answer=Show
+        ),
+        Operation(
+            "POST", "/api/chat", generate.chat, "Answer a conversation, in Ollama's form",
+            body=ollama_bodies.ChatRequest, answer=ChatAnswer, streams=NDJSON,
+        ),
+        Operation(
+            "POST", "/api/generate", generate.generate, "Answer a prompt, in Ollama's form",
+            body=ollama_bodies.GenerateRequest, answer=GenerateAnswer, streams=NDJSON,
+        ),
+        Operation(
+            "POST", "/api/embed", embed.embed, "Vectors of texts, in Ollama's form",
+            body=ollama_bodies.EmbedRequest, answer=EmbedAnswer,
+        ),
+        Operation(
+            "POST", "/api/embeddings", embed.embeddings, "The vector of a text, in Ollama's older form",
+            body=ollama_bodies.EmbeddingsRequest, answer=EmbeddingsAnswer,
+        ),
+        *(
+            Operation(method, f"/api/{name}", not_built, f"Refused: there is no {name}", name=f"ollama_{name}")
+            for method, name in (
+                ("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"),
+            )
+        ),
+    )
+)  # fmt: skip
+BATCH_OPERATIONS = (
+    Operation(
+        "POST", "/v1/files", batches.upload_file, "Upload a file of requests", form=batches.FORM, answer=FileAnswer
+    ),
+    Operation("GET", "/v1/files", batches.list_files, "The files of batches", answer=FileList,
+        query=batches.FILES_QUERY,
+    ),
+    Operation("GET", "/v1/files/{file_id}", batches.retrieve_file, "One of them", answer=FileAnswer),
+    Operation(
+        "GET", "/v1/files/{file_id}/content", batches.file_content, "Its bytes", answer="application/octet-stream"
+    ),
+    Operation("DELETE", "/v1/files/{file_id}", batches.delete_file, "Delete it", answer=FileDeleted),
+    Operation(
+        "POST", "/v1/batches", batches.create_batch, "Answer the requests of a file, when there is time",
+        body=batches.BatchRequest, answer=BatchAnswer,
+    ),
+    Operation("GET", "/v1/batches", batches.list_batches, "The batches", answer=BatchList, query=batches.BATCHES_QUERY),
+    Operation("GET", "/v1/batches/{batch_id}", batches.retrieve_batch, "One of them", answer=BatchAnswer),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Stop it", answer=BatchAnswer),
+)  # fmt: skip
 WORK_OPERATIONS = (
     Operation("GET", "/", pages.index, "This server at a glance", answer="text/html"),
     Operation(
         "POST", "/v1/completions", completions.create_completion, "Complete a text",
-        body=CompletionRequest, answer=Completion, streams=True,
+        body=CompletionRequest, answer=Completion, streams="text/event-stream",
     ),
     Operation(
         "POST", "/v1/chat/completions", chat.create_chat_completion, "Answer a conversation",
-        body=ChatCompletionRequest, answer=ChatCompletion, streams=True,
+        body=ChatCompletionRequest, answer=ChatCompletion, streams="text/event-stream",
+    ),
+    Operation(
+        "POST", "/v1/responses", responses.create_response, "Answer items of a conversation",
+        body=ResponsesRequest, answer=ResponseObject, streams="text/event-stream",
+    ),
+    Operation(
+        "POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Tokens that such items have",
+        body=InputTokensRequest, answer=InputTokenCount,
+    ),
+    Operation(
+        "GET", "/v1/responses/{response_id}", responses.retrieve_response, "A stored response", answer=ResponseObject
+    ),
+    Operation(
+        "DELETE", "/v1/responses/{response_id}", responses.delete_response, "Forget a stored response",
+        answer=DeletedResponse,
+    ),
+    Operation(
+        "POST", "/v1/responses/{response_id}/cancel", responses.cancel_response,
+        "Refused: no response is in the background", answer=ResponseObject,
+    ),
+    Operation(
+        "GET", "/v1/responses/{response_id}/input_items", responses.list_input_items, "What a stored response answered",
+        answer=ResponseItems, query=responses.ITEMS_QUERY,
+    ),
+    Operation(
+        "POST", "/v1/messages", messages.create_message, "Answer a conversation, in Anthropic's dialect",
+        body=MessagesRequest, answer=AnthropicMessage, error=AnthropicErrorResponse, streams="text/event-stream",
+    ),
+    Operation(
+        "POST", "/v1/messages/count_tokens", messages.count_message_tokens, "Tokens that such a conversation has",
+        body=CountTokensRequest, answer=TokenCount, error=AnthropicErrorResponse,
     ),
     Operation(
         "POST", "/v1/embeddings", embeddings.create_embeddings, "Vectors of texts",
         body=embeddings.EmbeddingRequest, answer=embeddings.EmbeddingList,
+    ),
+    Operation(
+        "POST", "/v2/embed", embed_by_type.embed_by_type, "Vectors of texts, in Cohere's form",
+        body=embed_by_type.EmbedByTypeRequest, answer=embed_by_type.EmbedByType,
     ),
     *(
         Operation("POST", path, scoring.rerank, "Documents in the order of their relevance to a query",
@@ -60,6 +173,7 @@ WORK_OPERATIONS = (
         "POST", "/classify", scoring.classify, "Classes of texts",
         body=scoring.ClassifyRequest, answer=scoring.ClassificationList,
     ),
+    Operation("GET", "/props", models.props, "What clients of llama.cpp ask for", answer=models.Props),
     Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
     Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),
     Operation(
@@ -70,6 +184,8 @@ WORK_OPERATIONS = (
         "POST", "/detokenize", tokenization.detokenize, "The text of token ids",
         body=tokenization.DetokenizeRequest, answer=tokenization.DetokenizeResponse,
     ),
+    *BATCH_OPERATIONS,
+    *OLLAMA_OPERATIONS,
 )  # fmt: skip
 
 
@@ -80,7 +196,7 @@ def build_app(state: ServerState) -> Starlette:
 
 def build_management_app(state: ServerState) -> Starlette:
     """The ASGI application of the management port: probes and metrics, without API keys."""
-    return _build(state, "Octavo management", STATE_OPERATIONS)
+    return _build(state, "Octavo management", (*STATE_OPERATIONS, BLOCKS))
 
 
 class _Route(Route):
@@ -108,7 +224,7 @@ def _build(
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
     )
     app.router.redirect_slashes = False
-    app.state.server, app.state.title = state, title
+    app.state.server, app.state.title, app.state.responses = state, title, ResponseStore()
     return app
 
 

@@ -1,13 +1,15 @@
-"""Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``, or in that of the route's dialect."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 _MAX_SHOWN = 200  # characters of a refused value that a message repeats
 
@@ -60,8 +62,79 @@ class APIError(Exception):
         return msgspec.json.encode(ErrorResponse(self.detail))
 
     def response(self) -> Response:
-        """The error as a response."""
-        return Response(self.body, self.status, self.headers, "application/json")
+        """The error as a response, in the form of the dialect that the request's path belongs to."""
+        return _ErrorAnswer(self)
+
+
+class AnthropicError(msgspec.Struct):
+    """What an error of Anthropic's routes says."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct):
+    """The body of an error response of Anthropic's routes, and an event of a stream that failed."""
+
+    error: AnthropicError
+    type: str = "error"
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def in_anthropic_form(error: APIError) -> AnthropicErrorResponse:
+    """The same error as Anthropic's clients expect it."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return AnthropicErrorResponse(AnthropicError(kind, error.detail.message))
+
+
+class OllamaErrorResponse(msgspec.Struct):
+    """The body of an error response of Ollama's routes, and a line of a stream that failed."""
+
+    error: str
+
+
+def in_ollama_form(error: APIError) -> OllamaErrorResponse:
+    """The same error as Ollama's clients expect it."""
+    return OllamaErrorResponse(error.detail.message)
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether a client of Anthropic's asks: its path says so, or the header that all of them send."""
+    if _path(scope).startswith("/v1/messages"):
+        return True
+    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def _form_of(scope: Scope) -> Callable[[APIError], msgspec.Struct] | None:
+    """None: OpenAI's."""
+    if _path(scope).startswith("/api/"):
+        return in_ollama_form
+    return in_anthropic_form if is_anthropic(scope) else None
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+class _ErrorAnswer(Response):
+    """Chooses the form when it is sent, so that those who raise an error need not know the dialect."""
+
+    def __init__(self, error: APIError) -> None:
+        super().__init__(error.body, error.status, error.headers, "application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (form := _form_of(scope)) is None:
+            await super().__call__(scope, receive, send)
+            return
+        body = msgspec.json.encode(form(self._error))
+        await Response(body, self._error.status, self._error.headers, "application/json")(scope, receive, send)
 
 
 def bad_request(error: ValueError | str, param: str | None = None, code: str | None = None) -> APIError:
@@ -87,6 +160,10 @@ _FIELDS = {
     "suffix",
     "dimensions",
     "pooling",
+    "normalize",
+    "queries",
+    "documents",
+    "items",
 }
 
 
@@ -101,20 +178,38 @@ def from_validation(error: ValidationError) -> APIError:
     lines = [_describe(finding) for finding in findings[:3]]
     if len(findings) > 3:
         lines.append(f"and {len(findings) - 3} more")
-    return APIError(400, "; ".join(lines), param=_path(first["loc"]) or None)
+    return APIError(400, "; ".join(lines), param=_field(first["loc"]) or None)
 
 
 def _describe(finding: Any) -> str:
-    path = _path(finding["loc"]) or "the body"
+    path = _field(finding["loc"]) or "the body"
     message = finding["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
+    if len(message) > 2 * _MAX_SHOWN:  # pydantic repeats the type of a block, however long it is
+        message = message[: 2 * _MAX_SHOWN] + "..."
     if finding["type"] in ("missing", "value_error"):
         return f"{path}: {message}"
     return f"{path}: {message}, got {shown(finding['input'])}"
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location)
+def _field(location: tuple[int | str, ...]) -> str:
+    """The field. pydantic names the member of a union too, by the type or role of the value: left out."""
+    last = len(location) - 1
+    parts = [
+        part for at, (before, part) in enumerate(zip((None, *location), location, strict=False))
+        if not (part in _MEMBERS and (isinstance(before, int) or before in _UNIONS) and (at < last or part in _ROLES))
+    ]  # fmt: skip
+    return ".".join(map(str, parts))
+
+
+_ROLES = ("user", "assistant", "system")
+_UNIONS = ("tool_choice", "format")
+_MEMBERS = frozenset({
+    *_ROLES, "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+    "custom_tool_call_output", "additional_tools", "item_reference", "input_text", "output_text", "text", "refusal",
+    "thinking", "redacted_thinking", "tool_use", "tool_result", "function", "custom", "namespace", "tool", "auto",
+    "any", "none", "allowed_tools", "json_schema", "json_object", "grammar", "client", "hosted",
+})  # fmt: skip
 
 
 def shown(value: Any) -> str:

@@ -6,6 +6,8 @@ The management port needs no API key for them; /health, /livez and /readyz need 
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from dataclasses import asdict
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,6 +18,7 @@ from octavo.entrypoints.admission import num_queued
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.responses import JSON
+from octavo.interface.block_map import count_blocks
 from octavo.version import __version__
 
 
@@ -24,6 +27,33 @@ class Load(msgspec.Struct):
 
     server_load: int  # requests in progress
     num_queued: int  # their sequences that wait to be scheduled
+
+
+class RunningRequest(msgspec.Struct):
+    """A request that is being answered."""
+
+    request_id: str  # of X-Request-Id; the answer's own id ends with it
+    num_tokens: list[int]  # of each unfinished sample, the prompt's too
+
+
+class Blocks(msgspec.Struct, omit_defaults=True):
+    """The body of /octavo/blocks. Of ``num_blocks`` each is free, used or cached; ``shared`` are used, ``partial`` used
+    or cached. ``cells``: a byte for each block, in base64, the first that of block 1: how many hold it in six bits,
+    then whether the prefix cache offers it, then whether it offers less than a whole block. ``unfilled``: places for
+    tokens in used blocks where no token is yet."""
+
+    block_size: int
+    num_blocks: int
+    free: int
+    used: int
+    shared: int
+    cached: int
+    partial: int
+    unfilled: int
+    cells: str
+    running: list[RunningRequest]
+    request_id: str | None = None
+    block_ids: list[list[int]] | None = None  # that each sample of the request holds, in order
 
 
 class Version(msgspec.Struct):
@@ -75,9 +105,40 @@ async def ping(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
-    text = await asyncio.to_thread(state_of(request).metrics.expose)  # thousands of lines
+    """Prometheus' text format; with ``name[]``, as Prometheus' clients have it, the samples of these names alone."""
+    names = request.query_params.getlist("name[]")
+    text = await asyncio.to_thread(state_of(request).metrics.expose, names)  # thousands of lines
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+async def blocks(request: Request) -> Response:
+    """The KV cache's blocks: how many are what, a byte for each, and with ``request_id`` those that a request holds."""
+    state = state_of(request)
+    ready, block_size = state.engine.ready, state.engine.config.cache.block_size
+    if ready is None:
+        raise APIError(503, "Not ready: the model is loading", code="not_ready", headers={"retry-after": "1"})
+    cells, request_id = state.engine.client.read_block_map(), request.query_params.get("request_id")
+    samples = None if request_id is None else await _blocks_of(state, request_id)
+    counts, num_tokens = count_blocks(cells), state.engine.num_tokens()
+    unfilled = ready.kv_groups * sum(-count % block_size for samples_of in num_tokens.values() for count in samples_of)
+    running = [
+        RunningRequest(known_as, [count for name in engine_ids for count in num_tokens.get(name, ())])
+        for known_as, engine_ids in state.engine_ids.items()
+    ]
+    return JSON(
+        Blocks(
+            block_size, **asdict(counts), unfilled=min(unfilled, counts.used * block_size),
+            cells=b64encode(cells).decode(), running=[one for one in running if one.num_tokens],
+            request_id=request_id, block_ids=samples,
+        )
+    )  # fmt: skip
+
+
+async def _blocks_of(state: ServerState, request_id: str) -> list[list[int]]:
+    """``request_id``: of an answer ("cmpl-...") or of X-Request-Id."""
+    known = state.engine_ids
+    engine_ids = known.get(request_id) or known.get(request_id.partition("-")[2], [])
+    return [ids for engine_id in engine_ids for ids in await state.engine.client.block_ids(engine_id)]
 
 
 async def version(request: Request) -> Response:

@@ -30,7 +30,10 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     answer: type[msgspec.Struct] | str = "text/plain"  # body of a 200: a struct as JSON, or a media type
-    streams: bool = False  # may respond with server-sent events
+    streams: str = ""  # the media type of a streamed response, where there is one
+    error: type[msgspec.Struct] = ErrorResponse
+    form: dict[str, Any] | None = None  # the schema of a form that is uploaded
+    query: dict[str, dict[str, Any]] | None = None  # schemas of the query's parameters, none of them required
     open: bool = False  # needs no API key
     name: str = ""  # the operationId, where a handler has several paths
 
@@ -45,10 +48,13 @@ def document(operations: Sequence[Operation], state: ServerState, title: str, ro
     bodies = [operation.body for operation in operations if operation.body is not None]
     _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF + "{model}")
     answers = [operation.answer for operation in operations if not isinstance(operation.answer, str)]
-    _, components = msgspec.json.schema_components([*answers, ErrorResponse], ref_template=_REF + "{name}")
+    errors = {operation.error: None for operation in operations}
+    _, components = msgspec.json.schema_components([*answers, *errors], ref_template=_REF + "{name}")
     schemas = {**definitions.get("$defs", {}), **components}
+    assert len(schemas) == len(definitions.get("$defs", {})) + len(components), "a body and an answer of one name"
+    assert all("." not in name for name in components), "two answers of one name"
     for body in bodies:
-        _state_limits(schemas[body.__name__], state)
+        _state_limits(schemas[body.__name__], state, getattr(body, "CLAMPED", frozenset()))
     paths: dict[str, Any] = {}
     for operation in operations:
         described = _describe(operation, bool(state.args.api_key))
@@ -76,9 +82,10 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
     else:
         content = {"application/json": {"schema": {"$ref": _REF + operation.answer.__name__}}}
     if operation.streams:
-        data = {"type": "string", "description": "one chunk as JSON, or [DONE]"}
-        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
-    error = {"application/json": {"schema": {"$ref": _REF + "ErrorResponse"}}}
+        chunk: dict[str, Any] = {"type": "string", "description": "one chunk as JSON, or [DONE]"}
+        schema: dict[str, Any] = {"type": "object", "properties": {"data": chunk}}
+        content[operation.streams] = {"schema": schema if operation.streams == "text/event-stream" else {}}
+    error = {"application/json": {"schema": {"$ref": _REF + operation.error.__name__}}}
     described: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
@@ -91,16 +98,20 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
     if operation.body is not None:
         schema = {"$ref": _REF + operation.body.__name__}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if operation.form is not None:
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": operation.form}}}
     if "{" in operation.path:
         name = operation.path.partition("{")[2].partition(":")[0].partition("}")[0]
         described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name, schema in (operation.query or {}).items():
+        described.setdefault("parameters", []).append({"name": name, "in": "query", "schema": schema})
     if has_keys and not operation.open:
         described["security"] = [{"apiKey": []}, {"apiKeyHeader": []}]
     return described
 
 
-def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
-    """Add what depends on the server: model names, vocabulary, max_model_len."""
+def _state_limits(schema: dict[str, Any], state: ServerState, clamped: frozenset[str]) -> None:
+    """Add what depends on the server: model names, vocabulary, max_model_len (not to the fields ``clamped`` to it)."""
     properties = schema["properties"]
     config = state.engine.config
     vocab_size, longest = config.model.vocab_size, config.scheduler.max_model_len - 1
@@ -119,13 +130,16 @@ def _state_limits(schema: dict[str, Any], state: ServerState) -> None:
         (value,) = option["patternProperties"].values()
         option["patternProperties"] = {f"^{integers_below(vocab_size)}$": value}
         option["additionalProperties"] = False
-    names = ("max_tokens", "max_completion_tokens", "min_tokens", "truncate_prompt_tokens")
+    names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "truncate_prompt_tokens")
     maxima = {"n": state.max_n, **dict.fromkeys(names, longest)}
     maxima |= dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), state.args.max_logprobs)
-    for name, maximum in maxima.items():
+    for name, maximum in ((name, maxima[name]) for name in maxima.keys() - clamped):
         for option in _options(properties, name, "integer"):
             option["maximum"] = maximum
-    for option in _options(properties, "dimensions", "integer"):
+    for option in (
+        *_options(properties, "dimensions", "integer"),
+        *_options(properties, "output_dimension", "integer"),
+    ):
         pooler, size = config.model.pooler, config.model.pooler.width(config.model.hidden_size)
         if pooler.dimensions == ():
             option["maximum"] = size
@@ -142,8 +156,10 @@ def _options(properties: dict[str, Any], name: str, kind: str) -> Iterator[dict[
 
 
 def _limit_prompts(option: dict[str, Any], ids: dict[str, Any], most: int) -> None:
-    """Limit one prompt's token ids, or the number of prompts."""
+    """Limit one prompt's token ids, or the number of prompts. Items of other fields of the name have no limit here."""
     items = option["items"]
+    if "type" not in items:
+        return
     if items["type"] == "integer":
         option |= ids
     else:

@@ -11,10 +11,12 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess
@@ -56,39 +58,12 @@ def allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def bind(args: ServerArgs) -> list[socket.socket]:
-    """Listening sockets of the main port and, if set, of the management port. Raises ConfigError if one is taken."""
-    sockets = [_bind_unix(args.uds) if args.uds else _bind_tcp(args.host, args.port, "port")]
-    if args.management_port is not None:
-        sockets.append(_bind_tcp(args.management_host or args.host, args.management_port, "management_port"))
-    return sockets
+@dataclass(frozen=True)
+class Started:
+    """When the start began, by `time.perf_counter`, and how many seconds it took to find or fetch the model's files."""
 
-
-def _bind_tcp(host: str, port: int, name: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by every connection
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another {name}"
-        ) from None
-    return sock
-
-
-def _bind_unix(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(path)
-    except OSError as error:
-        sock.close()
-        raise ConfigError(
-            f"cannot listen on the unix socket {path} ({error.strerror}); remove it or choose another uds"
-        ) from None
-    return sock
+    at: float
+    fetch_seconds: float
 
 
 async def serve(
@@ -97,6 +72,7 @@ async def serve(
     tokenizer: Tokenizer | None,
     process: CoreProcess,
     sockets: list[socket.socket],
+    started: Started,
 ) -> int:
     """Serve until a signal or the core's end. Returns the exit code; raises OctavoError if the engine cannot start."""
     loop = asyncio.get_running_loop()
@@ -106,13 +82,14 @@ async def serve(
     engine = AsyncLLM(config, tokenizer, process, metrics, load_log, tracer)
     stop = _StopSignals(loop)
     servers: list[_Uvicorn] = []
+    apps: list[Starlette] = []
     tasks: list[asyncio.Task[Any]] = []
     try:
         metrics.watch_device_memory(engine.client.heartbeat.read_device_memory)
         metrics.watch_core_process(process.pid)
         state = ServerState(engine, args, metrics, HttpMetrics(metrics.registry))
         metrics.watch_progress(state.progress)
-        apps = [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
+        apps += [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
         servers = [_Uvicorn(_uvicorn_config(app, args, main=i == 0)) for i, app in enumerate(apps)]
         tasks = [
             asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
@@ -123,6 +100,8 @@ async def serve(
             ready.cancel()
             return 0
         ready.result()
+        metrics.record_startup("fetch", started.fetch_seconds)
+        metrics.record_startup("ready", time.perf_counter() - started.at)
         logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
@@ -138,6 +117,9 @@ async def serve(
             server.force_exit = stop.second.is_set()
         if tasks:
             await asyncio.wait(tasks, timeout=2 * _FLUSH_SECONDS)
+        for app in apps:
+            if (batches := getattr(app.state, "batches", None)) is not None:
+                await batches.close()
         engine.close(grace=1.0 if stop.second.is_set() else 5.0)
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)
@@ -170,7 +152,7 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     """Wait until the engine has loaded its model, then admit requests. Raises OctavoError if it cannot."""
     ready = await engine.wait_ready()
     state.metrics.record_cache(engine.config, ready.num_blocks, ready.blocks_of_longest)
-    state.metrics.record_weights(ready.weight_bytes)
+    state.metrics.record_memory(ready.weight_bytes, ready.memory_shares)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

@@ -45,6 +45,9 @@ class ServerState:
     num_responding: int = 0  # POST requests whose responses are not complete
     ids_in_use: set[str] = field(default_factory=set)  # chosen by clients, of requests in progress
 
+    # What the engine calls the requests in progress, by the id of X-Request-Id, which ends the answer's own id
+    engine_ids: dict[str, list[str]] = field(default_factory=dict)
+
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
         self.fingerprint = system_fingerprint(self.engine.config)

@@ -94,6 +94,11 @@ class Tokenizer:
         whole = backend.post_process(encoding, second, add_special_tokens)
         return whole.ids[:max_tokens], whole.type_ids[:max_tokens]
 
+    def first_tokens(self, text: str, limit: int) -> str:
+        """The beginning of ``text`` that its first ``limit`` tokens stand for."""
+        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 import tokenizers
+from support.scripted_model import write_scripted_model
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 MAX_MODEL_LEN = 1_024
@@ -197,6 +198,21 @@ def guarded(start, management_port) -> Server:
         "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
         env={"OCTAVO_API_KEY": "secret-key"},
     )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def start_scripted(start, tiny_model, tmp_path_factory) -> Callable[[], Server]:
+    """Start one of a model that recites: it reasons, calls tools, and is cut off, as the end of a prompt says."""
+    folder = tmp_path_factory.mktemp("scripted") / "model"
+    write_scripted_model(tiny_model, folder)
+    flags = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "scripted"]
+    return lambda: start(*flags, "--kv-cache-memory-bytes", str(64 << 20), model=folder)
+
+
+@pytest.fixture(scope="session")
+def scripted(start_scripted) -> Server:
+    """One for all tests that leave it as it was."""
+    return start_scripted()
 
 
 HISTORY_TEMPLATE = (

@@ -8,8 +8,19 @@ import time
 
 import pytest
 
+from octavo.bench.hugging_face import precision
+from octavo.bench.report import METRICS
 from octavo.cli.main import main
+from octavo.engine.args import EngineArgs
 
+# Of a run without speech, ramp or speculation.
+VLLM_FIELDS = {
+    "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
+    "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
+    "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "input_lens",
+    "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "generated_texts", "errors",
+    "max_output_tokens_per_s", "max_concurrent_requests",
+}  # fmt: skip
 TALK = [
     {"from": "human", "value": "The quick brown fox jumps over the lazy dog."},
     {"from": "gpt", "value": "The capital of France is Paris."},
@@ -29,7 +40,8 @@ def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
     code = main([
         "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--tokenizer", str(tiny_model),
         *talks, "--num-prompts", "12", "--request-rate", "200", "--burstiness", "2", "--max-concurrency", "4",
-        "--ignore-eos", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics", "ttft,tpot,itl,e2el",
+        "--ignore-eos", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics",
+        "ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue", "--num-warmups", "2", "--label", "mine",
         "--metric-percentiles", "50,99", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename",
         "result.json", "--metadata", "run=1", "--plot-timeline", str(tmp_path / "timeline.png"), "--disable-tqdm",
     ])  # fmt: skip
@@ -44,11 +56,28 @@ def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
     assert (result["completed"], result["failed"], result["run"]) == (12, 0, "1")
     assert result["output_lens"] == [6] * 12 and result["total_output_tokens"] == 72
     assert result["request_goodput"] == result["request_throughput"]
-    assert result["max_concurrent_requests"] <= 4
-    assert {f"{s}_{m}_ms" for s in ("mean", "median", "std", "p99") for m in ("ttft", "tpot", "itl", "e2el")} < set(
-        result
-    )
+    named = {f"{s}_{m}_ms" for s in ("mean", "median", "std", "p99") for m in METRICS}
+    assert named | VLLM_FIELDS <= set(result), "what vLLM's JSON has"
+    assert (result["label"], result["request_rate"], len(result["queue_times"])) == ("mine", 200.0, 12)
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_serve_goes_on_with_answers(shared_server, tiny_model, tmp_path, backend, capsys):
+    """Each question of a conversation comes after the answer to the one before, with all that was said."""
+    code = main([
+        "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--tokenizer", str(tiny_model),
+        "--dataset-name", "multi_turn", "--num-prompts", "3", "--multi-turn-num-turns", "4", "--multi-turn-prefix-len",
+        "9", "--multi-turn-input-len", "5", "--multi-turn-output-len", "6", "--ignore-eos", "--num-warmups", "0",
+        "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "result.json", "--disable-tqdm",
+    ])  # fmt: skip
+    assert code == 0, capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["output_lens"]) == (12, [6] * 12)
+    lengths, starts = result["input_lens"], result["start_times"]
+    for turn in range(12):
+        if turn % 4:
+            assert lengths[turn] > lengths[turn - 1] + 5 and starts[turn] > starts[turn - 1]
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "some/model"], ["--ready-check-timeout-sec", "0.3"]])
@@ -82,20 +111,22 @@ def tiny_weights(tiny_model, tmp_path_factory):
 def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
     code = main([
         "bench", "throughput", "--model", str(tiny_weights), *talks, "--num-prompts", "6", "--baseline", "hf",
-        "--hf-max-batch-size", "3", "--num-gpu-blocks-override", "64", "--output-json", str(tmp_path / "out.json"),
-        "--disable-tqdm",
+        "--hf-max-batch-size", "3", "--hf-dtype", "bfloat16", "--num-gpu-blocks-override", "64",
+        "--output-json", str(tmp_path / "out.json"), "--disable-tqdm",
     ])  # fmt: skip
     assert code == 0
     lines = capsys.readouterr().out
     assert "Throughput: " in lines and "Total num output tokens:  36" in lines
-    assert "output tokens/s (float32 weights, float32 between layers, up to " in lines, (
-        "precisions and batch sizes are named"
-    )
-    assert "output tokens/s (float32, one at a time, 6 prompts)" in lines
-    assert "output tokens/s (float32, batches of 3, 6 prompts)" in lines
+    assert "output tokens/s (float32, continuous batches of up to " in lines, "precisions and batch sizes are named"
+    assert "output tokens/s (bfloat16, one at a time, 6 prompts)" in lines
+    assert "output tokens/s (bfloat16, static batches of 3, 6 prompts)" in lines
+    assert precision(EngineArgs().create_engine_config()) == {
+        "weights": "Q4_1", "activations": "int8", "kv_cache": "int8",
+    }, "a device that is still to be chosen"  # fmt: skip
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["num_requests"] == 6
-    assert [one["batch_size"] for one in figures["baselines"]] == [1, 3]
+    assert figures["octavo"]["activations"] == "float32" and figures["octavo"]["max_num_seqs"] > 0
+    assert [(one["batch_size"], one["weights"]) for one in figures["baselines"]] == [(1, "bfloat16"), (3, "bfloat16")]
     for one in figures["baselines"]:
         assert one["ratio"] == pytest.approx(figures["output_tokens_per_second"] / one["output_tokens_per_second"])
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
 import octavo_kernels
+from octavo.chat_client import CHAT_SAMPLING, Model
+from octavo.cli.conversation import Conversation
 
 CHAT = [sys.executable, "-m", "octavo.cli.main", "chat"]
 
@@ -119,6 +125,55 @@ def test_the_conversation_goes_on_after_a_message_that_is_refused(terminal):
     terminal.type("/exit\r")
     assert terminal.exit_code() == 0
     assert terminal.shown.count("max_model_len") == 1 and "oldest" not in terminal.shown
+
+
+def test_keys_of_a_terminal(terminal):
+    """Letters of any script, a line that wraps, a window that changes its size, the last line once more."""
+    terminal.wait_for_prompt()
+    long = "Grüße 漢字 🙂 " + "word " * 60 + "end"
+    terminal.type(f"/set system {long}\r")
+    terminal.wait_for_prompt(2)
+    fcntl.ioctl(terminal.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 40, 0, 0))
+    terminal.type("/show\r")
+    terminal.wait_for(f"system={long}")
+    terminal.wait_for_prompt(3)
+    terminal.type("/sho\r")
+    terminal.wait_for("did you mean /show?")
+    terminal.wait_for_prompt(4)
+    terminal.type("\x1b[A\r")
+    terminal.wait_for("did you mean /show?", 2)
+    terminal.type("/?\r")
+    terminal.wait_for("forget the conversation")
+    terminal.type("/bye\r")
+    assert terminal.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "settings", "sent"),
+    [
+        ("smollm2-135m-instruct", {"temperature": 0.2}, {}, {"frequency_penalty": 0.4}),
+        ("smollm2-135m-instruct", {"temperature": 0.2}, {"temperature": 0}, {}),
+        ("smollm2-135m-instruct", {"temperature": 0.2}, {"frequency_penalty": 0}, {}),
+        ("other", {"temperature": 0.2}, {}, {}),
+        ("other", {}, {}, CHAT_SAMPLING),
+        ("other", None, {}, {}),
+        ("other", {}, {"repetition_penalty": 1.1}, CHAT_SAMPLING),
+    ],
+)
+def test_what_chat_sends_of_its_own(model, said, settings, sent):
+    """What a model's files recommend is left as it is."""
+    client = SimpleNamespace()
+    conversation = Conversation(client, Model(model, None, said), settings, None, False, print)
+    assert conversation._body([]) == {"model": model, "messages": [], **sent, **settings}
+
+
+@pytest.mark.slow
+def test_a_hundred_turns_in_512_tokens(start):
+    server = start("--max-model-len", "512")
+    lines = [f"Turn {number}: " + "the quick brown fox " * (number % 9) for number in range(100)]
+    done = run(server.url, "--max-tokens", "12", text="".join(line + "\n" for line in lines))
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.count("oldest") == 1
 
 
 def turns(shared_server, lines: list[str], *flags: str) -> subprocess.CompletedProcess[str]:
@@ -234,7 +289,7 @@ def test_the_embedded_model_answers_plain_questions():
         line = chat.stdout.readline()
         assert line, f"it ended:\n{out}"
         out += line
-    assert "temperature=0.2\ntop_p=0.9\nmin_p=0\n" in out
+    assert "temperature=0.2\ntop_p=0.9\nmin_p=0\nfrequency_penalty=0.4\n" in out
     answers = out.split("(forgotten)\n")[1:]
     right = sum(word in answer for answer, word in zip(answers, list(QUESTIONS.values()) * 5, strict=True))
     assert right >= 10, out
@@ -242,6 +297,29 @@ def test_the_embedded_model_answers_plain_questions():
     chat.send_signal(signal.SIGTERM)
     assert chat.wait(30) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_nothing_is_left_of_a_chat_that_is_killed():
+    chat = subprocess.Popen(CHAT, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True)
+    assert chat.stdin is not None and chat.stdout is not None
+    chat.stdin.write("/show\n")
+    chat.stdin.flush()
+    assert chat.stdout.readline(), "it has begun"
+    started = _descendants(chat.pid)
+    assert len(started) >= 2, "a server and its core"
+    chat.kill()
+    chat.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, started
+        time.sleep(0.05)
+
+
+def _descendants(pid: int) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return children + [grandchild for child in children for grandchild in _descendants(int(child))]
 
 
 @pytest.mark.slow

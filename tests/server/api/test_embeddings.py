@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import struct
 
@@ -104,3 +105,32 @@ def test_the_servers_default_can_be_the_last_token(unusual):
     client = unusual.client()
     assert embed(client, TEXTS[0]) == embed(client, TEXTS[0], extra_body={"pooling": "last"})
     assert embed(client, TEXTS[0]) != embed(client, TEXTS[0], extra_body={"pooling": "mean"})
+
+
+def test_coheres_form_is_of_the_same_vectors(shared_server):
+    theirs = shared_server.post("/v1/embeddings", {"input": ["a fox", "a dog"]}).json()
+    asked = {"texts": ["a fox", "a dog"], "input_type": "search_query", "embedding_types": ["float", "base64"]}
+    answer = shared_server.post("/v2/embed", asked).json()
+    assert answer["embeddings"]["float"] == [one["embedding"] for one in theirs["data"]]
+    for packed, vector in zip(answer["embeddings"]["base64"], answer["embeddings"]["float"], strict=True):
+        assert struct.unpack(f"<{len(vector)}f", base64.b64decode(packed)) == pytest.approx(vector, abs=1e-6)
+    tokens = theirs["usage"]["prompt_tokens"]
+    assert answer["meta"] == {"billed_units": {"input_tokens": tokens}, "api_version": {"version": "2"}}
+    assert answer["texts"] == asked["texts"] and answer["response_type"] == "embeddings_by_type"
+    long = {"texts": ["brown fox " * 2000]}
+    both = [shared_server.post("/v2/embed", {**long, "truncate": side}).json() for side in ("START", "END")]
+    assert both[0]["embeddings"] != both[1]["embeddings"]
+    for wrong, word in (
+        ({**long, "truncate": "NONE"}, "texts.0 has"),
+        ({"texts": ["a", "brown fox"], "truncate": "NONE", "max_tokens": 1}, "texts.1 has"),
+        ({"texts": [""]}, "texts.0"), ({"texts": []}, "texts"),
+        ({"texts": ["x"], "images": ["x"]}, "images"),
+        ({"texts": ["x"], "output_dimension": 10_000}, "output_dimension"),
+        ({"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types"),
+    ):  # fmt: skip
+        refused = shared_server.post("/v2/embed", wrong)
+        error = refused.json()["error"]
+        assert refused.status_code == 400 and word in error["message"], refused.text
+        assert error["param"].startswith(word.split()[0]) and "truncate_prompt_tokens" not in refused.text
+    no_cut = shared_server.post("/v2/embed", {"texts": ["a", "brown fox " * 800], "truncate": "NONE"}).json()["error"]
+    assert no_cut["param"] == "texts.1" and no_cut["message"].endswith("; shorten it, or set truncate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 
@@ -246,9 +247,14 @@ def test_our_own_metrics(server):
         assert reading.of("octavo:step_seconds_count", kind=kind) > 0
         assert reading.of("octavo:step_tokens_total", kind=kind, tokens="generation") > 0
     assert reading.of("octavo:step_tokens_total", kind="decode", tokens="prompt") == 0
-    assert reading.of("octavo:startup_seconds", phase="load") > 0
+    phases = {
+        phase: reading.of("octavo:startup_seconds", phase=phase) for phase in ("fetch", "import", "load", "ready")
+    }
+    assert min(phases.values()) > 0 and max(phases, key=lambda phase: phases[phase]) == "ready"
     assert reading["octavo:max_num_seqs"] >= 1
     weights = {labels["kind"]: value for name, labels, value in scrape(server) if name == "octavo:weight_bytes"}
+    shares = {labels["part"]: value for name, labels, value in scrape(server) if name == "octavo:memory_bytes"}
+    assert (shares["weights"], sum(shares.values())) == (sum(weights.values()), total)
     assert weights["tables"] > 0 and max(weights, key=lambda kind: weights[kind]) in ("float32", "bfloat16")
     assert reading["octavo_core_process_resident_memory_bytes"] > reading["process_resident_memory_bytes"]
 
@@ -267,3 +273,23 @@ def test_http_requests_are_counted_by_route(server):
     assert change.of("http_request_duration_seconds_count", **route) == 2
     assert change["http_request_duration_highr_seconds_count"] == 3, "health and metrics are not counted"
     assert change.after.of("http_requests_total", handler="none") >= 1
+
+
+def test_speculation_is_counted_and_changes_no_answer(start, server) -> None:
+    """Its counters are there from the start, by position too, and only where it is on."""
+    assert not [name for name, _, _ in scrape(server) if "spec_decode" in name]
+    config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    other = start("--speculative-config", json.dumps(config), "--max-num-seqs", "8", "--num-gpu-blocks-override", "64")
+    spec = "vllm:spec_decode_num_"
+    counters = [f"{spec}{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
+    before = Reading(other)
+    assert [before[name] for name in counters] == [0, 0, 0]
+    assert [before.of(f"{spec}accepted_tokens_per_pos_total", position=str(i)) for i in range(3)] == [0, 0, 0]
+    body = {"prompt": PROMPT, "max_tokens": 150, "temperature": 0, "ignore_eos": True, "logprobs": 1}  # goes round
+    answers = [one.post("/v1/completions", body).json()["choices"] for one in (server, other)]
+    assert answers[0] == answers[1]
+    after = Reading(other)
+    drafts, tokens, accepted = (after[name] for name in counters)
+    by_position = [after.of(f"{spec}accepted_tokens_per_pos_total", position=str(i)) for i in range(3)]
+    assert 0 < drafts <= tokens <= 3 * drafts and 0 < accepted <= tokens
+    assert sum(by_position) == accepted and by_position == sorted(by_position, reverse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,8 @@ import jsonschema_rs
 import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+from support import sdk_types
 
 import octavo
 from octavo.engine.args import EngineArgs
@@ -42,16 +44,38 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }
 
 
+# vLLM's fields beside OpenAI's: always, where they were asked for, of a model
+EXTRAS = ("stop_reason",)
+ASKED = (*EXTRAS, "token_ids", "prompt_token_ids", "prompt_logprobs")
+OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params")
+
+
 @cache
-def checks(kind: Any) -> tuple[TypeAdapter[Any], Any]:
-    adapter = TypeAdapter(kind)
-    return adapter, jsonschema_rs.validator_for(adapter.json_schema())
+def schema_of(kind: Any) -> Any:
+    return jsonschema_rs.validator_for(TypeAdapter(kind).json_schema())
 
 
-def fits(kind: Any, raw: str) -> None:
-    adapter, schema = checks(kind)
-    adapter.validate_json(raw, strict=True)
-    schema.validate(json.loads(raw))
+def fits(kind: Any, raw: str, extras: Collection[str] = EXTRAS) -> None:
+    sdk_types.fits(kind, raw, extras)
+    schema_of(kind).validate(json.loads(raw))
+
+
+def test_the_check_finds_a_field_too_few_and_one_too_many(shared_server):
+    """In every object of an answer."""
+    body = {"messages": USER, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
+    answer = shared_server.post("/v1/chat/completions", body).json()
+    kept = json.dumps(answer)
+    objects = [answer, answer["choices"][0], answer["choices"][0]["message"], answer["usage"]]
+    objects += [answer["choices"][0]["logprobs"]["content"][1], answer["usage"]["prompt_tokens_details"]]
+    for one in objects:
+        one["zzz"] = None
+        with pytest.raises(AssertionError, match="zzz"):
+            fits(ChatCompletion, json.dumps(answer))
+        del one["zzz"]
+    for key in ("id", "choices", "created", "model", "object"):
+        with pytest.raises(ValidationError, match=key):
+            fits(ChatCompletion, json.dumps({name: value for name, value in answer.items() if name != key}))
+    assert json.dumps(answer) == kept
 
 
 def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
@@ -65,14 +89,15 @@ def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", CHATS)
 def test_chats(shared_server, name):
     body = {"model": "tiny", "messages": USER, "max_tokens": 6, **CHATS[name]}
-    fits(ChatCompletion, shared_server.post("/v1/chat/completions", body).text)
+    extras = ASKED if name == "vLLM's extras" else EXTRAS
+    fits(ChatCompletion, shared_server.post("/v1/chat/completions", body).text, extras)
     if body.pop("prompt_logprobs", None) is not None:  # a stream of a chat has no place for them
         refused = shared_server.post("/v1/chat/completions", {**body, "prompt_logprobs": 1, "stream": True})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
     for options in ({}, {"stream_options": {"include_usage": True}}):
         found = chunks(shared_server, "/v1/chat/completions", {**body, **options})
         for chunk in found:
-            fits(ChatCompletionChunk, chunk)
+            fits(ChatCompletionChunk, chunk, extras)
         assert len(found) >= 2
 
 
@@ -111,9 +136,9 @@ def test_one_fingerprint_in_every_answer_and_chunk(shared_server, tiny_model, tm
 
 def test_embeddings_and_models(shared_server):
     body = {"model": "tiny", "input": ["a", "b"]}
-    fits(CreateEmbeddingResponse, shared_server.post("/v1/embeddings", body).text)
+    fits(CreateEmbeddingResponse, shared_server.post("/v1/embeddings", body).text, ())
     listed = shared_server.get("/v1/models").json()
     assert listed["object"] == "list" and listed["data"]
     for model in listed["data"]:
-        fits(Model, json.dumps(model))
-    fits(Model, shared_server.get("/v1/models/tiny").text)
+        fits(Model, json.dumps(model), OF_MODELS)
+    fits(Model, shared_server.get("/v1/models/tiny").text, OF_MODELS)

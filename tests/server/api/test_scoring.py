@@ -33,6 +33,11 @@ def scores_of(llm, documents=DOCUMENTS):
     return [output.outputs.score for output in llm.score(QUERY, documents, use_tqdm=False)]
 
 
+def test_metrics_of_an_encoder_claim_no_prefix_cache(embedder):
+    (info,) = [line for line in embedder[0].get("/metrics").text.splitlines() if line.startswith("vllm:cache_config")]
+    assert 'enable_prefix_caching="False"' in info
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 def test_documents_come_in_the_order_of_their_scores(reranker, path):
     server, llm = reranker
@@ -60,6 +65,46 @@ def test_scores_of_pairs(reranker, embedder, path):
         assert [item["score"] for item in answer["data"]] == pytest.approx(scores_of(llm), abs=1e-6)
         one = server.post(path, {"text_1": [QUERY, DOCUMENTS[0]], "text_2": [DOCUMENTS[1], DOCUMENTS[0]]}).json()
         assert one["data"][0]["score"] == pytest.approx(scores_of(llm)[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_scores_under_vllms_other_names(reranker, names):
+    server, llm = reranker
+    parts = {"content": [{"type": "text", "text": DOCUMENTS[1]}]}
+    body = {"model": "reranker", names[0]: QUERY, names[1]: [DOCUMENTS[0], parts, *DOCUMENTS[2:]], "text_1": None}
+    answer = server.post("/v1/score", body).json()
+    assert [item["score"] for item in answer["data"]] == pytest.approx(scores_of(llm), abs=1e-6)
+
+
+def test_requests_as_clients_write_them(reranker):
+    """As recorded of vLLM's examples, Cohere's client (`rerank`) and LangChain's CohereRerank."""
+    server, llm = reranker
+    expected = scores_of(llm)
+    common = {"model": "reranker", "query": QUERY}
+    cut = scores_of(llm, [text.split()[0] for text in DOCUMENTS])
+    for more, scores in (
+        ({"documents": DOCUMENTS, "top_n": 0}, expected),
+        ({"documents": DOCUMENTS, "top_n": 50, "max_tokens_per_doc": 4000}, expected),
+        ({"documents": [{"text": text} for text in DOCUMENTS], "rank_fields": ["text"]}, expected),
+        ({"documents": DOCUMENTS[0]}, expected[:1]),
+        ({"documents": DOCUMENTS, "max_tokens_per_doc": 1, "max_tokens_per_query": 4}, cut),
+    ):
+        response = server.post("/v2/rerank", common | more)
+        assert response.status_code == 200, response.text
+        found = {result["index"]: result["relevance_score"] for result in response.json()["results"]}
+        assert [found[i] for i in range(len(scores))] == pytest.approx(scores, abs=1e-6)
+        assert len(found) == len(scores)
+
+
+def test_vectors_are_left_as_they_are_where_asked_for(embedder):
+    server, llm = embedder
+    plain = list(llm.embed(DOCUMENTS[0], use_tqdm=False)[0])
+    body = {"input": DOCUMENTS[0], "encoding_format": "float"}
+    assert server.post("/v1/embeddings", body | {"use_activation": False}).json()["data"][0][
+        "embedding"
+    ] == pytest.approx(plain, abs=1e-5)
+    normal = server.post("/v1/embeddings", body | {"use_activation": True}).json()["data"][0]["embedding"]
+    assert normal == pytest.approx([x / math.hypot(*plain) for x in plain], abs=1e-5)
 
 
 def test_classes(reranker):
@@ -106,14 +151,19 @@ def test_long_texts_are_cut_where_that_is_asked_for(embedder):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "model", "cannot generate text"),
         ("/v1/completions", {"prompt": "x"}, "model", "/v1/embeddings"),
         ("/classify", {"input": "x"}, "model", "cannot classify"),
-        ("/v1/rerank", {"query": "x", "documents": []}, "documents", "not empty"),
+        ("/v1/rerank", {"query": "x", "documents": []}, "documents", "empty"),
         ("/v1/rerank", {"query": "x", "documents": ["y", 3]}, "documents", "entry 1"),
         ("/v1/rerank", {"query": "x", "documents": ["a", "paris " * 400]}, "documents.1", "2400 characters"),
         ("/v1/rerank", {"query": "paris " * 400, "documents": ["a"]}, "query", "2400 characters"),
-        ("/v1/rerank", {"query": "x", "documents": ["a"], "top_n": 0}, "top_n", "top_n"),
-        ("/v1/rerank", {"query": "x", "documents": ["a"], "max_tokens_per_doc": 9}, "max_tokens_per_doc", "supported"),
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "top_n": -1}, "top_n", "top_n"),
+        ("/v1/rerank", {"query": "x", "documents": ["a"], "max_chunks_per_doc": 9}, "max_chunks_per_doc", "supported"),
+        ("/v1/rerank", {"query": ["x", "y"], "documents": ["a"]}, "query", "must be a string"),
+        ("/v1/score", {"queries": "a", "text_2": "b"}, "text_1", "got queries and text_2"),
+        ("/v1/score", {"queries": ["a", "b"], "items": ["c"] * 3}, "queries", "2 texts and items 3"),
+        ("/v1/score", {"text_1": {"content": [{"type": "image_url"}]}, "text_2": "b"}, "text_1", "must be a string"),
+        ("/v1/embeddings", {"input": "x", "normalize": True, "use_activation": False}, "normalize", "contradicts"),
         ("/v1/score", {"text_1": ["a", "b", "c"], "text_2": ["d", "e"]}, "text_1", "3 texts and text_2 2"),
-        ("/v1/score", {"text_1": "a", "text_2": []}, "text_2", "not empty"),
+        ("/v1/score", {"text_1": "a", "text_2": []}, "text_2", "empty"),
         ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions", "from 1 to 64, got 65"),
     ],
 )

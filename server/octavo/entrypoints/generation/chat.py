@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from octavo.entrypoints.generation.messages import Conversation, check_messages,
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
+from octavo.entrypoints.generation.system_messages import rewritten
 from octavo.entrypoints.generation.tools.harmony import (
     STOPS,
     harmony_grammar,
@@ -26,7 +28,7 @@ from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prom
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
-from octavo.text.chat_template import check_variables
+from octavo.text.chat_template import ChatTemplateError, check_variables
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
@@ -82,10 +84,11 @@ async def prepare_chat(
     ``keep_special_tokens``: the output may hold special tokens, if the tool format needs them.
     """
     size = sum(len(message["content"]) for message in conversation.messages)
+    salted = options.for_tenant
     ids, plan, constraint = (
-        await state.engine.run_in_thread(interpret, state, conversation, options, find_constraint)
+        await state.engine.run_in_thread(interpret, state, conversation, salted, find_constraint)
         if size > _LONG_CHAT or conversation.tools
-        else interpret(state, conversation, options, find_constraint)
+        else interpret(state, conversation, salted, find_constraint)
     )
     if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
         params.skip_special_tokens = False
@@ -172,8 +175,8 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     tools = None if no_calls and state.args.exclude_tools_when_tool_choice_none else conversation.tools
     if tools and not no_calls and not knows_tools(template):
         messages = inject_tool_prompt(messages, tools)
-    text = tokenizer.apply_chat_template(
-        harmony_messages(messages) if harmony else for_template(messages, template),
+    apply = partial(
+        tokenizer.apply_chat_template,
         tools=tools,
         documents=conversation.documents,
         add_generation_prompt=conversation.opens_answer,
@@ -181,9 +184,28 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
         chat_template=template,
         **variables,
     )
-    return state.engine.input_processor.tokenize(
+    messages = harmony_messages(messages) if harmony else for_template(messages, template)
+    try:
+        text = apply(messages)
+    except ChatTemplateError as error:
+        text = _text_of_rewritten(messages, apply, error)
+    ids = state.engine.input_processor.tokenize(
         text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt
     )
+    earlier = conversation.earlier_ids
+    if earlier and ids[:1] == earlier[:1] and ids[0] == tokenizer.bos_token_id:
+        ids = ids[1:]
+    return [*earlier, *ids] if earlier else ids
+
+
+def _text_of_rewritten(
+    messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str], error: ChatTemplateError
+) -> str:
+    """The prompt with system messages where the template takes them. Raises ``error`` if it takes no form of them."""
+    for form in rewritten(messages):
+        with suppress(ChatTemplateError):
+            return apply(form)
+    raise error
 
 
 def _template(state: ServerState, conversation: Conversation) -> str:

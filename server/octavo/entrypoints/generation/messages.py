@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,6 +13,26 @@ from octavo.entrypoints.errors import bad_request, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 10_000
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """What errors call the fields of tools; by default as chat completions do."""
+
+    function: str = "function."  # between tools.{i} and the fields of a function
+    parameters: str = "parameters"
+    choice: str = "tool_choice.function.name"
+    allowed: str = "tool_choice.allowed_tools"
+    required: str = "required"  # the tool_choice that demands a call
+    tools: Sequence[str] = ()  # paths of the tools, where they are not tools.{i}
+
+    def tool(self, index: int) -> str:
+        """The path of a tool."""
+        return self.tools[index] if self.tools else f"tools.{index}"
+
+    def of_function(self, index: int, name: str) -> str:
+        """The path of a field of a tool's function."""
+        return f"{self.tool(index)}.{self.function}{self.parameters if name == 'parameters' else name}"
 
 
 @dataclass
@@ -28,6 +49,8 @@ class Conversation:
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    earlier_ids: list[int] = field(default_factory=list)  # tokens before those of the messages
+    fields: FieldNames = FieldNames()
 
     @property
     def opens_answer(self) -> bool:
@@ -111,7 +134,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{where} must be an object with function.name, got {shown(call)}", where)
     arguments = function.get("arguments")
-    arguments = _object_of(arguments) if isinstance(arguments, str) else arguments
+    arguments = object_of(arguments) if isinstance(arguments, str) else arguments
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
@@ -120,7 +143,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _object_of(arguments: str) -> Any:
+def object_of(arguments: str) -> Any:
     """The value of arguments given as JSON text, since templates serialise them themselves; "" if it is invalid.
 
     Arguments that were cut off at max_tokens are parsed as far as they go.

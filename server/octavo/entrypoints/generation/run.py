@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+import weakref
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, fields
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from msgspec import Raw, Struct
@@ -18,6 +20,7 @@ from octavo.entrypoints.admission import check_queue, check_serving, claim_id
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.structured import Constraint
 from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.tenants import combined_salt, current_tenant
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.outputs import CompletionOutput, RequestOutput
@@ -27,6 +30,7 @@ from octavo.interface.structured_output import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 _DEFAULTS = SamplingParams()
+_request_id: ContextVar[str] = ContextVar("request_id")  # that clients know: of the header or the body
 _START_BATCH = 16  # requests that are handed to the core in one turn of the event loop
 _THREAD_COST = 2_000  # from which choices are encoded in a thread
 
@@ -40,6 +44,11 @@ class PromptOptions:
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None  # -1: to max_model_len
     truncation_side: Literal["left", "right"] = "left"
+
+    @property
+    def for_tenant(self) -> PromptOptions:
+        """With the salt that the request's gateway sets besides."""
+        return replace(self, cache_salt=combined_salt(self.cache_salt))
 
 
 def sampling_params(
@@ -87,7 +96,7 @@ async def prepare_request(
     ``asked`` is the number of tokens that the client set in ``asked_field``. Raises ValueError, and APIError if they
     cannot fit.
     """
-    request_id = uuid.uuid4().hex
+    request_id, options = uuid.uuid4().hex, options.for_tenant
     if constraint is None:
         request = await state.engine.prepare(request_id, prompt, params, **vars(options))
     else:
@@ -132,9 +141,13 @@ class Generation:
         self._engine = state.engine
         self._requests = list(zip(requests, texts, strict=True))
         self._log = state.args.enable_log_requests
+        self._tenant = current_tenant.get()
         self.stream = OutputStream()
         self._positions = {request.request_id: position for position, request in enumerate(requests)}
         self._unfinished = set(self._positions)
+        if known_as := _request_id.get(""):
+            state.engine_ids[known_as] = list(self._positions)
+            weakref.finalize(self, state.engine_ids.pop, known_as, None)
 
     async def start(self) -> Generation:
         """Hand the requests to the core. Raises EngineDeadError."""
@@ -142,7 +155,7 @@ class Generation:
             for i, (request, text) in enumerate(self._requests, 1):
                 if self._log:
                     _log_request(request)
-                self._engine.add_request(request, text, self.stream)
+                self._engine.add_request(request, text, self.stream, self._tenant)
                 if i % _START_BATCH == 0:
                     await asyncio.sleep(0)
         except BaseException:
@@ -244,4 +257,5 @@ def external_id(request: Request, prefix: str, asked: str | None = None) -> str:
     if state["client_chose_id"]:
         claim_id(state_of(request), state["request_id"])
         state["claimed_id"] = state["request_id"]  # until the response ends, see RequestMiddleware
+    _request_id.set(state["request_id"])
     return f"{prefix}-{state['request_id']}"

@@ -31,7 +31,7 @@ class Events(Protocol):
 
 
 class EventStream(Response):
-    """Server-sent events: what ``events`` makes of the outputs of ``generation``.
+    """Server-sent events, or what else ``media_type`` says: what ``events`` makes of the outputs of ``generation``.
 
     The head is sent together with the first event. Until then nothing has been promised: an error is a response with a
     status of its own, and a proxy may send the request to another replica. Later on an error is the last event.
@@ -40,12 +40,17 @@ class EventStream(Response):
     gets them in larger pieces. If it disconnects, the generation is aborted.
     """
 
-    def __init__(self, generation: Generation, events: Events) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        events: Events,
+        media_type: str = "text/event-stream; charset=utf-8",
+    ) -> None:
         self.generation, self.events = generation, events
         self.status_code = 200
         self.background = None
         self.raw_headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", media_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # asks nginx to pass chunks on as they come
         ]

@@ -39,8 +39,9 @@ _WORTH_A_THREAD = 4_000  # characters or ids
 
 
 class EmbeddingRequest(RequestBody):
-    """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``: vectors
-    of length 1. By default as the model's own files say, or as the server is set up."""
+    """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``, or
+    ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
+    server is set up."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {"truncation_side": ("truncate_prompt_tokens", None)}
@@ -52,6 +53,7 @@ class EmbeddingRequest(RequestBody):
     user: str | None = None
     pooling: Literal["mean", "last", "cls"] | None = None
     normalize: bool | None = None
+    use_activation: bool | None = None
     truncate_prompt_tokens: Truncation = None
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
@@ -93,22 +95,32 @@ async def create_embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingRequest, state)
     body.check()
     check_model(state, body.model)
+    return await unless_disconnected(request, _answer(state, body, await prepare_embeddings(state, body)))
+
+
+async def prepare_embeddings(
+    state: ServerState, body: EmbeddingRequest, field: str = "input"
+) -> list[EngineCoreRequest]:
+    """Requests for the core, one a text. Raises ValueError, APIError naming the text in ``field``, or another field."""
     model = state.engine.config.model
     asked = PoolingParams(
-        dimensions=body.dimensions, normalize=body.normalize, pooling=body.pooling or state.args.embedding_pooling
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        use_activation=body.use_activation,
+        pooling=body.pooling or state.args.embedding_pooling,
     )
     pooling = embedding_pooling(model.pooler, asked, model.hidden_size)
     texts = body.inputs()
-    requests = (
-        await state.engine.run_in_thread(_prepare, state, body, pooling, texts)
-        if sum(map(len, texts)) > _WORTH_A_THREAD
-        else _prepare(state, body, pooling, texts)
-    )
-    return await unless_disconnected(request, _answer(state, body, requests))
+    if sum(map(len, texts)) > _WORTH_A_THREAD:
+        prepared: list[EngineCoreRequest] = await state.engine.run_in_thread(
+            _prepare, state, body, pooling, texts, field
+        )
+        return prepared
+    return _prepare(state, body, pooling, texts, field)
 
 
 def _prepare(
-    state: ServerState, body: EmbeddingRequest, pooling: Pooling, texts: Sequence[str | list[int]]
+    state: ServerState, body: EmbeddingRequest, pooling: Pooling, texts: Sequence[str | list[int]], name: str
 ) -> list[EngineCoreRequest]:
     """Requests for the core. Raises APIError naming the text."""
     requests = []
@@ -127,7 +139,7 @@ def _prepare(
             subject, _, rest = str(error).partition(" ")
             if not subject.startswith("prompt"):
                 raise
-            field = "input" if len(texts) == 1 else f"input.{i}"
+            field = name if name == "input" and len(texts) == 1 else f"{name}.{i}"
             raise bad_request(f"{field} {rest}", field) from None
         requests.append(request)
     return requests
@@ -135,7 +147,7 @@ def _prepare(
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
     vectors = await run_pooled(state, requests)
-    encode = _base64 if body.encoding_format == "base64" else list
+    encode = as_base64 if body.encoding_format == "base64" else list
     data = await encode_choices(
         state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
     )
@@ -163,7 +175,8 @@ def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], 
     return Embedding(index, encode(vector))
 
 
-def _base64(vector: list[float]) -> str:
+def as_base64(vector: list[float]) -> str:
+    """The vector as little-endian float32 in base64."""
     numbers = array("f", vector)
     if sys.byteorder == "big":
         numbers.byteswap()

@@ -17,9 +17,9 @@ _LOWEST = -9999.0  # JSON has no -Infinity
 class LogprobsFormatter:
     """Formats log-probabilities as a request asks; return_tokens_as_token_ids spells tokens "token_id:123"."""
 
-    def __init__(self, state: ServerState, body: GenerationRequest) -> None:
+    def __init__(self, state: ServerState, body: GenerationRequest | None = None) -> None:
         self._vocabulary: Vocabulary | None = state.engine.output_processor.vocabulary
-        asked = body.return_tokens_as_token_ids
+        asked = None if body is None else body.return_tokens_as_token_ids
         as_ids = state.args.return_tokens_as_token_ids if asked is None else asked
         self._as_ids = as_ids or self._vocabulary is None
 

@@ -42,6 +42,7 @@ def integral_list(value: Any) -> Any:
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(integral_list)]
 Index = Annotated[int, Field(ge=0, le=limits.MAX_INT), _FromFloat]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_INT), _FromFloat]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat]
 
 
@@ -161,6 +162,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     UNSUPPORTED: ClassVar[UnsupportedFields]
+    CLAMPED: ClassVar[frozenset[str]] = frozenset()  # may ask for more than fits, and get what does
     # A field -> the field that it needs, with its value, or None for any.
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {}
 
@@ -202,7 +204,7 @@ class GenerationRequest(RequestBody):
     logit_bias: LogitBias | None = None
     n: Count | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat] | None = None
+    seed: Seed | None = None
     stop: StopField = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -38,18 +38,19 @@ def _response_format(body: GenerationRequest) -> Constraint | None:
         case "text":
             return None
         case "json_object" if value.get("schema") is not None:  # llama.cpp's way of json_schema
-            return _json_schema({"schema": value["schema"]}, "response_format")
+            return schema_constraint({"schema": value["schema"]}, "response_format")
         case "json_object":
             return make_constraint("response_format", json_object=True)
         case "json_schema":
-            return _json_schema(value.get("json_schema"))
+            return schema_constraint(value.get("json_schema"))
     raise bad_request(
         f'response_format.type must be "text", "json_object" or "json_schema", got {shown(value.get("type"))}',
         "response_format.type",
     )
 
 
-def _json_schema(value: Any, field: str = "response_format.json_schema") -> Constraint:
+def schema_constraint(value: Any, field: str = "response_format.json_schema") -> Constraint:
+    """The constraint of an object with ``schema`` and ``strict``. Raises APIError naming ``field``."""
     if not isinstance(value, dict):
         raise bad_request(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
     schema, strict = value.get("schema"), value.get("strict")

@@ -1,6 +1,7 @@
 """POST /v1/score, /v1/rerank and /classify: how well texts go together, which documents answer a query, and classes.
 
-/v1/rerank has the shape of Jina's and Cohere's; /score, /rerank and /v2/rerank are the same routes by other names.
+/v1/rerank has the shape of Jina's and Cohere's; /score, /rerank and /v2/rerank are the same routes by other names. A
+text is a string, {"text": "..."} or, as in vLLM, {"content": [{"type": "text", "text": "..."}]}.
 """
 
 from __future__ import annotations
@@ -8,20 +9,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores
+from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores, text_of
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.openai.embeddings import MAX_INPUTS, EmbeddingUsage, run_pooled
 from octavo.entrypoints.openai.protocol import (
-    Count,
+    Index,
     Priority,
     PromptField,
     RequestBody,
@@ -36,28 +36,50 @@ from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling_params import PoolingParams, class_pooling
 
 
+def _check_text(value: Any) -> Any:
+    text = text_of(value)
+    if not isinstance(text, str):
+        raise ValueError(f'must be a string or an object with "text", got {shown(value)}')
+    return text
+
+
 def _check_texts(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(one, str) for one in value)):
-        return value
-    raise ValueError(f"must be a string or a list of strings, not empty, got {shown(value)}")
-
-
-def _check_documents(value: Any) -> Any:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"must be a list of texts, not empty, got {shown(value)}")
-    texts = [one.get("text") if isinstance(one, dict) else one for one in value]
+    if not isinstance(value, list):
+        return _check_text(value)
+    if not value:
+        raise ValueError("must not be an empty list")
+    texts = list(map(text_of, value))
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f'entry {i} must be a string or an object with "text", got {shown(value[i])}')
     return texts
 
 
-_TEXT = {"type": "string", "minLength": 1}
-_TEXTS_SCHEMA = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
-_DOCUMENT = {"anyOf": [_TEXT, {"type": "object", "required": ["text"], "properties": {"text": _TEXT}}]}
-_DOCUMENTS_SCHEMA = {"type": "array", "items": _DOCUMENT, "minItems": 1, "maxItems": MAX_INPUTS}
-TextsField = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS_SCHEMA)]
-DocumentsField = Annotated[Any, BeforeValidator(_check_documents), WithJsonSchema(_DOCUMENTS_SCHEMA)]
+_STRING = {"type": "string", "minLength": 1}
+_PARTS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": {"type": {"const": "text"}, "text": _STRING},
+    },
+    "minItems": 1,
+}
+_TEXT = {
+    "anyOf": [
+        _STRING,
+        {"type": "object", "required": ["text"], "properties": {"text": _STRING}, "not": {"required": ["content"]}},
+        {"type": "object", "required": ["content"], "properties": {"content": {"anyOf": [_STRING, _PARTS]}}},
+    ]
+}
+_TEXTS = {"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT, "minItems": 1}]}  # and at most MAX_INPUTS
+TextField = Annotated[Any, BeforeValidator(_check_text), WithJsonSchema(_TEXT)]
+TextsField = Annotated[Any, BeforeValidator(_check_texts), WithJsonSchema(_TEXTS)]
+SideField = Annotated[
+    Any,
+    BeforeValidator(lambda value: None if value is None else _check_texts(value)),
+    WithJsonSchema({"anyOf": [*_TEXTS["anyOf"], {"type": "null"}]}),
+]
 
 
 class _PooledRequest(RequestBody):
@@ -74,19 +96,56 @@ class _PooledRequest(RequestBody):
         return PoolingParams(use_activation=self.use_activation, truncate_prompt_tokens=self.truncate_prompt_tokens)
 
 
-class ScoreRequest(_PooledRequest):
-    """One text in ``text_1`` for all of ``text_2``, or equally many."""
+class _PairRequest(_PooledRequest):
+    # How many tokens to keep of each text, 0: all.
+    max_tokens_per_query: Index | None = None
+    max_tokens_per_doc: Index | None = None
 
-    text_1: TextsField
-    text_2: TextsField
+
+# vLLM's names of the two sides of a score.
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
-class RerankRequest(_PooledRequest):
-    """``documents`` are texts, or objects with a "text"; the ``top_n`` best of them are returned."""
+class ScoreRequest(_PairRequest):
+    """Two sides by one of the four pairs of names; one text on the first for all of the second, or equally many."""
 
-    query: Annotated[str, Field(min_length=1)]
-    documents: DocumentsField
-    top_n: Count | None = None
+    text_1: SideField = None
+    text_2: SideField = None
+    queries: SideField = None
+    documents: SideField = None
+    items: SideField = None
+    data_1: SideField = None
+    data_2: SideField = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
+        null, text, every = {"type": "null"}, {"not": {"type": "null"}}, {name for names in _SIDES for name in names}
+        handler.resolve_ref_schema(reference)["anyOf"] = [
+            {"required": list(names), "properties": {name: text if name in names else null for name in every}}
+            for names in _SIDES
+        ]
+        return reference
+
+    def sides(self) -> tuple[str, str]:
+        """The names that the request uses. Raises APIError for none, or several."""
+        given = {name for names in _SIDES for name in names if getattr(self, name) is not None}
+        for names in _SIDES:
+            if given == set(names):
+                return names
+        ways = "; ".join(" and ".join(names) for names in _SIDES)
+        raise bad_request(
+            f"send the texts under one of these pairs of names: {ways}; got {' and '.join(sorted(given)) or 'none'}",
+            next((b if a in given else a for a, b in _SIDES if {a, b} & given), "text_1"),
+        )
+
+
+class RerankRequest(_PairRequest):
+    """The ``top_n`` best of ``documents`` are returned (0: all)."""
+
+    query: TextField
+    documents: TextsField
+    top_n: Index | None = None
     return_documents: bool | None = None
 
 
@@ -166,9 +225,11 @@ async def create_score(request: Request) -> Response:
     body = await read_body(request, ScoreRequest, state)
     body.check()
     check_model(state, body.model)
-    queries, documents = _listed(body.text_1, "text_1"), _listed(body.text_2, "text_2")
-    check_pairs(queries, documents)
-    plan = await _plan(state, body, queries, documents, ("text_1", "text_2"), (body.text_1, body.text_2))
+    names = body.sides()
+    given = getattr(body, names[0]), getattr(body, names[1])
+    queries, documents = (_listed(texts, name) for texts, name in zip(given, names, strict=True))
+    check_pairs(queries, documents, names)
+    plan = await _plan(state, body, queries, documents, names, given)
     return await unless_disconnected(request, _score(state, plan))
 
 
@@ -180,7 +241,7 @@ async def rerank(request: Request) -> Response:
     body.check()
     check_model(state, body.model)
     documents = _listed(body.documents, "documents")
-    plan = await _plan(state, body, [body.query], documents, ("query", "documents"), (body.query, documents))
+    plan = await _plan(state, body, [body.query], documents, ("query", "documents"), (body.query, body.documents))
     return await unless_disconnected(request, _rerank(state, body, documents, plan))
 
 
@@ -205,7 +266,7 @@ def _listed(texts: str | list[str], field: str) -> list[str]:
 
 async def _plan(
     state: ServerState,
-    body: _PooledRequest,
+    body: _PairRequest,
     queries: Sequence[str],
     documents: Sequence[str],
     fields: tuple[str, str],
@@ -215,9 +276,17 @@ async def _plan(
         field, value = fields[is_document], given[is_document]
         return field if isinstance(value, str) else f"{field}.{place}"
 
-    plan = partial(plan_scores, state.engine.input_processor, queries, documents, body.params(), _new_id, name)
+    processor = state.engine.input_processor
+
+    def plan() -> ScorePlan:
+        first, second = (
+            [processor.first_tokens(text, limit) for text in side] if limit else side
+            for side, limit in ((queries, body.max_tokens_per_query), (documents, body.max_tokens_per_doc))
+        )
+        return plan_scores(processor, first, second, body.params(), _new_id, name, body.priority or 0)
+
     try:
-        return await state.engine.run_in_thread(plan, body.priority or 0)
+        return await state.engine.run_in_thread(plan)
     except ValueError as error:
         subject = str(error).partition(" ")[0]
         raise bad_request(error, subject if subject.startswith(fields) else None) from None
@@ -231,7 +300,7 @@ async def _score(state: ServerState, plan: ScorePlan) -> Response:
 
 async def _rerank(state: ServerState, body: RerankRequest, documents: list[str], plan: ScorePlan) -> Response:
     scores = plan.scores(await run_pooled(state, plan.requests))
-    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
     shows = body.return_documents is not False
     results = [RerankResult(i, scores[i], RerankedDocument(documents[i]) if shows else UNSET) for i in order]
     return JSON(RerankResponse(f"rerank-{_new_id()}", state.model_name, results, _usage(plan.requests)))

@@ -24,6 +24,7 @@ from octavo.entrypoints.openai.protocol import (
 )
 from octavo.entrypoints.openai.unsupported_fields import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.state import state_of
+from octavo.entrypoints.tenants import combined_salt
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
 
@@ -104,11 +105,12 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         messages = await state.engine.run_in_thread(check_messages, body.messages)
         conversation = Conversation(messages, **{name: getattr(body, name) for name in _CHAT_FIELDS})
-        options = PromptOptions(add_special_tokens=bool(body.add_special_tokens))
+        options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
         ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
     else:
         special = body.add_special_tokens is not False
-        ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special)
+        salt = combined_salt(None)
+        ids = await state.engine.run_in_thread(processor.tokenize, body.prompt, special, None, salt)
     tokenizer = state.engine.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:

@@ -26,7 +26,7 @@ _GENERATION: dict[str, Values] = {
             "lora_request",
             # llama.cpp's
             "grammar", "grammar_triggers", "preserved_tokens", "n_predict", "n_cmpl", "n_indent", "samplers",
-            "image_data", "multimodal_data", "lora", "response_fields", "t_max_prompt_ms",
+            "image_data", "multimodal_data", "multi_modal_data", "lora", "response_fields", "t_max_prompt_ms",
             "t_max_predict_ms", "input_prefix", "input_suffix", "input_extra", "system_prompt", "generation_prompt",
             "chat_format",
             # SGLang's
@@ -115,7 +115,6 @@ _EMBEDDING: dict[str, Values] = {
         (),
     ),
     "truncate": (False, "NONE"),
-    "use_activation": (True,),
     "embd_normalize": (2,),
     "padding": ("do_not_pad",),
     "embed_dtype": ("float32",),
@@ -124,10 +123,11 @@ _EMBEDDING: dict[str, Values] = {
 
 _SCORING: dict[str, Values] = {
     **dict.fromkeys(
-        ("max_tokens_per_doc", "max_chunks_per_doc", "rank_fields", "instruction", "instruct", "messages", "image",
-         "mm_processor_kwargs", "chat_template", "chat_template_kwargs", "lora_path", "queries", "items"),
+        ("max_chunks_per_doc", "instruction", "instruct", "messages", "image", "mm_processor_kwargs", "chat_template",
+         "chat_template_kwargs", "lora_path"),
         (),
     ),
+    "rank_fields": ([], ["text"]),
     "truncation_side": ("right",),
     "truncate": (False, "NONE"),
     "activation": (True,),
@@ -154,6 +154,8 @@ HARMLESS = frozenset({
     "custom_labels", "return_token_offsets", "return_mm_kwargs", "routed_experts_prompt_start", "request_id",
     "cache_salt", "backend_sampling", "prompt", "messages", "input", "guided_decoding_backend",
     "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta",
+    "betas", "anthropic_version", "anthropic_beta", "cache_control", "inference_geo", "user_profile_id", "workspace_id",
+    "diagnostics", "client_metadata", "stream_options",
     "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "smoothing_curve", "repeat_last_n",
 })  # fmt: skip
 
@@ -161,14 +163,15 @@ HARMLESS = frozenset({
 class UnsupportedFields:
     """The unsupported fields of one route."""
 
-    def __init__(self, fields: Mapping[str, Values]) -> None:
+    def __init__(self, fields: Mapping[str, Values], instead: Mapping[str, str] = _INSTEAD) -> None:
         self._fields = {name: values or _EMPTY for name, values in fields.items()}
+        self._instead = instead
 
     def why_not(self, name: str, value: Any) -> str | None:
         """Why ``value`` is refused in an unsupported field; None if it is not."""
         if value is None or name not in self._fields or any(_same(value, other) for other in self._fields[name]):
             return None
-        instead = _INSTEAD.get(name)
+        instead = self._instead.get(name)
         return f"{name} is not supported by this server: {f'use {instead}' if instead else 'drop it'}"
 
     def schema(self) -> dict[str, Any]:

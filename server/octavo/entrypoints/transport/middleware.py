@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.entrypoints.admission import before_drain
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
+from octavo.entrypoints.tenants import read_headers
 from octavo.metrics.tracing import incoming_headers
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class RequestMiddleware:
         request_state["request_id"], request_state["client_chose_id"] = request_id, request_id == given
         if self.state.engine.tracer is not None:
             incoming_headers.set(Headers(scope=scope))
+        read_headers(headers)
         before_drain.set(self.state.phase is not Phase.DRAINING or request_state.get("connection_draining", False))
         started = time.monotonic()
         status, sent_bytes = 0, 0

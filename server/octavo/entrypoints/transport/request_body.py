@@ -18,14 +18,14 @@ _LARGE_BODY = 1 << 18  # bytes
 _MAX_DISCARDED = 64 << 20  # bytes beyond the limit that are read before the error is sent
 
 
-async def read_body(request: Request, model: type[Body], state: ServerState) -> Body:
-    """The JSON body as a ``model``. Raises APIError: 400, 413 or 415."""
+async def read_body(request: Request, model: type[Body], state: ServerState, any_type: bool = False) -> Body:
+    """The JSON body as a ``model``; ``any_type``: whatever Content-Type says. Raises APIError: 400, 413 or 415."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind and kind != "application/json" and not kind.endswith("+json"):
+    if not any_type and kind and kind != "application/json" and not kind.endswith("+json"):
         raise APIError(415, f"Content-Type must be application/json, got {kind[:100]!r}")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise APIError(415, f"Content-Encoding must be identity, got {coding[:100]!r}: send the body uncompressed")
-    body = await _read_bytes(request, state.max_body_bytes, state.max_body_values)
+    body = await read_bytes(request, state.max_body_bytes, state.max_body_values)
     try:
         if len(body) < _LARGE_BODY:
             return model.model_validate_json(body)
@@ -37,8 +37,9 @@ async def read_body(request: Request, model: type[Body], state: ServerState) -> 
         raise from_validation(error) from None
 
 
-async def _read_bytes(request: Request, max_bytes: int, max_values: int) -> bytes:
-    """The body. Raises a 413 if it is larger than ``max_bytes`` or holds more than ``max_values`` JSON values."""
+async def read_bytes(request: Request, max_bytes: int, max_values: int | None) -> bytes:
+    """The body. Raises a 413 if it is larger than ``max_bytes`` or holds more than ``max_values`` JSON values (None: it
+    is no JSON)."""
     try:
         length = int(request.headers.get("content-length", 0))
     except ValueError:
@@ -48,10 +49,11 @@ async def _read_bytes(request: Request, max_bytes: int, max_values: int) -> byte
     if length <= _MAX_DISCARDED + max_bytes:
         async for chunk in request.stream():
             size += len(chunk)
-            values += chunk.count(b",") + 3 * chunk.count(b"{")  # objects are the slowest to parse
+            if max_values is not None:
+                values += chunk.count(b",") + 3 * chunk.count(b"{")  # objects are the slowest to parse
             if size > _MAX_DISCARDED + max_bytes:
                 break
-            if size <= max_bytes and values <= max_values:
+            if size <= max_bytes and (max_values is None or values <= max_values):
                 parts.append(chunk)
             else:  # clients read no response while they send: read the rest and discard it
                 parts.clear()
@@ -61,7 +63,7 @@ async def _read_bytes(request: Request, max_bytes: int, max_values: int) -> byte
             f"The body is larger than {max_bytes} bytes (--max-request-bytes); send less",
             headers={"connection": "close"},
         )
-    if values > max_values:
+    if max_values is not None and values > max_values:
         raise APIError(413, f"The body holds more than {max_values} values, more than the model could take; send less")
     return b"".join(parts)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 from octavo.entrypoints.transport.responses import encode_json
+from octavo.entrypoints.transport.template import Template
 
 
 def event(message: Any) -> bytes:
@@ -14,13 +14,13 @@ def event(message: Any) -> bytes:
     return b"data: %b\n\n" % encode_json(message)
 
 
-class EventTemplate:
-    """Events that differ in one string only: everything else is encoded once, not for every token."""
+def named_event(name: str, message: Any) -> bytes:
+    """One event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode_json(message))
 
-    def __init__(self, make: Callable[[str], Any]) -> None:
-        mark = secrets.token_hex(16)
-        self._head, self._tail = event(make(mark)).split(encode_json(mark))
 
-    def fill(self, text: str) -> bytes:
-        """The event with ``text`` in its place."""
-        return b"%b%b%b" % (self._head, encode_json(text), self._tail)
+class EventTemplate(Template):
+    """Events that differ in one string only."""
+
+    def __init__(self, make: Callable[[str], Any], name: str | None = None) -> None:
+        super().__init__(lambda text: event(make(text)) if name is None else named_event(name, make(text)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.messages import Conversation
+from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of, parameters_of
 from octavo.entrypoints.generation.tools.harmony import speaks_harmony
@@ -60,7 +60,8 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     tools = conversation.tools or []
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")
-    functions = [_function(tool, f"tools.{i}") for i, tool in enumerate(tools)]
+    fields = conversation.fields
+    functions = [_function(tool, i, fields) for i, tool in enumerate(tools)]
     names = tuple(function["name"] for function in functions)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -80,13 +81,15 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     if choice == "auto":
         if not args.enable_auto_tool_choice:
             raise bad_request(
-                'tool_choice "auto" is disabled (--no-enable-auto-tool-choice); use "required" or a named one',
+                'tool_choice "auto" is disabled (--no-enable-auto-tool-choice); use '
+                f'"{fields.required}" or a named one',
                 "tool_choice",
             )
         if known is None:
             raise bad_request(
                 'tool_choice "auto" needs a tool call parser, and none fits the chat template: start the server with '
-                f'--tool-call-parser ({", ".join(TOOL_PARSERS)}), or use tool_choice "required" or a named one',
+                f'--tool-call-parser ({", ".join(TOOL_PARSERS)}), or use tool_choice "{fields.required}" or a named '
+                "one",
                 "tool_choice",
             )
         return ToolPlan(
@@ -101,11 +104,10 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     name = _named(choice)
     if name not in names:
         raise bad_request(
-            f"tool_choice.function.name must be one of the tools ({', '.join(names)}), got {shown(name)}",
-            "tool_choice.function.name",
+            f"{fields.choice} must be one of the tools ({', '.join(names)}), got {shown(name)}", fields.choice
         )
     index = names.index(name)
-    constraint = constraint_of(parameters_of(functions[index]), f"tools.{index}.function.parameters")
+    constraint = constraint_of(parameters_of(functions[index]), fields.of_function(index, "parameters"))
     parser = HarmonyParser if harmony else NamedCallParser
     return ToolPlan(parser, (name,), 1, short_ids, constraint, [functions[index]], args.strict_json_schema)
 
@@ -131,7 +133,7 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return
     allowed = choice.get("allowed_tools", choice)  # the Responses API has no inner object
-    where = "tool_choice.allowed_tools"
+    where = conversation.fields.allowed
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required"):
         raise bad_request(f'{where}.mode must be "auto" or "required", got {shown(mode)}', f"{where}.mode")
@@ -141,7 +143,9 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     known = {_tool_name(tool) for tool in conversation.tools or []}
     for name in names - known:
         raise bad_request(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
-    conversation.tools = [tool for tool in conversation.tools or [] if _tool_name(tool) in names]
+    kept = [(at, tool) for at, tool in enumerate(conversation.tools or []) if _tool_name(tool) in names]
+    conversation.fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
+    conversation.tools = [tool for _, tool in kept]
     conversation.tool_choice = mode
 
 
@@ -152,7 +156,8 @@ def _tool_name(tool: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+def _function(tool: dict[str, Any], index: int, fields: FieldNames) -> dict[str, Any]:
+    where = fields.tool(index)
     if tool.get("type", "function") != "function":
         raise bad_request(f'{where}.type must be "function", got {shown(tool["type"])}', f"{where}.type")
     function = tool.get("function")
@@ -160,7 +165,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
         raise bad_request(f'{where}.function must be an object with a "name", got {shown(function)}', where)
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
-        field = f"{where}.function.name"
+        field = fields.of_function(index, "name")
         raise bad_request(f"{field} must be a string of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
     for key, kinds, what in (
         ("description", str, "a string"),
@@ -169,10 +174,10 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     ):
         value = function.get(key)
         if value is not None and not isinstance(value, kinds):
-            field = f"{where}.function.{key}"
+            field = fields.of_function(index, key)
             raise bad_request(f"{field} must be {what}, got {shown(value)}", field)
     if sets_engine_options(function.get("parameters")):
-        field = f"{where}.function.parameters"
+        field = fields.of_function(index, "parameters")
         raise bad_request(f'{field} must not contain "x-guidance" (options of the grammar engine); remove it', field)
     return function
 

@@ -1,0 +1,251 @@
+"""Request bodies of Anthropic's Messages API. Types are strict; validation and schema have one source, these types.
+
+Fields of blocks and tools that are not named here (``cache_control`` and the like) change nothing in the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from octavo.entrypoints.blocks import OrText, known_types
+from octavo.entrypoints.generation.messages import MAX_MESSAGES
+from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
+from octavo.entrypoints.openai.protocol import Count, Index, RequestBody, Seed
+from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
+from octavo.interface import sampling_params as limits
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class TextBlockParam(_Part):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlockParam(_Part):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlockParam(_Part):
+    """Reasoning that cannot be read."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlockParam(_Part):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolReferenceBlockParam(_Part):
+    """A tool that a search of the client's has found. The model has been told of it, as of all tools."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.tool_name
+
+
+_Result = Annotated[
+    Annotated[TextBlockParam | ToolReferenceBlockParam, Field(discriminator="type")],
+    known_types("text", others=("tool_reference",)),
+]
+Texts = Annotated[list[Annotated[TextBlockParam, known_types("text")]], OrText()]
+
+
+class ToolResultBlockParam(_Part):
+    """What a call returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[list[_Result], OrText()] | None = None
+
+
+_UserBlock = Annotated[
+    Annotated[TextBlockParam | ToolResultBlockParam, Field(discriminator="type")], known_types("text", "tool_result")
+]
+_AssistantBlock = Annotated[
+    Annotated[
+        TextBlockParam | ThinkingBlockParam | RedactedThinkingBlockParam | ToolUseBlockParam,
+        Field(discriminator="type"),
+    ],
+    known_types("text", "thinking", "redacted_thinking", "tool_use"),
+]
+
+
+class UserMessage(_Part):
+    """What the user says, and what tools returned."""
+
+    role: Literal["user"]
+    content: Annotated[list[_UserBlock], OrText()]
+
+
+class AssistantMessage(_Part):
+    """An earlier answer, or, as the last message, the beginning of the one asked for."""
+
+    role: Literal["assistant"]
+    content: Annotated[list[_AssistantBlock], OrText()]
+
+
+class SystemMessage(_Part):
+    """Instructions between other messages."""
+
+    role: Literal["system"]
+    content: Texts
+
+
+InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+_HOSTED = "web_search|web_fetch|code_execution|tool_search_tool_(?:regex|bm25)"
+
+
+class ToolParam(_Part):
+    """A tool of the client."""
+
+    type: Annotated[Literal["custom"] | None, known_types("custom")] = None
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class HostedToolParam(_Part):
+    """A tool that Anthropic's servers run, left out beside tools of the client."""
+
+    type: Annotated[str, Field(pattern=f"^({_HOSTED})_[0-9]+$")]
+    name: str
+
+
+def _kind(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "hosted" if isinstance(kind, str) and re.fullmatch(f"({_HOSTED})_[0-9]+", kind) else "client"
+
+
+AnyTool = Annotated[
+    Annotated[ToolParam, Tag("client")] | Annotated[HostedToolParam, Tag("hosted")], Discriminator(_kind)
+]
+
+
+class ChoiceMode(_Part):
+    """Whether tools are called."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ChoiceTool(_Part):
+    """The tool to call."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingParam(_Part):
+    """Whether the model reasons first, where its chat template has such a switch. The budget is no limit here."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(_Part):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(_Part):
+    """Effort and form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class Edit(_Part):
+    """What the chat template does anyway: it chooses which of the earlier reasoning it shows."""
+
+    type: Annotated[str, Field(pattern="^clear_thinking_")]
+
+
+class ContextManagement(_Part):
+    """What the server leaves out of a long conversation."""
+
+    edits: list[Edit] | None = None
+
+
+_STOP = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+_UNSUPPORTED = UnsupportedFields(
+    {
+        **dict.fromkeys(("container", "mcp_servers", "fallbacks", "response_format", "functions", "stop"), ()),
+        **dict.fromkeys(("max_completion_tokens", "reasoning_effort", "reasoning", "prompt", "instructions"), ()),
+        **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
+        **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), (0,)),
+        "n": (1,),
+        "logprobs": (False,),
+        "speed": ("standard",),
+    },
+    {
+        "stop": "stop_sequences", "max_completion_tokens": "max_tokens", "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format", "reasoning": "thinking", "prompt": "messages",
+        "instructions": "system", "functions": "tools",
+    },
+)  # fmt: skip
+
+
+class CountTokensRequest(RequestBody):
+    """POST /v1/messages/count_tokens"""
+
+    UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
+
+    model: str | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Texts | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[ChoiceMode | ChoiceTool, Field(discriminator="type")] | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # the older place of output_config.format
+    context_management: ContextManagement | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages"""
+
+    CLAMPED: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
+
+    max_tokens: Count
+    stop_sequences: Annotated[list[_STOP], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Index | None = None
+    # Not Anthropic's
+    seed: Seed | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The SamplingParams fields that the request sets."""
+        given = {
+            "stop": self.stop_sequences, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+            "seed": self.seed,
+        }  # fmt: skip
+        return {name: value for name, value in given.items() if value is not None}

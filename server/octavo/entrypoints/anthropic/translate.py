@@ -1,0 +1,149 @@
+"""From a body of the Messages API to the conversation that every dialect becomes. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from octavo.entrypoints.anthropic.protocol import (
+    AssistantMessage,
+    ChoiceTool,
+    CountTokensRequest,
+    HostedToolParam,
+    InputMessage,
+    TextBlockParam,
+    ThinkingBlockParam,
+    ToolParam,
+    ToolReferenceBlockParam,
+    ToolResultBlockParam,
+    ToolUseBlockParam,
+    UserMessage,
+)
+from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.messages import Conversation, FieldNames
+from octavo.entrypoints.generation.structured import Constraint, make_constraint
+
+# Claude Code puts a block in front that differs in every request: with it no prefix would be found in the cache.
+_BILLING = "x-anthropic-billing-header:"
+_FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")
+
+
+def conversation_of(body: CountTokensRequest) -> Conversation:
+    """The conversation, its messages not checked yet."""
+    messages = [message for given in body.messages for message in messages_of(given)]
+    blocks = [block for block in body.system or [] if not block.text.startswith(_BILLING)]
+    if blocks:
+        messages.insert(0, {"role": "system", "content": _joined(blocks)})
+    choice, thinking = body.tool_choice, body.thinking
+    variables = {"enable_thinking": thinking.type != "disabled"} if thinking is not None else None
+    return Conversation(
+        messages,
+        _tools(body.tools or []) or None,
+        _tool_choice(choice),
+        False if choice is not None and choice.disable_parallel_tool_use else None,
+        reasoning_effort=body.output_config.effort if body.output_config is not None else None,
+        chat_template_kwargs=variables,
+        continue_final_message=_begins_answer(body.messages[-1]),
+        fields=replace(_FIELDS, tools=_paths(body.tools or [])),
+    )
+
+
+def constraint_of(body: CountTokensRequest) -> Constraint | None:
+    """The form of the answer. Raises APIError naming the field."""
+    config = body.output_config
+    if config is not None and config.format is not None:
+        asked, field = config.format, "output_config.format"
+        if body.output_format is not None:
+            raise bad_request("output_format is the older name of output_config.format: send one", "output_format")
+    elif body.output_format is not None:
+        asked, field = body.output_format, "output_format"
+    else:
+        return None
+    constraint = make_constraint(f"{field}.schema", json=json.dumps(asked.schema_))
+    constraint.allows_calls = True
+    return constraint
+
+
+def messages_of(message: InputMessage) -> list[dict[str, Any]]:
+    """One message as those of a chat: each tool's result is one of its own there."""
+    if isinstance(message, AssistantMessage):
+        return [_answer(message)]
+    if not isinstance(message, UserMessage):
+        return [{"role": message.role, "content": _joined(message.content)}]
+    found: list[dict[str, Any]] = []
+    texts: list[TextBlockParam] = []
+    for block in message.content:
+        if isinstance(block, ToolResultBlockParam):
+            if texts:
+                found.append({"role": "user", "content": _joined(texts)})
+                texts = []
+            content = _joined(block.content or [])
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        else:
+            texts.append(block)
+    if texts or not found:
+        found.append({"role": "user", "content": _joined(texts)})
+    return found
+
+
+def _answer(message: AssistantMessage) -> dict[str, Any]:
+    blocks = message.content
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "content": _joined([block for block in blocks if isinstance(block, TextBlockParam)]),
+    }
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlockParam)]:
+        answer["reasoning_content"] = "\n".join(thoughts)
+    if calls := [block for block in blocks if isinstance(block, ToolUseBlockParam)]:
+        answer["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.input}}
+            for call in calls
+        ]
+    return answer
+
+
+def _begins_answer(last: InputMessage) -> bool:
+    """Whether the answer goes on with the last message: it is text of the assistant."""
+    return (
+        isinstance(last, AssistantMessage)
+        and any(isinstance(block, TextBlockParam) and block.text for block in last.content)
+        and not any(isinstance(block, ToolUseBlockParam) for block in last.content)
+    )
+
+
+def _joined(blocks: Sequence[TextBlockParam | ToolReferenceBlockParam]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+def _tools(tools: Sequence[ToolParam | HostedToolParam]) -> list[dict[str, Any]]:
+    """The client's tools. Those of Anthropic's servers are left out beside them: agents add them to their requests, and
+    a model that is not told of a tool does not miss it. Alone they are refused. Raises APIError."""
+    found = [_tool(tool) for tool in tools if isinstance(tool, ToolParam)]
+    if tools and not found:
+        raise bad_request(
+            f"tools.0.type {shown(tools[0].type)} is not supported: this server does not run tools; send tools of the "
+            "client",
+            "tools.0.type",
+        )
+    return found
+
+
+def _paths(tools: Sequence[ToolParam | HostedToolParam]) -> list[str]:
+    return [f"tools.{number}" for number, tool in enumerate(tools) if isinstance(tool, ToolParam)]
+
+
+def _tool(tool: ToolParam) -> dict[str, Any]:
+    function = {
+        "name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict,
+    }  # fmt: skip
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if choice is None:
+        return None
+    if isinstance(choice, ChoiceTool):
+        return {"type": "function", "function": {"name": choice.name}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice.type]

@@ -1,0 +1,1 @@
+"""Batches: files of requests, answered at the server's leisure or by `octavo run-batch`."""

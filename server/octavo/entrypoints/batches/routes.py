@@ -1,0 +1,176 @@
+"""/v1/files and /v1/batches"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from octavo.entrypoints.admission import check_serving
+from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
+from octavo.entrypoints.batches.service import BatchService
+from octavo.entrypoints.batches.store import LIFETIME, MAX_FILE_BYTES
+from octavo.entrypoints.errors import APIError, bad_request, shown
+from octavo.entrypoints.openai.protocol import RequestBody
+from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
+from octavo.entrypoints.state import state_of
+from octavo.entrypoints.transport.multipart import parse_form
+from octavo.entrypoints.transport.request_body import read_body, read_bytes
+from octavo.entrypoints.transport.responses import JSON
+
+_MAX_LISTED = 10_000
+_SHORTEST, _LONGEST = 3_600, LIFETIME * 4  # seconds that a file may be kept
+
+FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"const": "batch"},
+        "file": {"type": "string", "format": "binary"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": _SHORTEST, "maximum": _LONGEST},
+    },
+}
+
+_PAGE: dict[str, Any] = {
+    "after": {"type": "string", "description": "the id of an entry: those behind it are listed"},
+    "limit": {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED},
+}
+FILES_QUERY = {**_PAGE, "order": {"enum": ["asc", "desc"]}, "purpose": {"type": "string"}}
+BATCHES_QUERY = _PAGE
+
+Entry = TypeVar("Entry", FileAnswer, BatchAnswer)
+
+
+class BatchRequest(RequestBody):
+    """POST /v1/batches"""
+
+    UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({"output_expires_after": ()})
+
+    input_file_id: str
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/score", "/score",
+        "/v1/rerank", "/rerank", "/v2/rerank",
+    ]  # fmt: skip
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+
+def service_of(request: Request) -> BatchService:
+    """The batches of this server, made with the first."""
+    app = request.app
+    if getattr(app.state, "batches", None) is None:
+        app.state.batches = BatchService(app, state_of(request))
+    service: BatchService = app.state.batches
+    return service
+
+
+async def upload_file(request: Request) -> Response:
+    """Handle POST /v1/files."""
+    body = await read_bytes(request, MAX_FILE_BYTES + (1 << 20), None)
+    form = await asyncio.to_thread(parse_form, request.headers.get("content-type", ""), body)
+    purpose = form["purpose"].data.decode(errors="replace") if "purpose" in form else ""
+    if purpose != "batch":
+        raise bad_request(f"purpose must be batch, got {purpose[:100]!r}: files serve batches alone", "purpose")
+    if "file" not in form:
+        raise bad_request("file is required: the form has none", "file")
+    seconds = _lifetime({name: part.data.decode(errors="replace") for name, part in form.items() if name != "file"})
+    file = form["file"]
+    files = service_of(request).files
+    return JSON(await asyncio.to_thread(files.add, file.filename or "file", file.data, purpose, seconds))
+
+
+def _lifetime(fields: dict[str, str]) -> int:
+    """Seconds that a file is kept. Raises APIError."""
+    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+        raise bad_request("expires_after.anchor must be created_at", "expires_after.anchor")
+    text = fields.get("expires_after[seconds]", str(LIFETIME))
+    if not text.isdigit() or not _SHORTEST <= int(text) <= _LONGEST:
+        raise bad_request(f"expires_after.seconds must be {_SHORTEST} to {_LONGEST}, got {text[:20]}", "expires_after")
+    return int(text)
+
+
+async def list_files(request: Request) -> Response:
+    """Handle GET /v1/files."""
+    files = service_of(request).files.listed()
+    if purpose := request.query_params.get("purpose"):
+        files = [file for file in files if file.purpose == purpose]
+    page, more = _page(request, files, _MAX_LISTED)
+    return JSON(FileList(page, *_ends(page), more))
+
+
+async def retrieve_file(request: Request) -> Response:
+    """Handle GET /v1/files/{id}."""
+    return JSON(service_of(request).files.get(request.path_params["file_id"]))
+
+
+async def file_content(request: Request) -> Response:
+    """Handle GET /v1/files/{id}/content."""
+    files = service_of(request).files
+    file = files.get(request.path_params["file_id"])
+    path = files.path(file)
+    if not path.exists():
+        return Response(b"", media_type="application/octet-stream")
+    return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+
+
+async def delete_file(request: Request) -> Response:
+    """Handle DELETE /v1/files/{id}."""
+    service = service_of(request)
+    file = service.files.get(request.path_params["file_id"])
+    service.check_unused(file.id)
+    service.files.delete(file.id)
+    return JSON(FileDeleted(file.id))
+
+
+async def create_batch(request: Request) -> Response:
+    """Handle POST /v1/batches."""
+    state = state_of(request)
+    check_serving(state)
+    body = await read_body(request, BatchRequest, state)
+    body.check()
+    return JSON(service_of(request).create(body.input_file_id, body.endpoint, body.metadata))
+
+
+async def list_batches(request: Request) -> Response:
+    """Handle GET /v1/batches."""
+    page, more = _page(request, service_of(request).listed(), 20)
+    return JSON(BatchList(page, *_ends(page), more))
+
+
+async def retrieve_batch(request: Request) -> Response:
+    """Handle GET /v1/batches/{id}."""
+    return JSON(service_of(request).get(request.path_params["batch_id"]))
+
+
+async def cancel_batch(request: Request) -> Response:
+    """Handle POST /v1/batches/{id}/cancel."""
+    return JSON(service_of(request).cancel(request.path_params["batch_id"]))
+
+
+def _page(request: Request, entries: Sequence[Entry], default: int) -> tuple[list[Entry], bool]:
+    """The entries after ``after``, ``limit`` of them, and whether there are more. Raises APIError."""
+    query = request.query_params
+    if query.get("order", "desc") not in ("asc", "desc"):
+        raise bad_request(f"order must be asc or desc, got {shown(query['order'])}", "order")
+    if query.get("order") == "asc":
+        entries = entries[::-1]
+    text = query.get("limit", str(default))
+    if not (text.isdecimal() and text.isascii()) or not 1 <= int(text) <= _MAX_LISTED:
+        raise bad_request(f"limit must be 1 to {_MAX_LISTED}, got {text[:20]}", "limit")
+    start = 0
+    if after := query.get("after"):
+        at = next((i for i, entry in enumerate(entries) if entry.id == after), None)
+        if at is None:
+            raise APIError(404, f"after names no entry of the list: {after[:100]!r}", param="after")
+        start = at + 1
+    page = list(entries[start : start + int(text)])
+    return page, len(entries) > start + len(page)
+
+
+def _ends(page: Sequence[Any]) -> tuple[str | None, str | None]:
+    return (page[0].id, page[-1].id) if page else (None, None)

@@ -1,0 +1,98 @@
+"""The files of batches: on disk, within limits, for as long as the server runs."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.entrypoints.batches.answers import FileAnswer
+from octavo.entrypoints.errors import APIError, bad_request
+
+MAX_FILE_BYTES = 100 << 20
+MAX_STORE_BYTES = 1 << 30
+MAX_FILES = 1_000
+LIFETIME = 7 * 24 * 3600  # seconds
+
+
+class FileStore:
+    """``clock`` gives seconds since the epoch. The folder is deleted with the store, or when the process ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._folder = tempfile.TemporaryDirectory(prefix="octavo-batches-")
+        self._files: dict[str, FileAnswer] = {}
+
+    def add(self, filename: str, data: bytes, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
+        """Keep a file. Raises APIError where there is no room."""
+        if len(data) > MAX_FILE_BYTES:
+            raise APIError(
+                413, f"file has {len(data)} bytes, more than the {MAX_FILE_BYTES} that one may have; split it"
+            )
+        self._make_room(len(data))
+        made = self.open_output(filename, purpose, lifetime)
+        self.append(made, data)
+        return made
+
+    def open_output(self, filename: str, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
+        """An empty file."""
+        now = int(self._clock())
+        made = FileAnswer(f"file-{uuid.uuid4().hex}", 0, now, filename, purpose, now + lifetime)
+        self._files[made.id] = made
+        return made
+
+    def append(self, file: FileAnswer, data: bytes) -> None:
+        """Write at the end of a file. Raises APIError where there is no room."""
+        if self._num_bytes + len(data) > MAX_STORE_BYTES:
+            raise APIError(507, f"the files of batches take {MAX_STORE_BYTES} bytes already; delete some")
+        try:
+            with open(self.path(file), "ab") as target:
+                target.write(data)
+        except OSError as error:
+            raise APIError(507, f"cannot write files of batches: {error.strerror or error}") from None
+        file.bytes += len(data)
+
+    def get(self, file_id: str, field: str = "file_id") -> FileAnswer:
+        """Raises a 404 for a file that is not there, or has expired."""
+        self.drop_expired()
+        if file_id not in self._files:
+            raise APIError(404, f"there is no file {file_id[:100]!r}; it may have expired", param=field)
+        return self._files[file_id]
+
+    def path(self, file: FileAnswer) -> Path:
+        """Where its bytes are."""
+        return Path(self._folder.name, file.id)
+
+    def listed(self) -> list[FileAnswer]:
+        """All, newest first."""
+        self.drop_expired()
+        return list(self._files.values())[::-1]
+
+    def delete(self, file_id: str) -> None:
+        """Forget a file."""
+        file = self._files.pop(file_id)
+        self.path(file).unlink(missing_ok=True)
+
+    def drop_expired(self) -> None:
+        """Forget the files whose time is over."""
+        now = self._clock()
+        for file in [file for file in list(self._files.values()) if file.expires_at <= now]:
+            self.delete(file.id)
+
+    def close(self) -> None:
+        """Delete all."""
+        self._files.clear()
+        self._folder.cleanup()
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(file.bytes for file in list(self._files.values()))
+
+    def _make_room(self, size: int) -> None:
+        self.drop_expired()
+        if len(self._files) >= MAX_FILES:
+            raise bad_request(f"there are {MAX_FILES} files already; delete some", "file")
+        if self._num_bytes + size > MAX_STORE_BYTES:
+            raise APIError(507, f"the files of batches take {MAX_STORE_BYTES} bytes already; delete some")

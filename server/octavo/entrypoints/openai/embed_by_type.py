@@ -1,0 +1,116 @@
+"""POST /v2/embed: Cohere's form of embeddings."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation.context import in_words_of
+from octavo.entrypoints.openai.embeddings import (
+    MAX_INPUTS,
+    EmbeddingRequest,
+    as_base64,
+    prepare_embeddings,
+    run_pooled,
+)
+from octavo.entrypoints.openai.protocol import Count, Priority, RequestBody
+from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.request_body import read_body
+from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+
+_NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"}
+
+
+class EmbedByTypeRequest(RequestBody):
+    """Cohere's fields. ``input_type`` has no effect: models that want a prefix take it in the text."""
+
+    UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({"images": (), "inputs": ()})
+
+    texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
+    model: str | None = None
+    input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
+    embedding_types: Annotated[list[Literal["float", "base64"]], Field(min_length=1)] | None = None
+    output_dimension: Count | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None  # None: END
+    max_tokens: Count | None = None
+    priority: Priority | None = None
+
+
+class Vectors(Struct):
+    """Vectors in the forms that were asked for; base64 is of little-endian float32."""
+
+    float_: list[list[float]] | UnsetType = field(default=UNSET, name="float")
+    base64: list[str] | UnsetType = UNSET
+
+
+class ApiVersion(Struct):
+    """Of Cohere's API."""
+
+    version: str = "2"
+
+
+class BilledUnits(Struct):
+    """Tokens of the request."""
+
+    input_tokens: int
+
+
+class EmbedMeta(Struct):
+    """About the request."""
+
+    billed_units: BilledUnits
+    api_version: ApiVersion = field(default_factory=ApiVersion)
+
+
+class EmbedByType(Struct):
+    """The response of /v2/embed."""
+
+    id: str
+    embeddings: Vectors
+    texts: list[str]
+    meta: EmbedMeta
+    response_type: str = "embeddings_by_type"
+
+
+async def embed_by_type(request: Request) -> Response:
+    """Handle POST /v2/embed."""
+    state = state_of(request)
+    check_serving(state)
+    body = await read_body(request, EmbedByTypeRequest, state)
+    body.check()
+    check_model(state, body.model)
+    return await unless_disconnected(request, _answer(state, body))
+
+
+async def _answer(state: ServerState, body: EmbedByTypeRequest) -> Response:
+    cut = body.truncate != "NONE"
+    longest = state.engine.input_processor.longest_pooled
+    limit = min(body.max_tokens or longest, longest)
+    asked = EmbeddingRequest(
+        input=body.texts, dimensions=body.output_dimension, priority=body.priority,
+        truncate_prompt_tokens=limit if cut else None,
+        truncation_side=("left" if body.truncate == "START" else "right") if cut else None,
+    )  # fmt: skip
+    with in_words_of(names=_NAMES):
+        requests = await prepare_embeddings(state, asked, "texts")
+    for number, request in enumerate(requests):
+        if (length := len(request.prompt_token_ids)) > limit:
+            raise bad_request(
+                f"texts.{number} has {length} tokens, but max_tokens is {limit}; raise it, or set truncate to END",
+                f"texts.{number}",
+            )
+    vectors = await run_pooled(state, requests)
+    kinds = body.embedding_types or ["float"]
+    found = Vectors(
+        vectors if "float" in kinds else UNSET, [as_base64(one) for one in vectors] if "base64" in kinds else UNSET
+    )
+    tokens = sum(len(one.prompt_token_ids) for one in requests)
+    return JSON(EmbedByType(str(uuid.uuid4()), found, body.texts, EmbedMeta(BilledUnits(tokens))))

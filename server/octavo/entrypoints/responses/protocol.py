@@ -1,0 +1,363 @@
+"""Request bodies of OpenAI's Responses API. Types are strict; validation and schema have one source, these types.
+
+Fields of items, parts and tools that are not named here change nothing in the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from octavo.entrypoints.blocks import OrText, known_types
+from octavo.entrypoints.generation.messages import MAX_MESSAGES
+from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
+from octavo.entrypoints.openai.protocol import Count, Index, ReasoningEffort, RequestBody, Seed
+from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
+
+_MAX_METADATA = 16
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class TextPartParam(_Part):
+    """Text of a message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class RefusalPartParam(_Part):
+    """An earlier answer's refusal."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ReasoningTextParam(_Part):
+    """Text of reasoning, or of a summary of it."""
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+def _input_text(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+_Content = Annotated[
+    Annotated[TextPartParam | RefusalPartParam, Field(discriminator="type")],
+    known_types("input_text", "output_text", "text", "refusal"),
+]
+_Output = Annotated[TextPartParam, known_types("input_text", "output_text", "text")]
+
+
+class MessageParam(_Part):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Annotated[list[_Content], OrText(_input_text)]
+    id: str | None = None
+
+
+class ReasoningParam(_Part):
+    """Reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ReasoningTextParam] | None = None
+    content: list[ReasoningTextParam] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionCallParam(_Part):
+    """A call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class CustomCallParam(_Part):
+    """A call of a custom tool in an earlier answer."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+    id: str | None = None
+
+
+class CallOutputParam(_Part):
+    """What a call returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Annotated[list[_Output], OrText(_input_text)]
+    id: str | None = None
+
+
+class FunctionToolParam(_Part):
+    """A function of the client."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomTextParam(_Part):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class CustomGrammarParam(_Part):
+    """Text of a grammar. The model is told of it; it is not enforced."""
+
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomToolParam(_Part):
+    """A tool of the client that takes a text."""
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+    description: str | None = None
+    format: Annotated[CustomTextParam | CustomGrammarParam, Field(discriminator="type")] | None = None
+
+
+_ClientTool = Annotated[
+    Annotated[FunctionToolParam | CustomToolParam, Field(discriminator="type")], known_types("function", "custom")
+]
+
+
+class NamespaceToolParam(_Part):
+    """Tools of the client under a name that they share, such as those of an MCP server that it talks to."""
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+    description: str | None = None
+    tools: Annotated[list[_ClientTool], Field(max_length=MAX_TOOLS)]
+
+
+_HOSTED = (
+    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
+    "tool_search",
+)  # fmt: skip
+
+
+class HostedToolParam(_Part):
+    """A tool of OpenAI's servers that agents add to their own, left out beside those."""
+
+    type: Literal[
+        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
+        "image_generation", "tool_search",
+    ]  # fmt: skip
+
+
+ToolParam = FunctionToolParam | CustomToolParam | NamespaceToolParam | HostedToolParam
+_Tools = Annotated[
+    list[
+        Annotated[
+            Annotated[
+                FunctionToolParam | CustomToolParam | NamespaceToolParam | HostedToolParam, Field(discriminator="type")
+            ],
+            known_types("function", "custom", "namespace", others=_HOSTED),
+        ]
+    ],
+    Field(max_length=MAX_TOOLS),
+]
+
+
+class AdditionalToolsParam(_Part):
+    """Tools that a conversation brings later."""
+
+    type: Literal["additional_tools"]
+    tools: _Tools
+    id: str | None = None
+
+
+class ItemReferenceParam(_Part):
+    """An item of a stored response."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
+Item = MessageParam | ReasoningParam | FunctionCallParam | CustomCallParam | CallOutputParam | AdditionalToolsParam
+
+
+def _with_type(value: Any) -> Any:
+    """Messages may leave their type out."""
+    return {"type": "message", **value} if isinstance(value, dict) and "role" in value else value
+
+
+_InputItem = Annotated[
+    Annotated[
+        MessageParam
+        | ReasoningParam
+        | FunctionCallParam
+        | CustomCallParam
+        | CallOutputParam
+        | AdditionalToolsParam
+        | ItemReferenceParam,
+        Field(discriminator="type"),
+    ],
+    known_types(
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "item_reference",
+        others=("additional_tools",),
+    ),
+    BeforeValidator(_with_type),
+]
+
+
+def _user_message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text}
+
+
+class ToolReferenceParam(_Part):
+    """A tool by its name."""
+
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedToolsParam(_Part):
+    """Some of the functions."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReferenceParam], Field(min_length=1)]
+
+
+class TextFormatParam(_Part):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormatParam(_Part):
+    """A JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormatParam(_Part):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfigParam(_Part):
+    """The form of the answer."""
+
+    format: (
+        Annotated[TextFormatParam | JsonObjectFormatParam | JsonSchemaFormatParam, Field(discriminator="type")] | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfigParam(_Part):
+    """How much the model reasons, and whether its reasoning comes as a summary: whole, but in the summary's place."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+
+
+_Include = Literal[
+    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs", "message.output_text.logprobs",
+]  # fmt: skip
+_UNSUPPORTED = UnsupportedFields(
+    {
+        **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "messages", "functions"), ()),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
+        **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
+        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+        "background": (False,),
+        "n": (1,),
+        "logprobs": (False,),
+    },
+    {
+        "messages": "input", "functions": "tools", "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort", "structured_outputs": "text.format",
+        "conversation": "previous_response_id", "logprobs": "include",
+    },
+)  # fmt: skip
+
+
+class InputTokensRequest(RequestBody):
+    """POST /v1/responses/input_tokens"""
+
+    UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
+
+    model: str | None = None
+    input: Annotated[
+        list[_InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)
+    ]  # fmt: skip
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: _Tools | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[ToolReferenceParam | AllowedToolsParam, Field(discriminator="type")]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfigParam | None = None
+    text: TextConfigParam | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+
+class ResponsesRequest(InputTokensRequest):
+    """POST /v1/responses"""
+
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    include: list[_Include] | None = None
+    top_logprobs: Index | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
+    max_tool_calls: Count | None = None  # of built-in tools, of which there are none
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+    # Not OpenAI's
+    top_k: Index | None = None
+    seed: Seed | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities of so many tokens beside the sampled one; None: none are asked for."""
+        asked = "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
+        return self.top_logprobs or 0 if asked else None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The SamplingParams fields that the request sets."""
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        return {name: value for name, value in given.items() if value is not None}

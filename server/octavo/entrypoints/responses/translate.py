@@ -1,0 +1,134 @@
+"""From items of the Responses API to the conversation that every dialect becomes. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.entrypoints.generation.messages import Conversation, FieldNames
+from octavo.entrypoints.generation.structured import Constraint, make_constraint
+from octavo.entrypoints.openai.response_format import schema_constraint
+from octavo.entrypoints.responses.protocol import (
+    AdditionalToolsParam,
+    AllowedToolsParam,
+    CallOutputParam,
+    CustomCallParam,
+    FunctionCallParam,
+    InputTokensRequest,
+    Item,
+    JsonObjectFormatParam,
+    JsonSchemaFormatParam,
+    MessageParam,
+    ReasoningParam,
+    RefusalPartParam,
+    TextPartParam,
+    ToolReferenceParam,
+)
+from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name
+
+_INSTRUCTING = ("system", "developer")
+_SEAL = "octavo:"
+
+
+def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Toolbox) -> Conversation:
+    """The conversation of all ``items``, those of earlier responses too, its messages not checked yet."""
+    choice = body.tool_choice
+    verbosity = body.text.verbosity if body.text is not None else None
+    if isinstance(choice, ToolReferenceParam):
+        named: Any = {"type": "function", "function": {"name": tools.function_of(choice.name)}}
+    elif isinstance(choice, AllowedToolsParam):
+        allowed = [{"function": {"name": tools.function_of(tool.name)}} for tool in choice.tools]
+        named = {"type": "allowed_tools", "mode": choice.mode, "tools": allowed}
+    else:
+        named = choice
+    return Conversation(
+        messages_of(items, body.instructions),
+        tools.functions or None,
+        named,
+        body.parallel_tool_calls,
+        reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+        chat_template_kwargs={"verbosity": verbosity} if verbosity is not None else None,
+        fields=FieldNames("", choice="tool_choice.name", allowed="tool_choice", tools=tools.paths),
+    )
+
+
+def constraint_of(body: InputTokensRequest) -> Constraint | None:
+    """The form of the answer. Raises APIError naming the field."""
+    asked = body.text.format if body.text is not None else None
+    if isinstance(asked, JsonSchemaFormatParam):
+        constraint = schema_constraint({"schema": asked.schema_, "strict": asked.strict}, "text.format")
+    elif isinstance(asked, JsonObjectFormatParam):
+        constraint = make_constraint("text.format", json_object=True)
+    else:
+        return None
+    constraint.allows_calls = True
+    return constraint
+
+
+def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
+    """Items as messages of a chat: reasoning, text and calls that follow one another are one answer.
+
+    ``instructions`` and system messages at the beginning become one, since many templates take no more.
+    """
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    for item in items:
+        if isinstance(item, AdditionalToolsParam):
+            continue
+        if isinstance(item, CallOutputParam):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif isinstance(item, MessageParam) and item.role != "assistant":
+            content = text_of(item.content)
+            if item.role in _INSTRUCTING and len(messages) == 1 and messages[0]["role"] in _INSTRUCTING:
+                messages[0]["content"] += "\n\n" + content
+            else:
+                messages.append({"role": item.role, "content": content})
+        else:
+            _add_to_answer(messages, item)
+    return messages
+
+
+def text_of(parts: Sequence[TextPartParam | RefusalPartParam]) -> str:
+    """The text of parts."""
+    return "\n".join(part.refusal if isinstance(part, RefusalPartParam) else part.text for part in parts)
+
+
+def reasoning_of(item: ReasoningParam) -> str:
+    """The reasoning of an item: in one of the three places where it may be."""
+    parts = item.content or item.summary
+    return "\n".join(part.text for part in parts) if parts else opened(item.encrypted_content)
+
+
+def sealed(text: str) -> str:
+    """Reasoning as ``encrypted_content``: a text that clients keep and send back. It is encoded, not secret."""
+    return _SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
+
+
+def opened(content: str | None) -> str:
+    """The reasoning in an ``encrypted_content``; '' in one of another server."""
+    if content is None or not content.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(content[len(_SEAL) :], validate=True).decode("utf-8", "surrogatepass")
+    except ValueError:
+        return ""
+
+
+def _add_to_answer(messages: list[dict[str, Any]], item: Item) -> None:
+    """Add a part of an answer to the one that is last, or begin one."""
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+    if isinstance(item, FunctionCallParam | CustomCallParam):
+        if last is None:
+            messages.append(last := {"role": "assistant", "content": ""})
+        arguments = item.arguments if isinstance(item, FunctionCallParam) else custom_arguments(item.input)
+        call = {"name": function_name(item.name, item.namespace), "arguments": arguments}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
+        return
+    is_new = last is None or bool(last["content"]) or "tool_calls" in last
+    if is_new:
+        messages.append(last := {"role": "assistant", "content": ""})
+    assert last is not None
+    if isinstance(item, MessageParam):
+        last["content"] = text_of(item.content)
+    elif isinstance(item, ReasoningParam) and (thoughts := reasoning_of(item)):
+        last["reasoning_content"] = thoughts

@@ -1,0 +1,101 @@
+"""An OpenAI-compatible server whose answers a test writes: what no real model can be made to say on request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+API_KEY = "scripted-secret-key"
+
+
+class ScriptedServer:
+    """``answers``: by the last message, pieces of the answer; a number among them is a pause in seconds, a pair is
+    reasoning and text. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last answer's begin.
+    ``most_messages``: a longer conversation does not fit."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Any]] = {}
+        self.requests: list[dict[str, Any]] = []
+        self.first_token_sent = 0.0
+        self.needs_key = False
+        self.most_messages: int | None = None
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> ScriptedServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, script: ScriptedServer, *args: Any) -> None:
+        self._script = script
+        super().__init__(*args)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        sampling = {"temperature": 0.35, "top_p": 0.8}
+        card = {"id": "scripted", "max_model_len": 8192, "default_sampling_params": sampling}
+        self._json({"data": [card]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._script.requests.append(body)
+        pieces = self._script.answers.get(body["messages"][-1]["content"], ["fine"])
+        if not self._may():
+            return
+        if len(body["messages"]) > (self._script.most_messages or len(body["messages"])):
+            self._json({"error": {"message": "too long", "code": "context_length_exceeded"}}, 400)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        with contextlib.suppress(OSError):  # its reader has gone
+            self._stream(pieces)
+
+    def _stream(self, pieces: list[Any]) -> None:
+        count = 0
+        for piece in pieces:
+            if isinstance(piece, float):
+                time.sleep(piece)
+                continue
+            thought, text = piece if isinstance(piece, tuple) else ("", piece)
+            count += 1
+            if count == 1:
+                self._script.first_token_sent = time.time()
+            self._event({"choices": [{"delta": {"content": text, "reasoning_content": thought}}]})
+        cached = {"cached_tokens": 48}
+        usage = {"prompt_tokens": 64, "completion_tokens": count, "prompt_tokens_details": cached}
+        self._event({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": usage})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _may(self) -> bool:
+        if self._script.needs_key and self.headers.get("Authorization") != f"Bearer {API_KEY}":
+            self._json({"error": {"message": "wrong API key"}}, 401)
+            return False
+        return True
+
+    def _json(self, body: dict[str, Any], status: int = 200) -> None:
+        if status == 200 and not self._may():
+            return
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
