@@ -9,6 +9,10 @@ class ModelError(OctavoError):
     """The model cannot be found, fetched, read or is not supported."""
 
 
+class NoWeightsError(ModelError):
+    """A model's folder holds no weights."""
+
+
 class ConfigError(OctavoError, ValueError):
     """An option, or a combination of options, that cannot work."""
 

@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.engine import vllm_arguments
@@ -16,14 +16,14 @@ from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
-from octavo.interface.messages import EngineCoreRequest, SchedulerStats
+from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDecodeStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
-from octavo.metrics.reader import Counter, Gauge, Metric
+from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
-from octavo.system.sigint import interrupts_held
+from octavo.system.signals import interrupts_held
 from octavo.text.chat_template import check_variables
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
@@ -38,10 +38,13 @@ class Totals:
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
+    spec_decode: SpecDecodeStats = field(default_factory=SpecDecodeStats)
 
     def add(self, stats: SchedulerStats) -> None:
         """Add what one step counted."""
-        for counter in fields(self):
+        if stats.spec_decode is not None:
+            self.spec_decode.add(stats.spec_decode)
+        for counter in fields(self)[:-1]:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
@@ -124,10 +127,25 @@ class LLM(PoolingMethods):
             Counter("vllm:request_success", self._finished[reason], labels={**labels, "finished_reason": reason})
             for reason in FINISH_REASONS
         ]
+        metrics += self._spec_decode_metrics(labels)
         executor = self.engine.executor
         longest = executor.kv_layout.most_blocks(self.config.scheduler.max_model_len)
         info = cache_config_labels(self.config, executor.num_blocks, longest)
         return [*metrics, Gauge("vllm:cache_config_info", 1, labels={"engine": "0", **info})]
+
+    def _spec_decode_metrics(self, labels: dict[str, str]) -> list[Metric]:
+        """How many tokens were guessed, and how many of the guesses were right. Nothing without speculation."""
+        if not self.config.speculative.is_on:
+            return []
+        spec, k = self.totals.spec_decode, self.config.speculative.num_speculative_tokens
+        counters = {
+            "num_drafts": spec.num_drafts,
+            "num_draft_tokens": spec.num_draft_tokens,
+            "num_accepted_tokens": spec.num_accepted_tokens,
+        }
+        metrics: list[Metric] = [Counter(f"vllm:spec_decode_{n}", v, labels=labels) for n, v in counters.items()]
+        values = [*spec.num_accepted_per_pos, *[0] * k][:k]
+        return [*metrics, Vector("vllm:spec_decode_num_accepted_tokens_per_pos", values, labels=labels)]
 
     def reset_prefix_cache(self) -> bool:
         """Forget what earlier prompts have computed. False, and nothing is forgotten, while requests are running."""

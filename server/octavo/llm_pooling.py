@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.scoring import check_pairs, plan_scores
+from octavo.engine.scoring import check_pairs, plan_scores, text_of
 from octavo.errors import OctavoError
 from octavo.interface.outputs import (
     ClassificationOutput,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from octavo.interface.pooling import Pooling
 
 Prompt = str | dict[str, Any] | list[int]
+Text = str | dict[str, Any]  # see `text_of`
 
 
 class PoolingMethods:
@@ -107,8 +108,8 @@ class PoolingMethods:
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: Text | Sequence[Text],
+        data_2: Text | Sequence[Text],
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
@@ -120,7 +121,7 @@ class PoolingMethods:
         vectors gives their cosine. Raises as `embed`.
         """
         queries, documents = _texts(data_1, "data_1"), _texts(data_2, "data_2")
-        check_pairs(queries, documents)
+        check_pairs(queries, documents, ("data_1", "data_2"))
         params = _params(pooling_params, truncate_prompt_tokens, None)
 
         def field(is_document: bool, place: int) -> str:
@@ -168,8 +169,9 @@ def _params(given: PoolingParams | None, truncate_prompt_tokens: int | None, poo
 
 
 def _texts(given: Any, name: str) -> list[str]:
-    texts = [given] if isinstance(given, str) else list(given)
+    texts = [text_of(one) for one in ([given] if isinstance(given, (str, dict)) else given)]
     for text in texts:
         if not isinstance(text, str):
-            raise ValueError(f"{name} must be a text or a list of texts, got {type(text).__name__} in it")
+            kind = "an object without text" if isinstance(text, dict) else type(text).__name__
+            raise ValueError(f"{name} must be a text or a list of texts, got {kind} in it")
     return texts

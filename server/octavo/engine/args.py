@@ -6,12 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from octavo.engine.kv_events_config import parse_kv_events_config
+from octavo.engine.speculative_config import parse_speculative_config
 from octavo.errors import ConfigError
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
 from octavo.interface.config_checks import MAX_POSITIONS, num_positions, shown_value
-from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from octavo.interface.model_files import ModelFiles
 from octavo.interface.quantizations import QUANTIZATIONS
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -54,6 +57,8 @@ class EngineArgs:
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
+    kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
+    speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
 
     @classmethod
     def field_names(cls) -> set[str]:
@@ -70,7 +75,12 @@ class EngineArgs:
             tokenizer=self.tokenizer,
             progress=progress,
             need_weights=self.load_format != "dummy",
+            any_architecture="architectures" in (self.hf_overrides or {}),
         )
+        return self.engine_config(files)
+
+    def engine_config(self, files: ModelFiles) -> EngineConfig:
+        """`create_engine_config` of files that have been found."""
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
         hf_config = load_hf_config(files, self.hf_overrides)
@@ -99,7 +109,7 @@ class EngineArgs:
         )
         cache = CacheConfig(
             block_size=self.block_size,
-            enable_prefix_caching=self.enable_prefix_caching,
+            enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -123,7 +133,20 @@ class EngineArgs:
             attention_backend=self.attention_backend,
             skip_tokenizer_init=self.skip_tokenizer_init,
             fit_max_model_len=self.max_model_len in _FITTING_LENGTHS,
+            kv_events=parse_kv_events_config(self.kv_events_config),
+            speculative=self._speculative(model),
         )
+
+    def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
+        config = parse_speculative_config(self.speculative_config)
+        if config.is_on and model.is_encoder:
+            raise ConfigError(f"speculative_config: {model.model} generates no text; leave it out")
+        if config.num_speculative_tokens >= model.max_model_len:
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens {config.num_speculative_tokens} must be below "
+                f"max_model_len ({model.max_model_len})"
+            )
+        return config
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
         if self.max_model_len in _FITTING_LENGTHS:
@@ -172,6 +195,8 @@ class EngineArgs:
         at_least("kv_cache_memory_bytes", 1)
         if not isinstance(self.hf_overrides, dict | None):
             raise ConfigError(f"hf_overrides must be an object of config.json's fields, got {self.hf_overrides!r}")
+        parse_kv_events_config(self.kv_events_config)
+        parse_speculative_config(self.speculative_config)
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
             raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
         if not 0 < self.gpu_memory_utilization <= 1:

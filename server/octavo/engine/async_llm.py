@@ -20,7 +20,7 @@ from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.sampling_params import SamplingParams
-from octavo.metrics.stats import IterationStats
+from octavo.metrics.stats import IterationStats, Tenant
 
 if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog
@@ -124,6 +124,18 @@ class AsyncLLM:
         """Sequences in flight, running or waiting; the ``n`` samples of a request count each."""
         return self.output_processor.num_unfinished_samples
 
+    def num_tokens(self) -> dict[str, list[int]]:
+        """Of each unfinished request, by id: the tokens, the prompt's too, of its unfinished samples that have begun to
+        answer."""
+        return {
+            request_id: [
+                len(state.request.prompt_token_ids) + sample.num_tokens
+                for sample in state.samples
+                if sample.num_tokens and sample.finish_reason is None
+            ]
+            for request_id, state in self.output_processor.requests.items()
+        }
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def prepare(
@@ -146,14 +158,16 @@ class AsyncLLM:
         """Run work that would block the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
-    def add_request(self, request: EngineCoreRequest, prompt: str | None, stream: OutputStream) -> None:
+    def add_request(
+        self, request: EngineCoreRequest, prompt: str | None, stream: OutputStream, tenant: Tenant | None = None
+    ) -> None:
         """Send a prepared request to the core; its outputs go to ``stream``. Raises EngineDeadError, or ValueError when
         its id is in use."""
         if self.dead is not None:
             raise self.dead
         if not self.output_processor.requests:
             self._work_since = time.monotonic()
-        self.output_processor.add_request(request, prompt, stream)
+        self.output_processor.add_request(request, prompt, stream, tenant)
         if self.tracer is not None:
             self.tracer.begin(request.request_id)
         try:

@@ -24,10 +24,12 @@ class Kind(IntEnum):
     ADD = 0
     ABORT = 1
     FINISH_SAMPLES = 2
+    BLOCKS_OF = 6
     # from the core
     READY = 3
     FAILED = 4
     OUTPUTS = 5
+    BLOCKS = 7
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:

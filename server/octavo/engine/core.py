@@ -8,17 +8,24 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from octavo.core.drafts import Drafts
 from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.kv_events import KVEventLog
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
-from octavo.errors import DeviceLostError
+from octavo.errors import ConfigError, DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, KVEventsConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
-from octavo.worker.memory import out_of_memory
+from octavo.spec_decode.ngram import NgramDrafter
+from octavo.worker.advice import out_of_memory
+
+if TYPE_CHECKING:
+    from octavo.engine.kv_events_publisher import KVEventsPublisher
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +42,8 @@ class EngineCore:
     """Add requests, call `step` while `has_unfinished_requests`. Not thread-safe: one thread owns it."""
 
     def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
+        self._kv_events = _make_publisher(config.kv_events)  # before the model is loaded: an endpoint may be taken
+        self._kv_event_log: KVEventLog | None = None
         self.executor = executor or UniProcExecutor(config)
         self.config = self.executor.config
         cache = self.config.cache
@@ -47,7 +56,12 @@ class EngineCore:
                 self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
                 self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
             )  # fmt: skip
-            self.scheduler = Scheduler(self.config.scheduler, kv)
+            self.scheduler = Scheduler(self.config.scheduler, kv, _make_drafts(self.config))
+            if self._kv_events is not None and cache.enable_prefix_caching:
+                self._kv_events.start([group.window for group in layout.groups])
+                self._kv_event_log = kv.log_events()
+        if self._kv_events is not None and self._kv_event_log is None:
+            logger.warning("there is no prefix cache, so kv_events_config publishes nothing")
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[None]] = {}  # of unfinished requests
@@ -77,11 +91,13 @@ class EngineCore:
                 self._end_waiting(waiting.request, "abort")
         self._pending += self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
         self._release_grammars()
+        self._publish_kv_events()
 
     def finish_sample(self, request_id: str, index: int) -> None:
         """End one sequence whose text has matched a stop string. Gives no output: the front end reports the end."""
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
         self._release_grammars()
+        self._publish_kv_events()
 
     def check_grammar(self, grammar: str) -> None:
         """Wait until a grammar is compiled; it stays cached for a while. Raises ValueError when it cannot be used."""
@@ -95,7 +111,24 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while sequences hold blocks."""
-        return self.scheduler.kv.reset_prefix_cache()
+        done = self.scheduler.kv.reset_prefix_cache()
+        self._publish_kv_events()
+        return done
+
+    def _publish_kv_events(self) -> None:
+        """Publish what the prefix cache has gained and lost."""
+        if self._kv_event_log is not None and self._kv_events is not None:
+            entries = self._kv_event_log.take()
+            if entries:
+                self._kv_events.publish(entries)
+
+    def share_block_map(self, cells: memoryview) -> None:
+        """Keep a byte for each block in ``cells``, as `octavo.interface.block_map` says, from now on."""
+        self.scheduler.kv.share_block_map(cells)
+
+    def block_ids(self, request_id: str) -> list[list[int]]:
+        """The ids of the blocks that each sample of a request holds, in order; nothing for an unknown id."""
+        return self.scheduler.block_ids(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` is to be called. Also while a step is in flight whose sequences have all ended."""
@@ -129,6 +162,7 @@ class EngineCore:
             outputs += self.scheduler.update_from_output(output)
             self.num_steps += 1
         self._release_grammars()
+        self._publish_kv_events()
         if taken is None and not outputs and self._grammars:
             self.executor.poll_grammars(0.01)  # idle until a grammar is compiled
         stats = self.scheduler.make_stats()
@@ -198,9 +232,27 @@ class EngineCore:
         )
         if isinstance(error, Exception) and self.executor.is_lost():
             raise DeviceLostError(f"the device cannot be used any more: {error}") from error
-        reason = f"the step failed: {out_of_memory(error) or error}"
+        reason = f"the step failed: {out_of_memory(error, self.config, self.config.device) or error}"
         return ModelRunnerOutput(errors=dict.fromkeys(req_ids, reason))
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the engine's bookkeeping contradicts itself."""
         self.scheduler.check_integrity()
+
+
+def _make_drafts(config: EngineConfig) -> Drafts | None:
+    speculative = config.speculative
+    if not speculative.is_on:
+        return None
+    drafter = NgramDrafter(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+    return Drafts(drafter, speculative.num_speculative_tokens, config.model.vocab_size)
+
+
+def _make_publisher(config: KVEventsConfig) -> KVEventsPublisher | None:
+    if not config.is_on:
+        return None
+    try:
+        from octavo.engine.kv_events_publisher import KVEventsPublisher
+    except ImportError as error:
+        raise ConfigError(f"kv_events_config needs {error.name}: pip install 'octavo[server]'") from None
+    return KVEventsPublisher(config)

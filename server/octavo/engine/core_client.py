@@ -7,12 +7,14 @@ import logging
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgspec
 
+from octavo.engine.block_map import read_block_map
 from octavo.engine.channel import Frames, Kind, frame
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs
@@ -32,7 +34,9 @@ class CoreReady:
     config: dict[str, Any]
     num_blocks: int
     blocks_of_longest: int  # that a sequence of max_model_len takes at most
+    kv_groups: int = 1  # of layers: a sequence has a table of blocks for each
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by kind: "int4", "bfloat16"
+    memory_shares: dict[str, int] = field(default_factory=dict)  # bytes by what they are for
     phases: dict[str, float] = field(default_factory=dict)  # seconds
 
     @property
@@ -64,8 +68,10 @@ class CoreClient(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[CoreReady] = self._loop.create_future()
         self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_blocks = msgspec.msgpack.Decoder(list[list[int]]).decode
         self._decode_ready = msgspec.msgpack.Decoder(CoreReady).decode
         self._frames = Frames()
+        self._asked: deque[asyncio.Future[list[list[int]]]] = deque()  # answers come in the order of the questions
         self._transport: asyncio.Transport | None = None
         self._closed = asyncio.Event()  # the core has closed its end, and everything it sent has been read
         self.exit_code: int | None = None
@@ -89,6 +95,18 @@ class CoreClient(asyncio.Protocol):
     def finish_samples(self, samples: list[tuple[str, int]]) -> None:
         """End sequences, given as (request id, index), whose text has matched a stop string."""
         self._send(Kind.FINISH_SAMPLES, samples)
+
+    def read_block_map(self) -> bytes:
+        """A byte for each block of the KV cache (see `octavo.interface.block_map`); none while the model loads."""
+        return read_block_map(self.process.shared_fd)
+
+    async def block_ids(self, request_id: str) -> list[list[int]]:
+        """The ids of the blocks that each sample of a request holds; nothing for an unknown one. The core answers
+        between two steps."""
+        answer: asyncio.Future[list[list[int]]] = self._loop.create_future()
+        self._send(Kind.BLOCKS_OF, request_id)
+        self._asked.append(answer)
+        return await answer
 
     def _send(self, kind: Kind, message: Any) -> None:
         """Never blocks: the transport buffers what the core does not read yet."""
@@ -133,6 +151,10 @@ class CoreClient(asyncio.Protocol):
     def _take(self, kind: Kind, payload: bytearray) -> None:
         if kind is Kind.OUTPUTS:
             self._on_outputs(decode_outputs(payload))
+        elif kind is Kind.BLOCKS:
+            answer = self._asked.popleft()
+            if not answer.done():
+                answer.set_result(self._decode_blocks(payload))
         elif kind is Kind.READY:
             self._ready.set_result(self._decode_ready(payload))
         elif not self._ready.done():
@@ -151,6 +173,9 @@ class CoreClient(asyncio.Protocol):
     async def _end(self, code: int) -> None:
         await self._closed.wait()
         self.exit_code = code
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(EngineDeadError(f"the engine core {describe_exit(code)}; see its log"))
         if not self._ready.done():
             self._ready.set_exception(
                 EngineDeadError(f"the engine core {describe_exit(code)} before it was ready; see its log above")

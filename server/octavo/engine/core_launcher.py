@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -30,13 +31,15 @@ class CoreProcess:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
-        with theirs, tempfile.TemporaryFile() as page:
-            self.heartbeat = Heartbeat(page.fileno(), create=True)
-            inherited = theirs.fileno(), page.fileno()
+        with theirs, tempfile.TemporaryFile() as shared:
+            self.shared_fd = os.dup(shared.fileno())  # the heartbeat's page, then the block map
+            self.heartbeat = Heartbeat(self.shared_fd, create=True)
+            inherited = theirs.fileno(), shared.fileno()
             command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, inherited)]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
         self._stdin: IO[bytes] | None = self.process.stdin
+        self._configured = False
 
     @property
     def pid(self) -> int:
@@ -47,6 +50,7 @@ class CoreProcess:
         """Send the engine's configuration (`EngineConfig.to_dict`)."""
         line = json.dumps({"config": config, "options": asdict(options)}).encode() + b"\n"
         assert self._stdin is not None
+        self._configured = True
         try:
             self._stdin.write(line)
             self._stdin.flush()
@@ -55,6 +59,8 @@ class CoreProcess:
 
     def stop(self, grace: float = 5.0) -> int:
         """End the core: close its stdin, and kill it after ``grace`` seconds. Returns its exit code."""
+        if not self._configured:  # it only imports as yet, and a refusal of the model should not wait for that
+            self.process.kill()
         if self._stdin is not None:
             try:
                 self._stdin.close()
@@ -67,4 +73,7 @@ class CoreProcess:
             self.process.kill()
             code = self.process.wait()
         self.socket.close()
+        if self.shared_fd >= 0:
+            os.close(self.shared_fd)
+            self.shared_fd = -1
         return code

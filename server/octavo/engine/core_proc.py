@@ -8,7 +8,6 @@ Messages are msgpack over the inherited SOCKET: no pickle, nothing that listens 
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import json
@@ -23,9 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.engine.block_map import create_block_map
 from octavo.engine.channel import Channel, Kind
 from octavo.engine.core_launcher import CoreOptions
 from octavo.engine.heartbeat import Heartbeat
+from octavo.system.parent import die_with_parent
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 1.0
 IDLE_SECONDS = 1  # without work before an integrity check
 CHECK_SECONDS = 30  # between integrity checks, at least
-_PR_SET_PDEATHSIG = 1
 
 
 class CoreProc:
@@ -55,7 +55,7 @@ class CoreProc:
         self._decode_ids = msgspec.msgpack.Decoder(list[str]).decode
         self._decode_samples = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
         self._decode_any = msgspec.msgpack.Decoder().decode
-        self._encode_outputs = encode_outputs
+        self._encode_outputs, self._encode = encode_outputs, msgspec.msgpack.Encoder().encode
         self.busy = False
         self._checked = True  # nothing has been done yet
         self._last_check = time.monotonic()
@@ -109,6 +109,8 @@ class CoreProc:
             elif kind is Kind.FINISH_SAMPLES:
                 for sample_of, index in self._decode_samples(payload):
                     self._core.finish_sample(sample_of, index)
+            elif kind is Kind.BLOCKS_OF:
+                self._channel.send(Kind.BLOCKS, self._encode(self._core.block_ids(self._decode_any(payload))))
             else:
                 raise ValueError(f"{kind!r} is not for the core")
         except Exception as error:
@@ -126,16 +128,6 @@ class CoreProc:
         # Index -1: the whole request, whatever its number of samples.
         output = EngineCoreOutput(request_id, -1, [], finish_reason="error", error=error)
         self._send(EngineCoreOutputs([output], timestamp=time.time()))
-
-
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the parent exits, even if it is stopped or stuck."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):  # not Linux: the end of stdin has to suffice
-        return
-    if os.getppid() != parent:  # the parent exited before prctl
-        os._exit(0)
 
 
 def _exit_when_stdin_ends() -> None:
@@ -196,7 +188,7 @@ def _beat_forever(
 
 def main(socket_fd: int, heartbeat_fd: int) -> int:
     """Run the core on two inherited descriptors; returns the exit status."""
-    _die_with_parent(os.getppid())
+    die_with_parent(os.getppid())  # elsewhere than on Linux the end of stdin has to suffice
     gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
     # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -233,6 +225,8 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
         core = EngineCore(EngineConfig.from_dict(message["config"]))
     except OctavoError as error:
         return _fail(channel, error)
+    if core.executor.num_blocks > 1:
+        core.share_block_map(create_block_map(heartbeat_fd, core.executor.num_blocks - 1))
     proc = CoreProc(core, channel, heartbeat)
     # The model lives as long as the process: keep the collector from scanning it during a step.
     gc.collect()
@@ -246,7 +240,9 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
         "config": core.config.to_dict(),
         "num_blocks": core.executor.num_blocks,
         "blocks_of_longest": core.executor.kv_layout.most_blocks(core.config.scheduler.max_model_len),
+        "kv_groups": len(core.executor.kv_layout.groups),
         "weight_bytes": core.executor.weight_bytes,
+        "memory_shares": core.executor.memory_shares,
         "phases": phases,
     }
     channel.send(Kind.READY, msgspec.msgpack.encode(ready))

@@ -7,7 +7,7 @@ import mmap
 import os
 import time
 
-_SIZE = mmap.PAGESIZE
+SIZE = mmap.PAGESIZE
 _BEAT, _PROGRESS, _STEPS, _MEMORY_USED, _MEMORY_TOTAL = range(5)  # slots of 8 bytes each; each is written by one store
 
 
@@ -20,8 +20,8 @@ class Heartbeat:
     def __init__(self, fd: int, create: bool) -> None:
         """``fd``: of a file that both processes have open; it may be closed afterwards."""
         if create:
-            os.ftruncate(fd, _SIZE)
-        self._slots = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
+            os.ftruncate(fd, SIZE)
+        self._slots = memoryview(mmap.mmap(fd, SIZE)).cast("q")
 
     # -- written by the core -----------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class InputProcessor:
         self.model, self.pooler, self.max_num_batched_tokens = config.model, config.model.pooler, 0
         self.has_token_types = config.model.is_encoder and config.model.hf_config.get("type_vocab_size", 2) > 1
         self.follow(config)
-        self.eos_token_ids = _eos_token_ids(config, tokenizer)
+        self.eos_token_ids = eos_token_ids(config, tokenizer)
 
     def follow(self, config: EngineConfig) -> None:
         """Take over limits that the core has found."""
@@ -229,6 +229,15 @@ class InputProcessor:
         assert self.tokenizer is not None
         return max(map(len, self.tokenizer.backend.get_vocab(with_added_tokens=True)), default=1)
 
+    def first_tokens(self, text: str, limit: int) -> str:
+        """The beginning of ``text`` that has at most ``limit`` tokens. Raises ValueError."""
+        if self.tokenizer is None:
+            raise ValueError("texts cannot be cut to tokens, because the engine runs without a tokenizer")
+        try:
+            return self.tokenizer.first_tokens(text, limit)
+        except TypeError:
+            raise _not_unicode(text) from None
+
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         ids = list(ids)
         types = set(map(type, ids))
@@ -316,6 +325,8 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | 
     if isinstance(prompt, str):
         return prompt, None, None
     if isinstance(prompt, dict):
+        if prompt.get("multi_modal_data"):
+            raise ValueError("prompt has multi_modal_data, which is not supported: the model takes text only; drop it")
         if prompt.get("prompt_token_ids") is not None:
             return prompt.get("prompt"), prompt["prompt_token_ids"], prompt.get("cache_salt")
         if isinstance(prompt.get("prompt"), str):
@@ -346,7 +357,7 @@ def _as_int(value: Any, position: int) -> int:
     raise ValueError(f"prompt_token_ids must hold integers, got {value!r} at position {position}")
 
 
-def _eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
+def eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
     """Every end-of-sequence id in the model's files."""
     found: list[int] = []
     sources = [config.model.generation_config.get("eos_token_id"), config.model.hf_config.get("eos_token_id")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
 from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
 from octavo.interface.sampling_params import RequestOutputKind
-from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats
+from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats, Tenant
 from octavo.text.detokenizer import Detokenizer, Vocabulary
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class RequestState:
     error: str | None = None
     error_param: str | None = None
     embedding: list[float] | None = None
+    tenant: Tenant | None = None
     changed: dict[int, SampleState] = field(default_factory=dict)  # since the last output
 
     @property
@@ -107,7 +108,13 @@ class OutputProcessor:
         """Whether any request is unfinished."""
         return bool(self.requests)
 
-    def add_request(self, request: EngineCoreRequest, prompt: str | None, queue: OutputQueue | None = None) -> None:
+    def add_request(
+        self,
+        request: EngineCoreRequest,
+        prompt: str | None,
+        queue: OutputQueue | None = None,
+        tenant: Tenant | None = None,
+    ) -> None:
         """Expect outputs of ``request``; they go to ``queue`` when there is one, else process_outputs returns them."""
         if request.request_id in self.requests:
             raise ValueError(
@@ -134,6 +141,7 @@ class OutputProcessor:
             queue=queue,
             metrics=RequestMetrics(arrival_time=request.arrival_time),
             num_unfinished=params.n,
+            tenant=tenant,
             prompt_logprobs=None if params.prompt_logprobs is None else LogprobsTable(text_of, [None], [None], [0]),
         )
 
@@ -265,6 +273,7 @@ class OutputProcessor:
             state.embedding = output.embedding
             if stats is not None:
                 stats.num_prompt_tokens += len(state.request.prompt_token_ids)
+                stats.count_for(state.tenant, len(state.request.prompt_token_ids), 0)
         if finish_reason is not None:
             sample.finish_reason, sample.stop_reason = finish_reason, stop_reason
             self._finish(state, sample, output, timestamp, stats)
@@ -298,12 +307,14 @@ def _count_tokens(
 ) -> None:
     """Account for new tokens of a sequence, before they are added to it."""
     stats.num_generation_tokens += count
+    stats.count_for(state.tenant, 0, count)
     if sample.last_token_time is not None:
         stats.inter_token_seconds.append(timestamp - sample.last_token_time)
         return
     stats.first_token_seconds.append(timestamp - state.request.arrival_time)
     if state.metrics.first_token_time is None:  # the prompt is the request's, however many sequences follow it
         stats.num_prompt_tokens += len(state.request.prompt_token_ids)
+        stats.count_for(state.tenant, len(state.request.prompt_token_ids), 0)
         stats.num_cached_tokens += state.num_cached_tokens
 
 

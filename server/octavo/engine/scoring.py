@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.engine.input_processor import InputProcessor
 from octavo.interface.messages import EngineCoreRequest
@@ -23,13 +24,26 @@ class ScorePlan:
     token_ids: list[list[int]]  # of each pair
 
 
-def check_pairs(queries: Sequence[str], documents: Sequence[str]) -> None:
-    """Raises ValueError unless one query meets all documents, or each its own."""
+def text_of(value: Any) -> Any:
+    """The string of a text in any form: a string, {"text": ...} or {"content": [{"type": "text", "text": ...}]};
+    what is none of these as it is."""
+    if isinstance(value, dict):
+        parts = value.get("content", value.get("text"))
+        if isinstance(parts, list) and parts and all(isinstance(p, dict) and p.get("type") == "text" for p in parts):
+            texts = [part.get("text") for part in parts]
+            return "".join(texts) if all(isinstance(text, str) for text in texts) else value
+        return parts if isinstance(parts, str) else value
+    return value
+
+
+def check_pairs(queries: Sequence[str], documents: Sequence[str], names: tuple[str, str]) -> None:
+    """Raises ValueError unless one query meets all documents, or each its own; ``names`` are the caller's of both."""
     if not queries or not documents:
-        raise ValueError(f"text_{2 if queries else 1} must not be an empty list")
+        raise ValueError(f"{names[bool(queries)]} must not be an empty list")
     if len(queries) not in (1, len(documents)):
         raise ValueError(
-            f"text_1 has {len(queries)} texts and text_2 {len(documents)}: send one in text_1, or equally many"
+            f"{names[0]} has {len(queries)} texts and {names[1]} {len(documents)}: send one in {names[0]}, or "
+            "equally many"
         )
 
 

@@ -52,7 +52,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "prefix_caching_hash_algo": (("sha256", "sha256_cbor"), "blocks are found by their SHA-256"),
     "max_num_partial_prefills": ((1,), "max_num_batched_tokens decides"),
     "max_long_partial_prefills": ((1,), "max_num_batched_tokens decides"),
-    "num_lookahead_slots": ((0,), "there is no speculation, for now"),
+    "num_lookahead_slots": ((0,), "num_speculative_tokens of speculative_config decides"),
     "num_scheduler_steps": ((1,), "every step is scheduled"),
     "scheduler_delay_factor": ((0,), "prompts are never delayed"),
     "preemption_mode": (("recompute",), "preempted requests are recomputed"),
@@ -94,7 +94,7 @@ _FEATURES = {
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
     "long_lora_scaling_factors qlora_adapter_name_or_path enable_prompt_adapter prompt_adapters max_prompt_adapters "
     "max_prompt_adapter_token",
-    "speculative decoding": "speculative_config speculative_model speculative_model_quantization "
+    "speculative decoding": "speculative_model speculative_model_quantization "
     "num_speculative_tokens speculative_draft_tensor_parallel_size speculative_max_model_len "
     "speculative_disable_by_batch_size speculative_disable_mqa_scorer ngram_prompt_lookup_max ngram_prompt_lookup_min "
     "spec_decoding_acceptance_method "
@@ -111,7 +111,7 @@ _FEATURES = {
     "dcp_kv_cache_interleave_size",
     "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "
     "offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params kv_transfer_config "
-    "kv_events_config ec_transfer_config weight_transfer_config enable_sleep_mode kv_sharing_fast_prefill",
+    "ec_transfer_config weight_transfer_config enable_sleep_mode kv_sharing_fast_prefill",
     "images, audio and video": "allowed_local_media_path allowed_media_domains enable_mm_embeds interleave_mm_strings "
     "media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
     "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_only video_pruning_rate "

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from octavo.interface.messages import SchedulerStats
+from octavo.interface.messages import SchedulerStats, SpecDecodeStats
 from octavo.metrics.stats import IterationStats
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ class LoadLog:
     def _reset(self) -> None:
         self._since = time.monotonic()
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = self._preemptions = 0
+        self._spec_decode = SpecDecodeStats()
 
     def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
         """Add one step; called on the event loop."""
@@ -38,15 +39,18 @@ class LoadLog:
             self._queries += stats.prefix_cache_queries
             self._hits += stats.prefix_cache_hits
             self._preemptions += stats.num_preemptions
+            if stats.spec_decode is not None:
+                self._spec_decode.add(stats.spec_decode)
 
     def _log(self) -> None:
         seconds = time.monotonic() - self._since
         last, hit_rate = self._last, self._hits / self._queries if self._queries else 0.0
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s; running %d, waiting %d; KV cache %.1f %% used, "
-            "prefix cache hits %.1f %%, preemptions %d",
+            "prefix cache hits %.1f %%, preemptions %d%s",
             self._prompt_tokens / seconds, self._generation_tokens / seconds, last.num_running_reqs,
             last.num_waiting_reqs, 100 * last.kv_cache_usage, 100 * hit_rate, self._preemptions,
+            _drafts_line(self._spec_decode),
         )  # fmt: skip
         self._timer = None
 
@@ -54,3 +58,12 @@ class LoadLog:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _drafts_line(stats: SpecDecodeStats) -> str:
+    """Tokens per step are of sequences that had drafts: one, and those that were right."""
+    if not stats.num_draft_tokens:
+        return ""
+    accepted = stats.num_accepted_tokens
+    share, tokens = 100 * accepted / stats.num_draft_tokens, 1 + accepted / stats.num_drafts
+    return f", drafts accepted {share:.1f} % ({tokens:.2f} tokens per step)"

@@ -22,8 +22,14 @@ from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress, cache_config_labels
+from octavo.metrics.tenants import TenantTokens
 
 TOKEN_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+SPEC_DECODE_COUNTERS = {  # by their names in `SpecDecodeStats`
+    "num_drafts": "Number of drafts: steps of a sequence in which draft tokens were verified",
+    "num_draft_tokens": "Number of draft tokens",
+    "num_accepted_tokens": "Number of accepted draft tokens",
+}
 REJECTED_QUEUE_FULL = "max_num_queued_reqs"
 
 _REQUEST_SECONDS = (
@@ -104,6 +110,20 @@ class EngineMetrics:
         )  # fmt: skip
         self._rejections.labels(model_name=model_name, reason=REJECTED_QUEUE_FULL)
 
+        self._spec_decode: dict[str, Counter] = {}
+        self._accepted_at: list[Counter] = []
+        if config.speculative.is_on:
+            for name, text in SPEC_DECODE_COUNTERS.items():
+                self._spec_decode[name] = self._counter(f"vllm:spec_decode_{name}", text)
+            at = self._family(
+                Counter,
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Number of accepted draft tokens by position in the draft, from 0",
+                ("position",),
+            )
+            positions = range(config.speculative.num_speculative_tokens)
+            self._accepted_at = [at.labels(**self._labels, position=str(position)) for position in positions]
+
         # Histograms.
         histogram = self._histogram
         self._h_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens per sequence", lengths)
@@ -158,10 +178,16 @@ class EngineMetrics:
             for what in ("prompt", "generation")
         }
         self._startup = self._family(
-            Gauge, "octavo:startup_seconds", "Duration of a startup phase in seconds", ("phase",)
+            Gauge,
+            "octavo:startup_seconds",
+            "Seconds of a startup phase: fetch, import, load; ready: of all",
+            ("phase",),
         )
         self._weights = self._family(
             Gauge, "octavo:weight_bytes", "Memory of the weights in bytes, by kind: int4, bfloat16", ("kind",)
+        )
+        self._memory = self._family(
+            Gauge, "octavo:memory_bytes", "Memory that the engine may use in bytes, by what it is for", ("part",)
         )
         self._obstacle = self._family(
             Gauge,
@@ -171,6 +197,8 @@ class EngineMetrics:
         )
         limit = self._gauge("octavo:max_num_seqs", "Maximum number of sequences per step (--max-num-seqs)")
         limit.set(config.scheduler.max_num_seqs)
+        self._tenants = TenantTokens(self._labels)
+        self.registry.register(self._tenants)
         self.registry.register(_Aliases(self))
 
     # Creating metrics.
@@ -197,10 +225,12 @@ class EngineMetrics:
         info = Gauge("vllm:cache_config_info", "KV cache configuration and size", tuple(labels), registry=self.registry)
         info.labels(**labels).set(1)
 
-    def record_weights(self, weight_bytes: Mapping[str, int]) -> None:
-        """The weights that the core has loaded, in bytes by kind."""
+    def record_memory(self, weight_bytes: Mapping[str, int], shares: Mapping[str, int]) -> None:
+        """In bytes: the weights that the core has loaded, by kind, and all memory that it may use, by its use."""
         for kind, size in weight_bytes.items():
             self._weights.labels(**self._labels, kind=kind).set(size)
+        for part, size in shares.items():
+            self._memory.labels(**self._labels, part=part).set(size)
 
     def record_step(self, stats: SchedulerStats) -> None:
         """One step's scheduler statistics."""
@@ -211,6 +241,11 @@ class EngineMetrics:
         self._prefix_queries.inc(stats.prefix_cache_queries)
         self._prefix_hits.inc(stats.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions)
+        if stats.spec_decode is not None:
+            for name, counter in self._spec_decode.items():
+                counter.inc(getattr(stats.spec_decode, name))
+            for counter, count in zip(self._accepted_at, stats.spec_decode.num_accepted_per_pos, strict=False):
+                counter.inc(count)
         if stats.recording_obstacle is not None:
             self._obstacle.labels(**self._labels, reason=stats.recording_obstacle).set(1)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
@@ -226,6 +261,7 @@ class EngineMetrics:
         self._by_source["local_cache_hit"].inc(stats.num_cached_tokens)
         self._cached_tokens.inc(stats.num_cached_tokens)
         self._generation_tokens.inc(stats.num_generation_tokens)
+        self._tenants.add(stats.tenants)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
             self._h_iteration.observe(stats.num_prompt_tokens + stats.num_generation_tokens)
         self._h_ttft.observe_all(stats.first_token_seconds)
@@ -270,9 +306,9 @@ class EngineMetrics:
         """CPU and memory of the core process beside those of this one."""
         ProcessCollector(namespace="octavo_core", pid=lambda: pid, registry=self.registry)
 
-    def expose(self) -> bytes:
-        """Prometheus' text format."""
-        return generate_latest(self.registry)
+    def expose(self, names: Sequence[str] = ()) -> bytes:
+        """Prometheus' text format. ``names``: of samples, which come alone then."""
+        return generate_latest(self.registry.restricted_registry(names) if names else self.registry)
 
 
 class _DeviceMemory(Collector):

@@ -21,6 +21,13 @@ class Counter(Metric):
 
 
 @dataclass
+class Vector(Metric):
+    """Values that only increase, one for each position."""
+
+    values: list[int]
+
+
+@dataclass
 class Gauge(Metric):
     """A current value."""
 

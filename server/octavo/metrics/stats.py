@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.sampling_params import SamplingParams
@@ -25,6 +26,13 @@ def cache_config_labels(config: EngineConfig, num_blocks: int, blocks_of_longest
         "kv_cache_max_concurrency": usable / blocks_of_longest,
     }
     return {name: str(value) for name, value in values.items()}
+
+
+class Tenant(NamedTuple):
+    """Whom a request is for. Tokens are counted for both together: the name alone may be made up."""
+
+    name: str
+    account: str
 
 
 @dataclass
@@ -82,6 +90,13 @@ class IterationStats:
     inter_token_seconds: list[float] = field(default_factory=list)  # since the last one, one a further token
     finished: list[FinishedSample] = field(default_factory=list)
     finished_requests: list[FinishedRequest] = field(default_factory=list)
+    tenants: dict[Tenant, tuple[int, int]] = field(default_factory=dict)  # tokens of prompts, and generated ones
+
+    def count_for(self, tenant: Tenant | None, prompt: int, generation: int) -> None:
+        """Tokens of a tenant's request."""
+        if tenant is not None:
+            before = self.tenants.get(tenant, (0, 0))
+            self.tenants[tenant] = (before[0] + prompt, before[1] + generation)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
 import types
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.channel import Channel, Frames, Kind, frame
 from octavo.engine.core_client import CoreClient
+from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs, encode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
@@ -145,3 +147,7 @@ def test_nothing_of_a_steps_results_is_lost_on_the_way(results, stats):
     found = decode_outputs(encode_outputs(EngineCoreOutputs(results, stats, 1.5)))
     assert (found.stats, found.timestamp) == (stats, 1.5)
     assert sorted(found.outputs, key=repr) == sorted(results, key=repr)
+
+
+def test_a_core_that_was_told_no_configuration_is_not_waited_for() -> None:
+    assert CoreProcess().stop() == -signal.SIGKILL  # in the middle of its imports

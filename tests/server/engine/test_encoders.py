@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from support.encoders import FAMILIES, make_encoder, write_modules
 
 from octavo import LLM, PoolingParams, SamplingParams
@@ -79,6 +79,63 @@ def test_the_same_bits_in_any_company(family: str, quantization: str, tmp_path: 
     assert not llm.engine.has_unfinished_requests()
 
 
+RELEASED = {
+    "hidden_size": "n_embd", "intermediate_size": "n_inner", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer", "max_position_embeddings": "max_trained_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+}  # fmt: skip
+
+
+def test_nomic_bert_in_the_words_of_its_release(tmp_path: Path) -> None:
+    model = make_encoder("nomic-bert", tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"], config["hidden_act"], config["head_dim"]
+    config = {RELEASED.get(key, key): value for key, value in config.items()} | {
+        "rotary_emb_base": 500, "activation_function": "swiglu", "n_positions": 8192, "rotary_emb_fraction": 1.0,
+        "qkv_proj_bias": False, "rotary_scaling_factor": None,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    (output,) = llm.embed([prompts()[3]], PoolingParams(pooling="mean", normalize=False), use_tqdm=False)
+    expected = states(model, prompts()[3]).mean(0)
+    torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-5)
+    experts = {"num_experts": 8, "moe_every_n_layers": 2, "moe_top_k": 2}  # of v2-moe
+    for field, change in {"prenorm": {"prenorm": True}, "moe_every_n_layers": experts}.items():
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelError, match=f"{field} is .*NomicBertModel"):
+            LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_gte_in_the_words_of_its_release(head: bool, tmp_path: Path) -> None:
+    """Rope of type ntk is that of a larger base, with positions divided by a little."""
+    size, factor = 16, 8.0
+    rope = {"rope_type": "linear", "rope_theta": 20000.0 * factor, "factor": factor ** (2 / size)}
+    model = make_encoder("gte", tmp_path, head, rope_parameters=rope)
+    config = json.loads((tmp_path / "config.json").read_text()) | {
+        "architectures": [model.config.architectures[0].replace("Gte", "New")], "model_type": "new", "pack_qkv": True,
+        "position_embedding_type": "rope", "rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": factor},
+        "layer_norm_type": "layer_norm",
+    }  # fmt: skip
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({f"new.{k.removeprefix('gte.')}" if "classifier" not in k else k: t for k, t in tensors.items()},
+              tmp_path / "model.safetensors")  # fmt: skip
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    if head:
+        (output,) = llm.classify([prompts()[3]], PoolingParams(use_activation=False), use_tqdm=False)
+        ids = torch.tensor([prompts()[3]["prompt_token_ids"]])
+        found, expected = output.outputs.probs, model(ids, attention_mask=torch.ones_like(ids)).logits[0]
+    else:
+        (embedded,) = llm.embed([prompts()[3]], PoolingParams(pooling="cls", normalize=False), use_tqdm=False)
+        found, expected = embedded.outputs.embedding, states(model, prompts()[3])[0]
+    torch.testing.assert_close(torch.tensor(found), expected.detach(), rtol=0, atol=1e-5)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"logn_attention_scale": True}))
+    with pytest.raises(ModelError, match="logn_attention_scale is True"):
+        LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
 def test_pairs_have_token_types_and_scores(tmp_path: Path) -> None:
     model = make_encoder("bert", tmp_path, head=True, num_labels=1)
     llm = LLM(str(tmp_path))
@@ -92,6 +149,18 @@ def test_pairs_have_token_types_and_scores(tmp_path: Path) -> None:
             ids, types = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
             logit = model(ids, token_type_ids=types, attention_mask=torch.ones_like(ids)).logits[0, 0]
         assert output.outputs.score == pytest.approx(logit.sigmoid().item(), abs=1e-5)
+
+
+def test_texts_of_pairs_may_be_written_as_parts(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path, head=True, num_labels=1)
+    llm = LLM(str(tmp_path), dtype="float32")
+    (plain,) = llm.score("paris", "a cat", use_tqdm=False)
+    for parts in ({"text": "a cat"}, {"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "cat"}]}):
+        (one,) = llm.score("paris", parts, use_tqdm=False)
+        assert one.prompt_token_ids == plain.prompt_token_ids and one.outputs.score == plain.outputs.score
+    for bad in ({"content": [{"type": "image_url"}]}, [3], {}):
+        with pytest.raises(ValueError, match="data_2 must be a text or a list of texts"):
+            llm.score("paris", bad, use_tqdm=False)
 
 
 def test_a_model_of_vectors_scores_by_their_cosine(tmp_path: Path) -> None:

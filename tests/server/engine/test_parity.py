@@ -11,7 +11,7 @@ import transformers
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
-from octavo.bench.offline import transformers_arguments
+from octavo.bench.hugging_face import transformers_arguments
 
 TIE = 1e-4
 NUM_PROMPTS, NUM_TOKENS = 20, 64

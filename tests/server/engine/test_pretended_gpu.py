@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +27,42 @@ OF_A_LAYER = {
 }  # fmt: skip
 
 
-def seen(case: str) -> dict[str, Any]:
+Seen = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    """What is seen of a case, by its name."""
     paths = [str(ROOT / part) for part in ("tests", "server", "kernels")]
-    command = [sys.executable, "-m", "support.on_pretended_gpu", case]
-    result = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=600
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    return json.loads(result.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "support.on_pretended_gpu"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def see(case: str) -> dict[str, Any]:
+            print(case, file=asked, flush=True)
+            found: dict[str, Any] = json.loads(answers.readline())
+            assert not found.get("status"), found["log"][-4000:]
+            return found
+
+        yield see
+        asked.close()
 
 
-def test_the_checks_see_what_they_are_for() -> None:
+def test_the_checks_see_what_they_are_for(seen: Seen) -> None:
     found = seen("what is noticed")
     assert found["refused"] == found["wrong"]
     assert found["refused wrongly"] == []
 
 
-def test_weights_come_through_pinned_memory() -> None:
+def test_weights_come_through_pinned_memory(seen: Seen) -> None:
     """10 MB in two pieces; 20 MB in three, which are converted on the device."""
     assert seen("weights of a file")["launches"] == {"copy_": 2 + 3, "_to_copy": 3}
 
 
 @pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
-def test_no_request_waits(case: str) -> None:
+def test_no_request_waits(seen: Seen, case: str) -> None:
     """Neither for a kernel to be compiled once the engine is ready, nor the host for the device within a step."""
     found = seen(case)
     assert found["errors"] == []
@@ -64,7 +78,7 @@ def test_no_request_waits(case: str) -> None:
         ("fp8 while loading", {"quantize_kernel", "scaled_linear_kernel"}),
     ],
 )
-def test_no_request_of_a_quantised_checkpoint_waits(case: str, kernels: set[str]) -> None:
+def test_no_request_of_a_quantised_checkpoint_waits(seen: Seen, case: str, kernels: set[str]) -> None:
     """The same for codes that stay codes on the device: by the kernels for few rows, and by that for many."""
     found = seen(case)
     assert found["errors"] == []
@@ -72,8 +86,8 @@ def test_no_request_of_a_quantised_checkpoint_waits(case: str, kernels: set[str]
     assert kernels <= {*found["kernels"]}
 
 
-@pytest.mark.parametrize("case", ["experts", "experts in fp8"])
-def test_no_request_of_a_mixture_of_experts_waits(case: str) -> None:
+@pytest.mark.parametrize("case", ["experts", "experts in fp8", "gpt-oss"])
+def test_no_request_of_a_mixture_of_experts_waits(seen: Seen, case: str) -> None:
     """Whatever experts its rows are for, and the graphs hold the kernels of experts and no operation instead."""
     found = seen(case)
     assert found["errors"] == []
@@ -82,7 +96,25 @@ def test_no_request_of_a_mixture_of_experts_waits(case: str) -> None:
     assert {"nonzero", "topk", "sort", "softmax", "_softmax"} & {*found["kernels"]} == set()
 
 
-def test_a_whole_model() -> None:
+def test_no_request_of_latent_attention_waits(seen: Seen) -> None:
+    """DeepSeek's graphs hold the kernels of latents, and no product or rotation by torch instead."""
+    found = seen("latents")
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert {"latent_cache_kernel", "head_linear_kernel", "decode_attention"} <= {*found["kernels"]}
+    assert {"bmm", "cat", "_softmax", "index"} & {*found["kernels"]} == set()
+
+
+@pytest.mark.parametrize("case", ["gemma 3n", "gemma 4"])
+def test_no_request_of_layers_that_share_keys_waits(seen: Seen, case: str) -> None:
+    """Queries alone are normed and turned, embeddings of each layer gate what enters it."""
+    found = seen(case)
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert {"rms_norm_kernel", "rope_kernel", "activate_kernel", "decode_attention"} <= {*found["kernels"]}
+
+
+def test_a_whole_model(seen: Seen) -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")
     assert found["errors"] == []
@@ -105,3 +137,20 @@ def test_a_whole_model() -> None:
     assert found["step of prompts"].pop("replay") == 1
     assert sum(found["step of prompts"].values()) <= 50
     assert 0.9 * found["limit"] < found["peak"] <= found["limit"]
+
+
+def test_plans_of_quantised_checkpoints_are_what_is_loaded(seen: Seen) -> None:
+    """To the byte, by headers and by config.json alone."""
+    found = seen("plans of codes")
+    assert len(found) >= 10
+    for recipe, (loaded, by_headers, by_config) in found.items():
+        assert by_headers == by_config == loaded, recipe
+
+
+def test_plans_reserve_what_engines_measure(seen: Seen) -> None:
+    """A little more for steps and graphs, never less, and as many blocks within one in a hundred."""
+    for (measured, blocks, weights), (planned, planned_blocks, planned_weights) in seen("plans")["found"]:
+        assert weights == planned_weights
+        for part in ("activations", "graphs"):
+            assert measured[part] <= planned[part] <= 1.15 * measured[part], (part, measured, planned)
+        assert 0.99 * blocks <= planned_blocks <= blocks

@@ -257,3 +257,8 @@ print(json.dumps([output[0].outputs[0].token_ids, output[0].outputs[0].text, len
     tokens, text, size, errors, generated = json.loads(run.stdout.splitlines()[-1])
     assert len(tokens) == 3 and text == "" and size == 64 and generated >= 3
     assert len(errors) == 3 and all("skip_tokenizer_init" in error for error in errors)
+
+
+def test_images_are_refused_and_not_left_out(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="multi_modal_data"):
+        llm.generate([{"prompt_token_ids": [5], "multi_modal_data": {"image": object()}}], use_tqdm=False)

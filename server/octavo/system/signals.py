@@ -1,8 +1,9 @@
-"""Ctrl-C (SIGINT) delivered between steps only."""
+"""Signals: Ctrl-C between steps only, and an orderly end where a process is told to go."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,3 +40,18 @@ def interrupts_held() -> Iterator[Callable[[], None]]:
         release()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal (SIGHUP) end this process as Ctrl-C does: what it has started is stopped."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
