@@ -29,8 +29,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PROMPT_IDS = list(range(5, 37))
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def write_model(folder: Path, max_len: int) -> None:
@@ -85,22 +87,24 @@ class Client:
         self.port, self.tokens = port, tokens
         self.number = 0
 
+    def request(self) -> tuple[str, dict[str, Any]]:
+        """Path and body of the next request."""
+        shared = {"max_tokens": self.tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        return "/v1/completions", {"prompt": [self.number % 256, *PROMPT_IDS], **shared}
+
+    def is_whole(self, answer: bytes) -> bool:
+        """Whether that is all of an answer."""
+        return answer.rstrip().endswith(b"data: [DONE]\n\n\r\n0") and b'"finish_reason":"length"' in answer
+
     def open(self) -> socket.socket:
         """One request on a connection of its own."""
         self.number += 1
-        body = json.dumps(
-            {
-                "prompt": [self.number % 256, *PROMPT_IDS],
-                "max_tokens": self.tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
+        path, content = self.request()
+        body = json.dumps(content).encode()
         connection = socket.create_connection(("127.0.0.1", self.port))
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+            b"POST %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
         )
         connection.setblocking(False)
         return connection
@@ -120,7 +124,7 @@ class Client:
                     connection.close()
         seconds = time.perf_counter() - started
         for answer in streams.values():
-            if not answer.rstrip().endswith(b"data: [DONE]\n\n\r\n0") or b'"finish_reason":"length"' not in answer:
+            if not self.is_whole(bytes(answer)):
                 raise SystemExit(f"an answer is not whole: ...{bytes(answer[-300:])!r}")
         return seconds, sum(answer.count(b'"text_completion"') for answer in streams.values())
 
@@ -181,49 +185,61 @@ def spinning() -> Iterator[None]:
         process.wait()
 
 
-def compare(model: str, options: argparse.Namespace) -> None:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
-    alone = subprocess.Popen(
-        [sys.executable, __file__, "--core-alone", model, *size],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
-    )  # fmt: skip
+@contextlib.contextmanager
+def serving(model: str, concurrency: int) -> Iterator[tuple[int, int]]:
+    """A server of the model with made-up weights: its process id and its port."""
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (as long as the server)
     server = subprocess.Popen(
         [sys.executable, "-m", "octavo.cli.main", "serve", model, "--load-format", "dummy", "--host", "127.0.0.1",
-         "--port", "0", "--max-num-seqs", str(options.concurrency), "--kv-cache-memory-bytes", str(256 << 20),
-         "--disable-access-log"], stdout=log.fileno(), stderr=log.fileno(), env=env,
+         "--port", "0", "--max-num-seqs", str(concurrency), "--kv-cache-memory-bytes", str(256 << 20),
+         "--disable-access-log"], stdout=log.fileno(), stderr=log.fileno(), env=ENV,
     )  # fmt: skip
     try:
         while not (found := re.search(r"serving .* at http://127.0.0.1:(\d+)", Path(log.name).read_text())):
             if server.poll() is not None:
                 raise SystemExit(Path(log.name).read_text())
             time.sleep(0.05)
-        client = Client(int(found[1]), options.tokens)
-        core_pid = int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()[0])
-        rounds: dict[str, list[float]] = {"core alone": [], "beside a spinning process": [], "over HTTP": []}
-        shares: list[tuple[float, ...]] = []
-        probe = Probe(client.port)
-        for number in range(options.rounds + 1):
-            seconds, alone_cpu = ask(alone)
-            with spinning():
-                spun_seconds, _ = ask(alone)
-            before = cpu_seconds(server.pid), cpu_seconds(core_pid)
-            http_seconds, chunks = client.round(options.concurrency)
-            if number == 0:  # warms up
-                probe.start()
-            else:
-                rounds["core alone"].append(seconds)
-                rounds["beside a spinning process"].append(spun_seconds)
-                rounds["over HTTP"].append(http_seconds)
-                api, core = cpu_seconds(server.pid) - before[0], cpu_seconds(core_pid) - before[1]
-                total = options.concurrency * options.tokens
-                shares.append((api / total, core / total, alone_cpu / total, chunks / total, core / alone_cpu - 1))
+        yield server.pid, int(found[1])
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
+
+
+def compare(model: str, options: argparse.Namespace) -> None:
+    size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
+    alone = subprocess.Popen(
+        [sys.executable, __file__, "--core-alone", model, *size],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV, text=True,
+    )  # fmt: skip
+    try:
+        with serving(model, options.concurrency) as (pid, port):
+            measure(alone, pid, port, options)
+    finally:
         alone.stdin.close()  # type: ignore[union-attr]
         alone.wait()
+
+
+def measure(alone: subprocess.Popen[str], pid: int, port: int, options: argparse.Namespace) -> None:
+    client = Client(port, options.tokens)
+    core_pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+    rounds: dict[str, list[float]] = {"core alone": [], "beside a spinning process": [], "over HTTP": []}
+    shares: list[tuple[float, ...]] = []
+    probe = Probe(client.port)
+    for number in range(options.rounds + 1):
+        seconds, alone_cpu = ask(alone)
+        with spinning():
+            spun_seconds, _ = ask(alone)
+        before = cpu_seconds(pid), cpu_seconds(core_pid)
+        http_seconds, chunks = client.round(options.concurrency)
+        if number == 0:  # warms up
+            probe.start()
+        else:
+            rounds["core alone"].append(seconds)
+            rounds["beside a spinning process"].append(spun_seconds)
+            rounds["over HTTP"].append(http_seconds)
+            api, core = cpu_seconds(pid) - before[0], cpu_seconds(core_pid) - before[1]
+            total = options.concurrency * options.tokens
+            shares.append((api / total, core / total, alone_cpu / total, chunks / total, core / alone_cpu - 1))
     total = options.concurrency * options.tokens
     for name, times in rounds.items():
         print(f"{name:<25} {statistics.median(times):6.3f} s  {total / statistics.median(times):9,.0f} tokens/s")

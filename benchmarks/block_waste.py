@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from dataclasses import dataclass
 
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
@@ -22,15 +23,22 @@ from octavo.interface.step import ModelRunnerOutput
 GOAL = 0.95
 
 
-def used_share(scheduler: Scheduler) -> float:
-    """Tokens in the cache / slots allocated. Shared blocks would count once; these requests share nothing."""
-    pool, size = scheduler.kv.pool, scheduler.kv.block_size
-    tokens = sum(request.num_computed_tokens for request in scheduler.running.values())
-    return tokens / ((pool.num_usable_blocks - pool.num_free_blocks) * size)
+@dataclass(frozen=True)
+class Step:
+    """What the KV cache holds in one step."""
+
+    tokens: int
+    slots: int  # of the blocks that are handed out
+    requests: int
+
+    @property
+    def used(self) -> float:
+        """The share of the slots that hold a token."""
+        return self.tokens / self.slots
 
 
-def run(num_requests: int, block_size: int, shortest: int, longest: int, seed: int = 0) -> list[float]:
-    """The share in every step."""
+def run(num_requests: int, block_size: int, shortest: int, longest: int, seed: int = 0) -> list[Step]:
+    """Every step until the last request ends. Shared blocks would count once; these requests share nothing."""
     rng = random.Random(seed)
     num_blocks = num_requests * -(-longest // block_size) + 1
     config = SchedulerConfig(max_num_seqs=num_requests, max_num_batched_tokens=8192, max_model_len=longest)
@@ -40,12 +48,14 @@ def run(num_requests: int, block_size: int, shortest: int, longest: int, seed: i
         prompt = [rng.randrange(1000) for _ in range(length // 2)]
         params = SamplingParams(max_tokens=length - len(prompt), ignore_eos=True)
         scheduler.add_request(EngineCoreRequest(f"r{i}", prompt, params, eos_token_ids=[], arrival_time=0.0))
-    shares = []
+    steps, pool = [], scheduler.kv.pool
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
-        shares.append(used_share(scheduler))
+        tokens = sum(request.num_computed_tokens for request in scheduler.running.values())
+        slots = (pool.num_usable_blocks - pool.num_free_blocks) * block_size
+        steps.append(Step(tokens, slots, len(scheduler.running)))
         scheduler.update_from_output(ModelRunnerOutput({req_id: [1] for req_id in step.sampled_req_ids}))
-    return shares
+    return steps
 
 
 def main() -> None:
@@ -53,7 +63,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--block-size", type=int, default=16)
     args = parser.parse_args()
-    shares = run(args.requests, args.block_size, 100, 1000)
+    shares = [step.used for step in run(args.requests, args.block_size, 100, 1000)]
     print(
         f"{args.requests} requests of 100 to 1,000 tokens, blocks of {args.block_size}: "
         f"mean {statistics.mean(shares):.2%} of allocated slots hold a token, lowest step {min(shares):.2%} "

@@ -16,7 +16,10 @@ BENCHMARKS = {
     "block_waste": "share of the KV cache's slots that hold a token",
     "startup": "from the start of the process to the first 200 of /health",
     "api_overhead": "what HTTP adds to the core alone",
+    "dialects": "what a streamed token costs the API process in each dialect (goal: Ollama <= 1.05 x chat)",
     "event_loop": "how long work of one request holds up the others in the API process",
+    "watched": "what it costs that the dashboard shows the KV cache's blocks (goal: >= 0.98 of the throughput)",
+    "dashboard_start": "when the dashboard's page can be used (goal: <= 3 s)",
     "kernels_cpu": "CPU kernels against the machine's limits",
 }
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from engines import checkpoint_folder, gguf_file, peers_folder
 
-from octavo.bench.offline import transformers_arguments
+from octavo.bench.hugging_face import transformers_arguments
 
 
 def main() -> None:

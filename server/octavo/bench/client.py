@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-import httpx
-
 from octavo.bench.datasets import SampleRequest
+from octavo.bench.http_client import Exchange
 
 BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
@@ -26,59 +27,77 @@ class RequestResult:
     ttft: float = 0.0
     itls: list[float] = field(default_factory=list)  # between chunks
     latency: float = 0.0
+    queued: float = 0.0  # waited for one of --max-concurrency before it was sent
     text: str = ""
 
 
-def make_body(sample: SampleRequest, model: str, chat: bool, options: dict[str, Any]) -> dict[str, Any]:
-    """The JSON body of a streamed request for ``sample``; ``options`` are further fields."""
+def make_body(
+    sample: SampleRequest, model: str, chat: bool, options: dict[str, Any], said: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The JSON body of a streamed request for ``sample``. ``options``: further fields; ``said`` before in the same
+    conversation: questions and answers in turn."""
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": sample.output_len,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    body["messages" if chat else "prompt"] = [{"role": "user", "content": sample.prompt}] if chat else sample.prompt
+    if chat:
+        texts = enumerate((*said, sample.prompt))
+        body["messages"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in texts]
+    else:
+        body["prompt"] = "".join((*said, sample.prompt))
     return body | options
 
 
-async def send(
-    client: httpx.AsyncClient, endpoint: str, body: dict[str, Any], sample: SampleRequest, began: float
+def read_result(
+    exchange: Exchange, prompt_len: int, began: float, count_tokens: Callable[[str], int] | None = None
 ) -> RequestResult:
-    """Send and read to the end; what goes wrong is in the result, never raised."""
-    result = RequestResult(prompt_len=sample.prompt_len)
-    started = last = time.perf_counter()
-    result.start = started - began
+    """What a streamed answer says, and when. ``began``: the time of `time.perf_counter` when the run began;
+    ``count_tokens`` of a text, for servers that do not tell.
+
+    Times are those of ``vllm bench serve``: every event that has choices counts once, however many tokens the server
+    packed into it, and also if its text is empty; an answer ends with the last of them.
+    """
+    result = RequestResult(prompt_len, start=exchange.started - began, error=exchange.error)
+    if exchange.status not in (0, 200):
+        result.error = f"HTTP {exchange.status}: {exchange.body.decode(errors='replace')[:300]}"
+    if result.error:
+        return result
+    last = None
     try:
-        async with client.stream("POST", endpoint, json=body) as response:
-            if response.status_code != 200:
-                result.error = f"HTTP {response.status_code}: {(await response.aread()).decode(errors='replace')[:300]}"
+        for event, at in _events(exchange.pieces):
+            if "error" in event:
+                result.error = str(event["error"])[:300]
                 return result
-            async for line in response.aiter_lines():
-                if not line.startswith("data:") or line == "data: [DONE]":
-                    continue
-                event = json.loads(line[5:])
-                now = time.perf_counter()
-                if "error" in event:
-                    result.error = str(event["error"])[:300]
-                    return result
-                if usage := event.get("usage"):
-                    result.output_tokens = usage["completion_tokens"]
-                    result.prompt_len = usage["prompt_tokens"]
-                for choice in event.get("choices") or ():
-                    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                    if not text and choice.get("finish_reason") is not None:
-                        continue
-                    if result.ttft == 0.0:
-                        result.ttft = now - started
-                    else:
-                        result.itls.append(now - last)
-                    last = now
-                    result.text += text
-        result.latency = last - started
-        result.output_tokens = result.output_tokens or len(result.itls) + 1
-        result.success = result.ttft > 0.0
-        if not result.success:
-            result.error = "the stream ended without a token"
-    except (httpx.HTTPError, ValueError, KeyError, OSError) as error:
-        result.error = f"{type(error).__name__}: {error}"
+            if usage := event.get("usage"):
+                result.output_tokens, result.prompt_len = usage["completion_tokens"], usage["prompt_tokens"]
+            if not (choices := event.get("choices")):
+                continue
+            if last is None:
+                result.ttft = at - exchange.started
+            else:
+                result.itls.append(at - last)
+            last = at
+            result.text += choices[0].get("text") or (choices[0].get("delta") or {}).get("content") or ""
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        result.error = f"the answer is no stream of completions: {type(error).__name__}: {error}"
+        return result
+    if last is None:
+        result.error = "the stream ended without a token"
+        return result
+    result.success, result.latency = True, last - exchange.started
+    if not result.output_tokens:
+        result.output_tokens = count_tokens(result.text) if count_tokens else len(result.itls) + 1
     return result
+
+
+def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """The JSON of each server-sent event, and the time when its last byte came."""
+    body, ends = b"".join(piece for _, piece in pieces), list(accumulate(len(piece) for _, piece in pieces))
+    position = 0
+    for line in body.splitlines(keepends=True):
+        position += len(line)
+        data = line.strip()
+        if data.startswith(b"data:") and data != b"data: [DONE]":
+            yield json.loads(data[5:]), pieces[bisect_left(ends, position)][0]

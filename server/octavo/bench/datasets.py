@@ -1,19 +1,26 @@
-"""Prompts to measure with: random ones, conversations from a ShareGPT file, prompts that share prefixes."""
+"""Prompts to measure with: random ones, of files, prompts that share prefixes, whole conversations.
+
+For a seed, random lengths and the choice from a file are those of ``vllm bench serve``: runs of both ask for the same.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.text.tokenizer import Tokenizer
 
-DATASETS = ("random", "sharegpt", "prefix_repetition")
+DATASETS = ("random", "sharegpt", "custom", "prefix_repetition", "multi_turn")
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class SampleRequest:
     prompt: str
     prompt_token_ids: list[int]
     output_len: int
+    follow_up: SampleRequest | None = None  # the next turn of a conversation: its own text, without those before
 
     @property
     def prompt_len(self) -> int:
@@ -30,28 +38,49 @@ class SampleRequest:
         return len(self.prompt_token_ids)
 
 
-def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that `load_dataset` reads."""
+def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024, count: bool = True) -> None:
+    """Add the flags that `load_dataset` reads. ``input_len``: the default of random prompts; ``count``: also that of
+    their number."""
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="Kind of prompts (default: random)")
-    group.add_argument("--dataset-path", help="JSON file of the sharegpt dataset (default: none)")
-    group.add_argument("--num-prompts", type=int, default=1000, help="Number of requests (default: 1000)")
-    group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
     group.add_argument(
-        "--random-input-len", "--input-len", type=int, default=1024, help="Tokens per random prompt (default: 1024)"
+        "--dataset-path",
+        help="JSON file of conversations, for sharegpt and multi_turn; for custom: JSON lines of prompt and, if you "
+        "like, output_tokens (default: none)",
+    )
+    group.add_argument(
+        "--num-prompts",
+        type=int,
+        default=1000,
+        help="Number of requests; of multi_turn: of conversations (default: 1000)",
+    )
+    group.add_argument(
+        "--no-oversample", action="store_true",
+        help="Send each request of a file once, where --num-prompts asks for more (default: send some again)",
+    )  # fmt: skip
+    group.add_argument("--disable-shuffle", action="store_true", help="Keep a file's order (default: off)")
+    group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
+    group.add_argument("--input-len", type=int, help="Tokens per random prompt (default: --random-input-len)")
+    group.add_argument("--output-len", type=int, help="Tokens per answer (default: as the dataset's own flag says)")
+    group.add_argument(
+        "--random-input-len",
+        type=int,
+        default=input_len,
+        help=f"Tokens per random prompt (default: {input_len})",
     )
     group.add_argument(
         "--random-output-len",
-        "--output-len",
         type=int,
         default=128,
         help="Tokens per answer to a random prompt (default: 128)",
     )
     group.add_argument(
         "--random-range-ratio",
-        type=float,
-        default=0.0,
-        help="Random lengths are within this fraction of the given ones (default: 0)",
+        type=_range_ratio,
+        default=(0.0, 0.0),
+        metavar="RATIO",
+        help="Random lengths are within this fraction of the given ones; "
+        '{"input": RATIO, "output": RATIO} for two (default: 0)',
     )
     group.add_argument(
         "--random-prefix-len", type=int, default=0, help="Tokens of a prefix that all random prompts share (default: 0)"
@@ -59,6 +88,14 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--sharegpt-output-len", type=int, help="Tokens per answer to a sharegpt prompt (default: as in the dataset)"
     )
+    group.add_argument(
+        "--custom-output-len", type=int, default=256,
+        help="Tokens per answer to a custom prompt; -1: as its line says (default: 256)",
+    )  # fmt: skip
+    group.add_argument(
+        "--skip-chat-template", action="store_true",
+        help="Send custom prompts as they are (default: as questions, in the model's chat template)",
+    )  # fmt: skip
     group.add_argument(
         "--prefix-repetition-prefix-len", type=int, default=256, help="Tokens per shared prefix (default: 256)"
     )
@@ -72,34 +109,62 @@ def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-repetition-num-prefixes", type=int, default=10, help="Number of shared prefixes (default: 10)"
     )
     group.add_argument("--prefix-repetition-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
+    group.add_argument(
+        "--multi-turn-num-turns", type=int, default=5, help="Questions of each conversation, at most (default: 5)"
+    )
+    group.add_argument(
+        "--multi-turn-prefix-len", type=int, default=256, help="Tokens that all conversations begin with (default: 256)"
+    )
+    group.add_argument("--multi-turn-input-len", type=int, default=64, help="Tokens per question (default: 64)")
+    group.add_argument("--multi-turn-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
+
+
+def _range_ratio(text: str) -> tuple[float, float]:
+    """Of prompts and of answers: ``0.3``, or ``{"input": 0.3, "output": 0.5}``."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    both = [value.get("input"), value.get("output")] if isinstance(value, dict) else [value, value]
+    ratios = [float(ratio) for ratio in both if isinstance(ratio, int | float) and 0 <= ratio < 1]
+    if len(ratios) < 2:
+        raise argparse.ArgumentTypeError(
+            f'takes a number of at least 0 and below 1, or {{"input": 0.3, "output": 0.5}}, got {text!r}'
+        )
+    return ratios[0], ratios[1]
 
 
 def load_dataset(args: argparse.Namespace, tokenizer: Tokenizer) -> list[SampleRequest]:
     """``args.num_prompts`` requests, the same for the same seed. Raises ConfigError when the arguments clash."""
     if args.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {args.num_prompts}")
-    rng = random.Random(args.seed)
-    if args.dataset_name == "sharegpt":
-        return _sharegpt(args, tokenizer, rng)
-    if args.dataset_name == "prefix_repetition":
-        return _prefix_repetition(args, tokenizer, rng)
-    return _random(args, tokenizer, rng)
+    if args.dataset_path and args.dataset_name in ("random", "prefix_repetition"):
+        raise ConfigError(
+            f"--dataset-name {args.dataset_name} reads no file: for --dataset-path use sharegpt, custom or multi_turn"
+        )
+    makers = {
+        "sharegpt": _sharegpt, "custom": _custom, "prefix_repetition": _prefix_repetition, "multi_turn": _multi_turn,
+    }  # fmt: skip
+    return makers.get(args.dataset_name, _random)(args, tokenizer, random.Random(args.seed))
 
 
 def _random(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
-    if not 0 <= args.random_range_ratio < 1:
-        raise ConfigError(f"--random-range-ratio must be at least 0 and below 1, got {args.random_range_ratio}")
+    special = len(tokenizer.encode(""))  # the server adds them again
+    input_ratio, output_ratio = args.random_range_ratio
+    lengths = np.random.default_rng(args.seed)
 
-    def around(length: int) -> int:
-        return rng.randint(
-            max(1, round(length * (1 - args.random_range_ratio))), round(length * (1 + args.random_range_ratio))
-        )
+    def around(length: int, ratio: float) -> list[int]:
+        least, most = math.floor(length * (1 - ratio)), math.ceil(length * (1 + ratio))
+        drawn: list[int] = lengths.integers(max(least, 1), max(most, 1) + 1, size=args.num_prompts).tolist()
+        return drawn
 
+    input_lens = around((args.input_len or args.random_input_len) - special, input_ratio)
+    output_lens = around(args.output_len or args.random_output_len, output_ratio)
     words = _Words(tokenizer, rng)
     prefix = words.ids(args.random_prefix_len)
     return [
-        words.request(prefix + words.ids(around(args.random_input_len)), around(args.random_output_len))
-        for _ in range(args.num_prompts)
+        words.request(prefix + words.ids(input_len), output_len)
+        for input_len, output_len in zip(input_lens, output_lens, strict=True)
     ]
 
 
@@ -109,39 +174,140 @@ def _prefix_repetition(args: argparse.Namespace, tokenizer: Tokenizer, rng: rand
     requests = [
         words.request(
             prefixes[i % len(prefixes)] + words.ids(args.prefix_repetition_suffix_len),
-            args.prefix_repetition_output_len,
+            args.output_len or args.prefix_repetition_output_len,
         )
         for i in range(args.num_prompts)
     ]
-    rng.shuffle(requests)
+    if not args.disable_shuffle:
+        rng.shuffle(requests)
     return requests
 
 
 def _sharegpt(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
-    if not args.dataset_path:
-        raise ConfigError("--dataset-name sharegpt needs --dataset-path, a JSON file of conversations")
-    try:
-        conversations: list[dict[str, Any]] = json.loads(Path(args.dataset_path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--dataset-path {args.dataset_path} cannot be read: {error}") from None
-    rng.shuffle(conversations)
-    requests = []
-    for conversation in conversations:
-        turns = conversation.get("conversations") or conversation.get("conversation") or []
-        if len(turns) < 2:
-            continue
-        prompt, answer = turns[0]["value"], turns[1]["value"]
+    conversations = [said for said in _read_conversations(args) if len(said) >= 2]
+    if not args.disable_shuffle:
+        rng.shuffle(conversations)
+    given = args.output_len or args.sharegpt_output_len
+    requests: list[SampleRequest] = []
+    for prompt, answer, *_ in conversations:
         ids = tokenizer.encode(prompt)
-        output_len = args.sharegpt_output_len or len(tokenizer.encode(answer, add_special_tokens=False))
+        output_len = given or len(tokenizer.encode(answer))
         # As vLLM prunes it, so that figures compare.
-        if len(ids) < 4 or output_len < 4 or len(ids) > 1024 or len(ids) + output_len > 2048:
+        if len(ids) < 4 or (output_len < 4 and not given) or len(ids) > 1024 or len(ids) + output_len > 2048:
             continue
         requests.append(SampleRequest(prompt, ids, output_len))
         if len(requests) == args.num_prompts:
-            return requests
+            break
+    return _oversample(args, requests)
+
+
+def _custom(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    rows = _read_rows(args)
+    if not args.disable_shuffle:
+        rng.shuffle(rows)
+    given = args.output_len or args.custom_output_len
+    # A server puts the messages of a chat into the template itself.
+    as_it_is = args.skip_chat_template or getattr(args, "backend", "").endswith("-chat")
+    requests = []
+    for row in rows[: args.num_prompts]:
+        prompt, output_len = row["prompt"], row.get("output_tokens") if given == -1 else given
+        if not isinstance(output_len, int) or output_len < 1:
+            raise ConfigError(
+                f"--custom-output-len -1 takes the lengths of --dataset-path {args.dataset_path}: each line needs "
+                f"output_tokens of at least 1, got {output_len!r}"
+            )
+        if not as_it_is:
+            try:
+                prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+            except ValueError as error:
+                raise ConfigError(f"{error}; --skip-chat-template sends prompts as they are") from None
+        requests.append(SampleRequest(prompt, tokenizer.encode(prompt), output_len))
+    return _oversample(args, requests)
+
+
+def _oversample(args: argparse.Namespace, found: list[SampleRequest]) -> list[SampleRequest]:
+    """``found``, and some of them again where a file has too few."""
+    if not found:
+        raise ConfigError(f"--dataset-path {args.dataset_path} has nothing for --dataset-name {args.dataset_name}")
+    if len(found) < args.num_prompts and not args.no_oversample:
+        print(
+            f"{args.dataset_path} has fewer requests ({len(found)}) than --num-prompts asks for ({args.num_prompts}): "
+            "some are sent again (--no-oversample: none), and a prefix cache will know them",
+            file=sys.stderr,
+        )
+        rng = random.Random(args.seed)
+        return found + [rng.choice(found) for _ in range(args.num_prompts - len(found))]
+    return found
+
+
+def _multi_turn(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    """The first questions of conversations; each leads to the next one. Of the file if there is one, else random."""
+    most, output_len = args.multi_turn_num_turns, args.output_len or args.multi_turn_output_len
+    if most < 1:
+        raise ConfigError(f"--multi-turn-num-turns must be at least 1, got {most}")
+    if not args.dataset_path:
+        words = _Words(tokenizer, rng)
+        prefix, length = words.ids(args.multi_turn_prefix_len), args.multi_turn_input_len
+        return [
+            _chain(
+                [words.request((prefix if turn == 0 else []) + words.ids(length), output_len) for turn in range(most)]
+            )
+            for _ in range(args.num_prompts)
+        ]
+    conversations = [turns[: 2 * most : 2] for turns in _read_conversations(args) if turns]
+    if not args.disable_shuffle:
+        rng.shuffle(conversations)
+    chains = [
+        _chain([SampleRequest(question, tokenizer.encode(question), output_len) for question in questions])
+        for questions in conversations[: args.num_prompts]
+    ]
+    return _oversample(args, chains)
+
+
+def _chain(turns: list[SampleRequest]) -> SampleRequest:
+    last: SampleRequest | None = None
+    for turn in reversed(turns):
+        last = replace(turn, follow_up=last)
+    assert last is not None
+    return last
+
+
+def _read_conversations(args: argparse.Namespace) -> list[list[str]]:
+    """What is said, in turn: ``conversations`` of ``value`` (ShareGPT) or ``messages`` of ``content`` (OpenAI)."""
+    if not args.dataset_path:
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path, a JSON file of conversations")
+    try:
+        found: list[dict[str, Any]] = json.loads(Path(args.dataset_path).read_text())
+        turns = [one.get("conversations") or one.get("conversation") or one.get("messages") or [] for one in found]
+        return [[turn["value"] if "value" in turn else turn["content"] for turn in one] for one in turns]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--dataset-path {args.dataset_path} cannot be read: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"--dataset-path {args.dataset_path} must be a list of conversations, each with 'conversations' of 'value'"
+        ) from None
+
+
+def _read_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """JSON lines, each an object with ``prompt``."""
+    if not args.dataset_path:
+        raise ConfigError("--dataset-name custom needs --dataset-path, a file of JSON lines with prompt in each")
+    try:
+        lines = Path(args.dataset_path).read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"--dataset-path {args.dataset_path} cannot be read: {error}") from None
+    return [_row(args, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _row(args: argparse.Namespace, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        row = None
+    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
+        return row
     raise ConfigError(
-        f"--dataset-path {args.dataset_path} has {len(requests)} usable conversations, --num-prompts asks for "
-        f"{args.num_prompts}; lower it"
+        f'--dataset-path {args.dataset_path}, line {number}: each line must be an object such as {{"prompt": "Hi"}}'
     )
 
 

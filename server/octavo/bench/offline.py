@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
+from octavo.bench.hugging_face import WARM_UP_TOKENS, generate, load, named, precision
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import percentile
 from octavo.engine.args import EngineArgs
@@ -44,6 +45,10 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hf-max-batch-size", type=int, default=20, help="Prompts per batch of the baseline (default: 20)"
     )
+    parser.add_argument(
+        "--hf-dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        help="Type of the baseline's weights and activations (default: auto, as --dtype)",
+    )  # fmt: skip
     parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)
 
@@ -52,13 +57,17 @@ def run_throughput(args: argparse.Namespace) -> int:
     """Generate all prompts at once; prints requests and tokens per second."""
     from octavo import SamplingParams
 
+    if args.dataset_name == "multi_turn":
+        raise ConfigError(
+            "--dataset-name multi_turn: questions follow answers; measure a server with `octavo bench serve`"
+        )
     llm = _make_llm(args)
     samples = load_dataset(args, llm.tokenizer)
     prompts = [{"prompt_token_ids": sample.prompt_token_ids} for sample in samples]
     params = [
         SamplingParams(temperature=0, max_tokens=s.output_len, ignore_eos=True, detokenize=False) for s in samples
     ]
-    llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=WARM_UP_TOKENS), use_tqdm=False)
     started = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=not args.disable_tqdm)
     elapsed = time.perf_counter() - started
@@ -84,69 +93,39 @@ def run_throughput(args: argparse.Namespace) -> int:
     return 0
 
 
-def transformers_arguments(gguf_file: Path) -> dict[str, Any]:
-    """What `from_pretrained` of transformers takes to read a GGUF file as floats; newer versions leave it quantised."""
-    import transformers
-
-    unpack = getattr(transformers, "GgufConfig", None)
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
-    return where | ({"quantization_config": unpack(dequantize=True)} if unpack else {})
-
-
 def _compare(llm: Any, samples: list[SampleRequest], ours: float, args: argparse.Namespace) -> dict[str, Any]:
     """Octavo's rate beside that of Hugging Face generate, in output tokens a second, printed and as figures."""
-    model, scheduler = llm.config.model, llm.config.scheduler
-    dtype = str(model.dtype)
-    as_filed = "the file's own" if model.files.format == "gguf" else dtype
-    weights = f"{model.quantization or as_filed} weights, {dtype} between layers"
-    print(f"Octavo:                   {ours:.2f} output tokens/s ({weights}, up to {scheduler.max_num_seqs} at a time)")
-    reference = _load_hugging_face(llm)
+    own, most = precision(llm.config), llm.config.scheduler.max_num_seqs
+    print(f"Octavo:                   {ours:.2f} output tokens/s ({named(own)}, continuous batches of up to {most})")
+    dtype = str(llm.config.model.dtype) if args.hf_dtype == "auto" else args.hf_dtype
+    reference, theirs = load(llm.config, dtype), dict.fromkeys(own, dtype)
     # One at a time takes a batch's size times as long: some prompts of every length say the same.
     some = sorted(samples, key=lambda sample: sample.prompt_len)[:: max(1, len(samples) // 8)]
+    generate(reference, [some[0].prompt_token_ids], WARM_UP_TOKENS)
     baselines = []
     for size, chosen in {1: some, args.hf_max_batch_size: samples}.items():
         rate = _generate(reference, chosen, size, not args.disable_tqdm)
-        way = "one at a time" if size == 1 else f"batches of {size}"
-        print(f"Hugging Face generate:    {rate:.2f} output tokens/s ({dtype}, {way}, {len(chosen)} prompts)")
+        way = "one at a time" if size == 1 else f"static batches of {size}"
+        print(f"Hugging Face generate:    {rate:.2f} output tokens/s ({named(theirs)}, {way}, {len(chosen)} prompts)")
         print(f"Octavo / Hugging Face:    {ours / rate:.2f}x ({way})")
-        baselines.append({"dtype": dtype, "batch_size": size, "output_tokens_per_second": rate, "ratio": ours / rate})
-    return {"weights": weights, "baselines": baselines}
-
-
-def _load_hugging_face(llm: Any) -> Any:
-    """The same weights in transformers, in the dtype in which Octavo computes. Raises ConfigError."""
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise ConfigError("--baseline hf needs transformers: pip install transformers accelerate") from None
-    config = llm.config.model
-    where: dict[str, Any] = {"pretrained_model_name_or_path": str(config.files.path)}
-    if config.files.format == "gguf":
-        where = transformers_arguments(Path(config.files.weights[0]))
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, config.dtype))
-    return model.train(False)
+        figures = {"batch_size": size, "num_prompts": len(chosen), "output_tokens_per_second": rate}
+        baselines.append(theirs | figures | {"ratio": ours / rate})
+    return {"octavo": own | {"max_num_seqs": most}, "baselines": baselines}
 
 
 def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_progress: bool) -> float:
     """Output tokens a second of transformers' `generate` in left-padded batches of prompts of like length."""
-    import torch
-
     samples = sorted(samples, key=lambda sample: sample.prompt_len)
-    num_output, started = 0, time.perf_counter()
+    num_output, seconds = 0, 0.0
     with progress_bar("Hugging Face", len(samples), show_progress) as advance:
         for at in range(0, len(samples), batch_size):
             batch = samples[at : at + batch_size]
-            longest, new = batch[-1].prompt_len, max(s.output_len for s in batch)
-            ids = torch.tensor([[0] * (longest - s.prompt_len) + s.prompt_token_ids for s in batch])
-            mask = torch.tensor([[0] * (longest - s.prompt_len) + [1] * s.prompt_len for s in batch])
-            settings = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-            with torch.inference_mode():
-                model.generate(ids, attention_mask=mask, **settings)
-            num_output += sum(s.output_len for s in batch)
+            prompts = [sample.prompt_token_ids for sample in batch]
+            seconds += generate(model, prompts, max(sample.output_len for sample in batch)).elapsed
+            num_output += sum(sample.output_len for sample in batch)
             for _ in batch:
                 advance()
-    return num_output / (time.perf_counter() - started)
+    return num_output / seconds
 
 
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:

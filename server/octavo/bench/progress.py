@@ -24,6 +24,7 @@ def progress_bar(what: str, total: int, enabled: bool = True) -> Iterator[Callab
     )
 
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+    # Twice a second: drawing takes processor time, and the server that is measured may be on the same machine.
+    with Progress(*columns, console=Console(file=sys.stderr), refresh_per_second=2) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from octavo.bench.client import RequestResult
 from octavo.errors import ConfigError
+from octavo.fetch.model_names import DEFAULT_MODEL
 
 WIDTH = 50
 METRICS = {
@@ -19,7 +23,10 @@ METRICS = {
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
+    "client_queue_time": "Client-side Queueing",
+    "e2el_including_client_queue": "Queue-inclusive End-to-end Latency",
 }
+_SHORT = {"client_queue_time": "Client Queue Time", "e2el_including_client_queue": "E2EL incl. Client Queue"}
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -46,6 +53,17 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
     return limits
 
 
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """``"50,99.9"`` -> (50.0, 99.9)."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if not all(0 <= value <= 100 for value in found):
+        raise ConfigError(f"--metric-percentiles takes numbers from 0 to 100 with commas between, got {text!r}")
+    return found
+
+
 @dataclass(frozen=True)
 class Report:
     """Figures of one run of requests that took ``duration`` seconds."""
@@ -64,13 +82,26 @@ class Report:
         return [r for r in self.results if r.success]
 
     def seconds(self, metric: str) -> list[float]:
-        """Every completed request's values of ``metric`` ("ttft", "tpot", "itl", "e2el"), in seconds."""
+        """Every completed request's values of ``metric``, one of METRICS, in seconds."""
         done = self.completed
         if metric == "itl":
             return [gap for r in done for gap in r.itls]
         if metric == "tpot":
             return [tpot(r) for r in done if r.output_tokens > 1]
-        return [r.ttft if metric == "ttft" else r.latency for r in done]
+        values = {
+            "ttft": [r.ttft for r in done],
+            "e2el": [r.latency for r in done],
+            "client_queue_time": [r.queued for r in done],
+            "e2el_including_client_queue": [r.latency + r.queued for r in done],
+        }
+        return values[metric]
+
+    @property
+    def _told(self) -> list[str]:
+        """The metrics that mean something in this run: without --max-concurrency no request waits in the client, and
+        without a rate all come at once."""
+        queue = {"client_queue_time": True, "e2el_including_client_queue": math.isfinite(self.request_rate)}
+        return [m for m in METRICS if m in self.metrics and (m not in queue or (self.max_concurrency and queue[m]))]
 
     def to_dict(self) -> dict[str, Any]:
         """The figures under the names that vLLM's benchmark gives them; times in milliseconds."""
@@ -90,7 +121,7 @@ class Report:
             "max_output_tokens_per_s": peak_tokens,
             "max_concurrent_requests": peak_requests,
         }
-        for metric in self.metrics:
+        for metric in self._told:
             values = [1000 * value for value in self.seconds(metric)]
             figures[f"mean_{metric}_ms"] = sum(values) / len(values) if values else 0.0
             figures[f"median_{metric}_ms"] = percentile(values, 50)
@@ -140,20 +171,39 @@ class Report:
             _line("Peak concurrent requests:", f["max_concurrent_requests"]),
             _line("Total token throughput (tok/s):", f["total_token_throughput"]),
         ]
-        for metric in self.metrics:
-            short = metric.upper()
+        for metric in self._told:
+            short = _SHORT.get(metric, metric.upper())
             lines.append(f"{METRICS[metric]:-^{WIDTH}}")
             lines.append(_line(f"Mean {short} (ms):", f[f"mean_{metric}_ms"]))
             lines.append(_line(f"Median {short} (ms):", f[f"median_{metric}_ms"]))
             lines += [_line(f"P{p:g} {short} (ms):", f[f"p{p:g}_{metric}_ms"]) for p in self.percentiles]
         return "\n".join([*lines, "=" * WIDTH])
 
+    def record(self, about: dict[str, Any], detailed: bool = False) -> dict[str, Any]:
+        """``about``, the figures, each request's latency and time in the client's queue, and, if ``detailed``, the rest
+        about every request."""
+        lists = {"latencies": [r.latency for r in self.results], "queue_times": [r.queued for r in self.results]}
+        return about | self.to_dict() | lists | (self.details() if detailed else {})
+
     def save(self, path: Path, about: dict[str, Any], detailed: bool, append: bool) -> None:
-        """Write one JSON object a line to ``path``: ``about``, the figures and, if ``detailed``, every request."""
-        record = about | self.to_dict() | (self.details() if detailed else {})
+        """Write `record` to ``path`` as one line of JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if append else "w") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(self.record(about, detailed)) + "\n")
+
+
+def about_run(args: argparse.Namespace, model: str, tokenizer_id: str | None, when: str) -> dict[str, Any]:
+    """What vLLM's JSON says of a run beside its figures, under the same names."""
+    about = {
+        "date": when, "endpoint_type": args.backend, "backend": args.backend, "label": args.label, "model_id": model,
+        "tokenizer_id": tokenizer_id or DEFAULT_MODEL, "num_prompts": args.num_prompts,
+        "request_rate": args.request_rate if math.isfinite(args.request_rate) else "inf",
+        "burstiness": args.burstiness if math.isfinite(args.burstiness) else "inf",
+        "max_concurrency": args.max_concurrency,
+    }  # fmt: skip
+    if args.ramp_up_strategy:
+        about |= {name: getattr(args, name) for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")}
+    return about
 
 
 def tpot(result: RequestResult) -> float:
@@ -162,22 +212,17 @@ def tpot(result: RequestResult) -> float:
 
 
 def _peaks(results: list[RequestResult]) -> tuple[float, int]:
-    """Most output tokens in any second of the run, and most requests at once."""
+    """Most events with output in any second since the first request, and most requests that were under way in one: as
+    vLLM counts them, the second may exceed how many there were at any moment."""
     if not results:
         return 0.0, 0
-    seconds = [0] * (int(max(r.start + r.latency for r in results)) + 1)
-    events: list[tuple[float, int]] = []
+    first = min(r.start for r in results)
+    tokens: Counter[int] = Counter()
+    requests: Counter[int] = Counter()
     for r in results:
-        at = r.start + r.ttft
-        for gap in (0.0, *r.itls):
-            at += gap
-            seconds[min(int(at), len(seconds) - 1)] += 1
-        events += [(r.start, 1), (r.start + r.latency, -1)]
-    running = most = 0
-    for _, change in sorted(events):
-        running += change
-        most = max(most, running)
-    return float(max(seconds)), most
+        tokens.update(int(at) for at in accumulate(r.itls, initial=r.start + r.ttft - first))
+        requests.update(range(int(r.start - first), int(r.start + r.latency - first) + 1))
+    return float(max(tokens.values())), max(requests.values())
 
 
 def _line(label: str, value: float | int) -> str:

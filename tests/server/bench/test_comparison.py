@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
 
-import load  # noqa: E402
 import report  # noqa: E402
 from cpus import load_results  # noqa: E402
 from sections import replace_section  # noqa: E402
@@ -24,53 +20,6 @@ from sections import replace_section  # noqa: E402
 def event(text: str, finish: str | None = None) -> bytes:
     choice = {"index": 0, "text": text, "finish_reason": finish}
     return b"data: " + json.dumps({"choices": [choice], "usage": None}).encode() + b"\n\n"
-
-
-def cut(data: bytes, places: list[float]) -> list[bytes]:
-    at = sorted({round(place * len(data)) for place in places} | {0, len(data)})
-    return [data[start:end] for start, end in itertools.pairwise(at)]
-
-
-@given(
-    texts=st.lists(st.text(max_size=8), min_size=1, max_size=12),
-    chunks=st.lists(st.floats(0, 1), max_size=15),
-    packets=st.lists(st.floats(0, 1), max_size=15),
-    chunked=st.booleans(),
-)
-def test_a_token_has_come_when_its_event_has(
-    texts: list[str], chunks: list[float], packets: list[float], chunked: bool
-) -> None:
-    """However the server frames what it writes, and wherever the network cuts it."""
-    usage = {"choices": [], "usage": {"completion_tokens": len(texts), "prompt_tokens": 7}}
-    events = [event(text) for text in texts]
-    tail = event("", "length") + b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n"
-    head, body = b"HTTP/1.1 200 OK\r\n\r\n", b"".join(events) + tail
-    # Where each event is over: with the first of its two newlines, the second says nothing more.
-    places = [len(b"".join(events[: i + 1])) - 1 for i in range(len(events))]
-    if chunked:
-        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        framed, ends, done = b"", [], 0
-        for part in cut(body, chunks):
-            begin = len(framed) + len(f"{len(part):x}\r\n")
-            framed += f"{len(part):x}\r\n".encode() + part + b"\r\n"
-            ends += [begin + place - done for place in places if done < place <= done + len(part)]
-            done += len(part)
-        body, places = framed + b"0\r\n\r\n", ends
-    pieces = [(0.5 + number, piece) for number, piece in enumerate(cut(head + body, packets))]
-    received, times = 0, []
-    for at, piece in pieces:
-        received += len(piece)
-        times += [at] * (sum(len(head) + place <= received for place in places) - len(times))
-    answer = load.read(load.Answer(pieces=pieces))
-    assert not answer.error
-    assert (answer.output_tokens, answer.prompt_tokens) == (len(texts), 7)
-    assert [answer.ttft, *answer.gaps] == pytest.approx([times[0], *(b - a for a, b in itertools.pairwise(times))])
-
-
-def test_an_answer_that_is_no_stream_is_an_error_that_says_what_came() -> None:
-    refused = load.read(load.Answer(pieces=[(0.1, b'HTTP/1.1 404 Not Found\r\n\r\n{"error": "no such model"}')]))
-    assert "no such model" in refused.error
-    assert load.read(load.Answer()).error
 
 
 def run(engine: str, label: str, rates: dict[int, float], **figures: Any) -> dict[str, Any]:
