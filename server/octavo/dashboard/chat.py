@@ -1,0 +1,183 @@
+"""The tab Chat: a conversation with the served model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from octavo.chat_client import CHAT_SAMPLING, SERVER_SAMPLING, Model
+from octavo.dashboard.answers import Reply, replies
+from octavo.dashboard.events import QUIET, Updates, restoring
+from octavo.dashboard.session import Session
+
+_SHARE = 4  # an answer takes at most 1/4 of the context unless told otherwise: small models may never stop
+_DEFAULT_MAX_TOKENS, _LONGEST = 512, 32_768  # where the server does not say how long its context is
+
+
+@dataclass
+class Turn:
+    """A question and what came of it."""
+
+    question: str
+    reply: Reply = field(default_factory=Reply)
+    forgotten: int = 0  # turns before it that the model has not seen: the context is full
+
+    def about(self) -> str:
+        """What stands below the answer."""
+        if self.reply.error:
+            return self.reply.error
+        forgotten = f" · the context is full: without the oldest {self.forgotten}" if self.forgotten else ""
+        return self.reply.figures() + forgotten if self.reply.done else ""
+
+
+def build(session: Session) -> None:
+    """Add the tab's components and events."""
+    with gr.Row():
+        with gr.Column(scale=3, min_width=480):
+            chatbot = gr.Chatbot(
+                label="Conversation", height="60vh", layout="panel", buttons=["copy"], allow_tags=False,
+                show_label=False, placeholder="Ask the model something.", elem_id="chat",
+            )  # fmt: skip
+            with gr.Row(equal_height=True):
+                message = gr.Textbox(
+                    label="Message", placeholder="Enter sends, Shift+Enter begins a new line", lines=1, max_lines=8,
+                    scale=6, min_width=240, autofocus=True,
+                )  # fmt: skip
+                send = gr.Button("Send", variant="primary", scale=1, min_width=96)
+            with gr.Row():
+                stop = gr.Button("Stop", interactive=False, size="sm", min_width=96)
+                retry = gr.Button("Retry", interactive=False, size="sm", min_width=96)
+                clear = gr.Button("Clear", interactive=False, size="sm", min_width=96)
+        with gr.Column(scale=1, min_width=240):
+            system = gr.Textbox(label="System prompt", lines=3, placeholder="The chat template's own")
+            temperature = gr.Slider(0, 2, SERVER_SAMPLING["temperature"], step=0.05, label="temperature")
+            top_p = gr.Slider(0.01, 1, SERVER_SAMPLING["top_p"], step=0.01, label="top_p")
+            max_tokens = gr.Slider(1, _LONGEST, _DEFAULT_MAX_TOKENS, step=1, label="max_tokens")
+            gr.HTML('<p class="octavo-figures">They begin as the model\'s own files recommend.</p>')
+    turns = gr.State([])
+    settings = [system, temperature, top_p, max_tokens]
+    chat = _Chat(session, chatbot, message, turns, _Buttons(send, stop, retry, clear))
+    changed, inputs = [chatbot, message, turns, send, stop, retry, clear], [session.key, session.model, *settings]
+    gr.on([message.submit, send.click], chat.send, [message, turns, *inputs], changed, **QUIET)
+    retry.click(chat.retry, [turns, *inputs], changed, **QUIET)
+    stop.click(chat.stop, None, None, **QUIET)
+    clear.click(chat.clear, None, changed, **QUIET)
+    session.model.change(_initial_settings, session.model, settings[1:], **QUIET)
+
+
+@dataclass(frozen=True)
+class _Buttons:
+    send: gr.Button
+    stop: gr.Button
+    retry: gr.Button
+    clear: gr.Button
+
+    def update(self, busy: bool, any_turn: bool) -> dict[Any, Any]:
+        """What can be pressed now."""
+        idle = gr.Button(interactive=any_turn and not busy)
+        return {
+            self.send: gr.Button(interactive=not busy), self.stop: gr.Button(interactive=busy),
+            self.retry: idle, self.clear: idle,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """The tab's events."""
+
+    session: Session
+    chatbot: gr.Chatbot
+    message: gr.Textbox
+    turns: gr.State
+    buttons: _Buttons
+    stops: dict[str, asyncio.Event] = field(default_factory=dict)  # of answers under way, by Gradio's visitor's name
+
+    async def send(self, request: gr.Request, message: str, turns: list[Turn], *rest: Any) -> Updates:
+        if message.strip():
+            yield {self.message: ""}
+            answer = self._answer(request, message, turns, *rest)
+            async for update in restoring(answer, lambda: self.buttons.update(busy=False, any_turn=bool(turns))):
+                yield update
+
+    async def retry(self, request: gr.Request, turns: list[Turn], *rest: Any) -> Updates:
+        if turns:
+            answer = self._answer(request, turns[-1].question, turns[:-1], *rest)
+            async for update in restoring(answer, lambda: self.buttons.update(busy=False, any_turn=True)):
+                yield update
+
+    def stop(self, request: gr.Request) -> None:
+        if (event := self.stops.get(request.session_hash or "")) is not None:
+            event.set()
+
+    def clear(self) -> dict[Any, Any]:
+        return {self.chatbot: [], self.turns: [], self.message: ""} | self.buttons.update(busy=False, any_turn=False)
+
+    async def _answer(
+        self, request: gr.Request, question: str, turns: list[Turn], key: str | None, model: Model | None,
+        system: str, temperature: float, top_p: float, max_tokens: int,
+    ) -> Updates:  # fmt: skip
+        visitor, stop = request.session_hash or "", asyncio.Event()
+        self.stops[visitor] = stop
+        turn, before = Turn(question), _messages(turns)
+        turns = [*turns, turn]
+        yield {self.chatbot: [*before, *_messages([turn])]} | self.buttons.update(busy=True, any_turn=True)
+        body = {
+            "model": model.name if model else None, "messages": _conversation(system, turns),
+            **(CHAT_SAMPLING if model is not None and model.sampling == {} else {}),
+            "temperature": temperature, "top_p": top_p, "max_tokens": int(max_tokens),
+        }  # fmt: skip
+        try:
+            while True:
+                body["messages"] = _conversation(system, turns[turn.forgotten :])
+                async for turn.reply in replies(self.session, key, body, stop):
+                    yield {self.chatbot: [*before, *_messages([turn])]}
+                if not turn.reply.too_long or turn.forgotten == len(turns) - 1:
+                    break
+                turn.forgotten += 1
+        finally:
+            self.stops.pop(visitor, None)
+        yield {self.turns: turns} | self.buttons.update(busy=False, any_turn=True)
+
+
+def _conversation(system: str, turns: list[Turn]) -> list[dict[str, str]]:
+    """What the model is sent."""
+    said = [{"role": "system", "content": system}] if system.strip() else []
+    for turn in turns:
+        said.append({"role": "user", "content": turn.question})
+        if turn.reply.answer.text:
+            said.append({"role": "assistant", "content": turn.reply.answer.text})
+    return said
+
+
+def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
+    """What is shown."""
+    found: list[dict[str, Any]] = []
+    for turn in turns:
+        reply = turn.reply
+        found.append({"role": "user", "content": turn.question})
+        if reply.thought:
+            thinking = not reply.done and not reply.answer.text
+            found.append({
+                "role": "assistant", "content": reply.thought,
+                "metadata": {"title": "Thinking", "status": "pending" if thinking else "done"},
+            })  # fmt: skip
+        if reply.answer.text or not reply.done:
+            found.append({"role": "assistant", "content": reply.answer.text or "…"})
+        if told := turn.about():
+            found.append({"role": "assistant", "content": f'<small class="octavo-figures">{escape(told)}</small>'})
+    return found
+
+
+def _initial_settings(model: Model | None) -> tuple[gr.Slider, gr.Slider, gr.Slider]:
+    """Sliders for temperature, top_p and max_tokens: what the model's files recommend."""
+    sampling = SERVER_SAMPLING | (model.chat_sampling if model else {})
+    longest = (model.max_model_len if model else None) or _LONGEST
+    tokens = sampling.get("max_tokens") or (longest // _SHARE if longest < _LONGEST else _DEFAULT_MAX_TOKENS)
+    return (
+        gr.Slider(value=sampling["temperature"]), gr.Slider(value=sampling["top_p"]),
+        gr.Slider(maximum=longest, value=min(tokens, longest)),
+    )  # fmt: skip
