@@ -1,4 +1,4 @@
-"""``octavo bench serve|throughput|latency|startup``."""
+"""``octavo bench serve|sweep|throughput|latency|startup``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib import import_module
 # name -> (module, function that adds flags, function that runs, what it is for)
 BENCHES = {
     "serve": ("octavo.bench.serve", "add_arguments", "run", "Load an OpenAI-compatible server."),
+    "sweep": ("octavo.bench.sweep", "add_arguments", "run", "Compare configurations of `octavo serve` under load."),
     "throughput": (
         "octavo.bench.offline",
         "add_throughput_arguments",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 BLOCK = '"""'  # begins and ends a message of several lines
+
+
+def number(text: str) -> float:
+    """A finite number. Raises ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 class Reader(Protocol):

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from octavo.cli.chat_client import Answer, Client, MessageRefusedError, Model
+from octavo.chat_client import CHAT_SAMPLING, SERVER_SAMPLING, Answer, Client, MessageRefusedError, Model
+from octavo.cli.chat_input import number
+from octavo.fetch.model_names import CHAT_PENALTIES
 from octavo.system.suggestions import did_you_mean
 
 HELP = """\
-/set NAME VALUE   temperature, top_p, top_k, min_p, max_tokens, seed, system, verbose
+/set NAME VALUE   temperature, top_p, top_k, min_p, repetition_penalty, frequency_penalty,
+                  max_tokens, seed, system, verbose
 /show             the settings
 /clear            forget the conversation
 /bye              leave (or Ctrl-D)
 \"\"\"               begins and ends a message of several lines; pasted lines are one message
 Ctrl-C            stops an answer"""
-# For models without recommended parameters: at OpenAI's default temperature of 1 small models ramble.
-CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
-# OpenAI's defaults, where neither the user nor the model sets a value.
-_SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
-
-
-def number(text: str) -> float:
-    """A finite number. Raises ValueError."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
 
 _SETTINGS: dict[str, Callable[[str], Any]] = {
-    "temperature": number, "top_p": number, "top_k": int, "min_p": number, "max_tokens": int, "seed": int,
+    "temperature": number, "top_p": number, "top_k": int, "min_p": number, "repetition_penalty": number,
+    "frequency_penalty": number, "max_tokens": int, "seed": int,
 }  # fmt: skip
 _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
 _CHARACTERS_A_TOKEN = 3  # fewer than usual, so that estimates are on the safe side
@@ -64,10 +54,18 @@ class Conversation:
     @property
     def sampling(self) -> dict[str, float]:
         """Temperature and the like of the next answer, as far as they are known."""
+        own = {name: self._settings[name] for name in _SETTINGS if name in self._settings}
+        return self._model.chat_sampling | self._defaults | own
+
+    @property
+    def _defaults(self) -> dict[str, float]:
+        """What is sent though neither the user nor the model's files say it."""
         said = self._model.sampling
-        defaults = {} if said is None else said or CHAT_SAMPLING
-        base = {} if said is None else _SERVER_SAMPLING
-        return {**base, **defaults, **{name: self._settings[name] for name in _SETTINGS if name in self._settings}}
+        if said is None:
+            return {}
+        greedy = self._settings.get("temperature", said.get("temperature")) == 0
+        penalties = {} if greedy else CHAT_PENALTIES.get(self._model.name, {})
+        return penalties if said else CHAT_SAMPLING | penalties
 
     # Answers.
 
@@ -94,9 +92,8 @@ class Conversation:
 
     def _body(self, turns: list[Message]) -> dict[str, Any]:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        own = CHAT_SAMPLING if self._model.sampling == {} else {}
         limit = {} if self._max_tokens is None else {"max_tokens": self._max_tokens}
-        return {"model": self._model.name, "messages": [*system, *turns], **own, **self._settings, **limit}
+        return {"model": self._model.name, "messages": [*system, *turns], **self._defaults, **self._settings, **limit}
 
     @property
     def _max_tokens(self) -> int | None:
@@ -183,7 +180,7 @@ class Conversation:
 
     def _show(self) -> None:
         values: dict[str, Any] = {"model": self._model.name, "url": self._client.url}
-        values |= dict.fromkeys(_SERVER_SAMPLING, "(the server's)") | self.sampling
+        values |= dict.fromkeys(SERVER_SAMPLING, "(the server's)") | self.sampling
         values |= {name: value for name, value in self._settings.items() if name not in values}
         values |= {"max_tokens": self._max_tokens} if self._max_tokens else {}
         values |= {"system": self._system} if self._system else {}

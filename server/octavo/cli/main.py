@@ -15,10 +15,17 @@ from octavo.version import __version__
 COMMANDS = {
     "serve": "Serve a model behind OpenAI's API.",
     "chat": "Talk to a model in the terminal.",
+    "dashboard": "Open a page to chat with a model, compare and measure it.",
     "bench": "Measure a server or an engine.",
     "fetch": "Fetch a model and keep it on this machine.",
+    "run": "Talk to a model in the terminal, or have one question answered.",
+    "pull": "Fetch a model: another name of fetch.",
+    "list": "List the models on this machine.",
+    "show": "Say what a model on this machine is.",
+    "run-batch": "Answer a file of requests, without a server.",
+    "rm": "Remove a model from this machine.",
+    "plan": "Say what a model takes of a device, and how many sequences fit.",
 }
-_NOT_BUILT = {"plan": "what a model needs and what a machine can run"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     command = argv[0] if argv else None
     if command not in COMMANDS:
         return _top_level(argv)
-    module = import_module(f"octavo.cli.{command}")
+    module = import_module(f"octavo.cli.{command.replace('-', '_')}")
     parser = CommandParser(prog=f"octavo {command}", description=COMMANDS[command])
     module.add_arguments(parser)
     return run_command(lambda: module.run(parser.parse_args(with_dashes(argv[1:]))))
@@ -53,8 +60,6 @@ def _top_level(argv: list[str]) -> int:
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text)
     if argv and not argv[0].startswith("-"):
-        if argv[0] in _NOT_BUILT:
-            parser.error(f"octavo {argv[0]} is not supported yet ({_NOT_BUILT[argv[0]]})")
         known = did_you_mean(argv[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
         parser.error(f"there is no command {argv[0]!r}{known}")
     parser.parse_args(argv)  # prints help, the version or an error, and leaves

@@ -12,14 +12,13 @@ import time
 from octavo.engine.args import EngineArgs
 from octavo.engine.core_launcher import CoreOptions, CoreProcess
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.listening import bind, check_ports
 from octavo.errors import ConfigError
+from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
-from octavo.flags.config_file import ConfigFile, with_config_file
-from octavo.flags.engine_flags import ENGINE_HELP, add_engine_flags
+from octavo.flags.config_file import with_config_file
 from octavo.flags.fields import from_flags
-from octavo.flags.parser import CommandParser
-from octavo.flags.server_flags import add_server_flags
-from octavo.flags.vllm_flags import add_vllm_flags
+from octavo.flags.serve_flags import add_serve_flags
 from octavo.system.logging_setup import setup_logging
 
 logger = logging.getLogger("octavo.serve")
@@ -27,17 +26,7 @@ logger = logging.getLogger("octavo.serve")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo serve`."""
-    parser.usage = "%(prog)s [MODEL] [flags]"
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
-    parser.add_argument(
-        "--config", metavar="FILE.yaml", action=ConfigFile, default=argparse.SUPPRESS,
-        help="Take flags from a YAML file whose keys are their names; the command line wins (default: none)",
-    )  # fmt: skip
-    add_engine_flags(parser.add_argument_group("engine"))
-    add_server_flags(parser.add_argument_group("server"))
-    add_vllm_flags(parser)
-    if isinstance(parser, CommandParser):
-        parser.takes_vllm_flags = True
+    add_serve_flags(parser)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -55,6 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
     engine_args._validate()
     for name in (engine_args.model, engine_args.tokenizer):
         check_model_name(name, engine_args.download_dir)
+    check_ports(args)
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
     process = CoreProcess()
@@ -78,14 +68,15 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     config = engine_args.create_engine_config()
     config.model.generation_config.update(args.override_generation_config)
     process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
-    phases.done("finding the model")
+    mark_as_served(config.model.files.weights, engine_args.download_dir)
+    fetch_seconds = phases.done("finding the model")
     from octavo.text.tokenizer import Tokenizer
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
     phases.done("loading the tokenizer")
     import uvloop
 
-    from octavo.entrypoints.server import allow_many_connections, bind, quiet_access_log, serve
+    from octavo.entrypoints.server import Started, allow_many_connections, quiet_access_log, serve
 
     phases.done("importing the server")
     quiet_access_log()
@@ -97,7 +88,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, star
     # Passes over few objects hold up nobody for long, and cycles (a request leaves some) do not pile up.
     gc.set_threshold(2_000, 10, 50)
     sys.setswitchinterval(0.001)  # work in threads gives way to the event loop
-    return uvloop.run(serve(config, args, tokenizer, process, sockets))
+    return uvloop.run(serve(config, args, tokenizer, process, sockets, Started(started, fetch_seconds)))
 
 
 class _Phases:
@@ -106,7 +97,9 @@ class _Phases:
     def __init__(self, started: float) -> None:
         self._last = started
 
-    def done(self, what: str) -> None:
+    def done(self, what: str) -> float:
+        """End a phase; returns its seconds."""
         now = time.perf_counter()
-        logger.info("%s took %.2f s", what, now - self._last)
-        self._last = now
+        seconds, self._last = now - self._last, now
+        logger.info("%s took %.2f s", what, seconds)
+        return seconds

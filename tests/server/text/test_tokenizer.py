@@ -249,3 +249,19 @@ def test_a_missing_or_damaged_tokenizer_is_one_clear_line(content: str | None, t
     with pytest.raises(ModelError, match=r"tokenizer\.json") as error:
         Tokenizer.from_files(files)
     assert "\n" not in str(error.value)
+
+
+@given(st.text(alphabet="ab \n▁é", max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_merges_of_characters(text: str) -> None:
+    """Gemma 4's vocabulary: lines and line breaks apart, spaces as ▁, bytes of what is no token; back again."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "\n", "▁a", "ab", "▁ab", "\n\n"]
+    meta = {
+        "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([2, *[6] * 256, *[1] * 8]),
+        "tokenizer.ggml.merges": ["▁ a", "a b", "▁ ab", "▁a b", "\n \n"],
+    }  # fmt: skip
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(meta, "file")))
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text.replace("▁", " ")
+    assert tokenizer.encode(" ab\n\n\na").tokens == ["▁ab", "\n\n", "\n", "a"]
+    assert tokenizer.encode("é").tokens == ["<0xC3>", "<0xA9>"]

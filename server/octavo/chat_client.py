@@ -1,0 +1,191 @@
+"""HTTP client of `octavo chat` and of the dashboard: the served model, and streamed answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from octavo.errors import OctavoError
+
+# For models without recommended parameters: at OpenAI's default temperature of 1 small models ramble.
+CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
+# OpenAI's defaults, where neither the user nor the model sets a value.
+SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+TIMEOUT = httpx.Timeout(None, connect=10)
+
+
+def has_tls(url: str) -> bool:
+    """``verify`` of an HTTP client for ``url``: reading certificates takes 20 ms, and plain HTTP has none."""
+    return not url.startswith("http://")
+
+
+class KeyRequiredError(OctavoError):
+    """The server answers those with an API key, and this one is missing or wrong."""
+
+
+class MessageRefusedError(OctavoError):
+    """One message could not be answered; the conversation may go on. ``too_long``: the context is full."""
+
+    def __init__(self, message: str, too_long: bool = False) -> None:
+        super().__init__(message)
+        self.too_long = too_long
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a server says of the model. ``sampling``: the recommended parameters; None where the server does not say."""
+
+    name: str
+    max_model_len: int | None = None
+    sampling: dict[str, float] | None = field(default=None, hash=False)
+
+    @property
+    def chat_sampling(self) -> dict[str, float]:
+        """Temperature and the like of an answer in a chat where the user sets none, as far as they are known."""
+        return {} if self.sampling is None else SERVER_SAMPLING | (self.sampling or CHAT_SAMPLING)
+
+
+@dataclass
+class Answer:
+    """One answer, filled while it comes. Times in seconds."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    first_token: float = 0.0
+    elapsed: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer; 0 where the server does not say."""
+        return int(self.usage.get("prompt_tokens") or 0) + int(self.usage.get("completion_tokens") or 0)
+
+    def take(self, line: str, started: float) -> Iterator[tuple[str, str]]:
+        """The pieces of reasoning and of text in a line of the stream. ``started``: `time.perf_counter` before the
+        request. Raises MessageRefusedError where the server says that the answer broke off."""
+        if not line.startswith("data: {"):
+            return
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise MessageRefusedError(f"the answer broke off: {event['error'].get('message', event['error'])}")
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            delta = choice.get("delta") or {}
+            thought, piece = delta.get("reasoning_content") or "", delta.get("content") or ""
+            if thought or piece:
+                self.first_token = self.first_token or time.perf_counter() - started
+                self.text += piece
+                yield thought, piece
+
+
+class Client:
+    """An OpenAI-compatible server. Methods raise OctavoError when it cannot be reached. ``uds``: its Unix socket, where
+    ``url`` does not say where it listens."""
+
+    def __init__(self, url: str, api_key: str | None, uds: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            verify = has_tls(url)
+            self._http = httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT, trust_env=False, verify=verify,
+                transport=httpx.HTTPTransport(uds=uds, verify=verify) if uds is not None else None,
+            )  # fmt: skip
+        except (httpx.InvalidURL, ValueError) as error:
+            raise OctavoError(f"--url {url!r} is not a valid URL: {error}") from None
+
+    @property
+    def url(self) -> str:
+        """Base URL of the API, without a slash at its end."""
+        return str(self._http.base_url).rstrip("/")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def model(self, name: str | None) -> Model:
+        """The model of that name, or the first that the server lists."""
+        try:
+            response = self._http.get("/models")
+            if response.status_code == 404 and not self._http.base_url.path.rstrip("/").endswith("/v1"):
+                self._http.base_url = self._http.base_url.join("v1")  # a URL without /v1
+                response = self._http.get("/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise OctavoError(f"no server at {self._http.base_url}: {error}; start one with octavo serve") from None
+        if response.status_code != 200:
+            kind = KeyRequiredError if response.status_code == 401 else OctavoError
+            raise kind(f"the server at {self.url} answered {response.status_code}: {_reason(response)}")
+        try:
+            cards = response.json()["data"]
+            card = next((card for card in cards if name in (None, card["id"])), None) or {"id": name}
+            return Model(card["id"] or cards[0]["id"], card.get("max_model_len"), card.get("default_sampling_params"))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
+
+    def stream(self, body: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
+        """Pieces of reasoning and of text, collected in ``answer``. Closing it ends the request.
+
+        Raises MessageRefusedError.
+        """
+        started = time.perf_counter()
+        try:
+            with self._http.stream("POST", "/chat/completions", json=_streamed(body)) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise _refusal(response)
+                for line in response.iter_lines():
+                    yield from answer.take(line, started)
+        except (httpx.HTTPError, ValueError) as error:
+            raise OctavoError(f"the connection to {self.url} broke: {error or type(error).__name__}") from None
+        finally:
+            answer.elapsed = time.perf_counter() - started
+
+
+async def stream(
+    http: httpx.AsyncClient, body: dict[str, Any], answer: Answer
+) -> AsyncGenerator[tuple[str, str], None]:
+    """`Client.stream` for event loops; ``http`` has the API's base URL. Raises OctavoError."""
+    started = time.perf_counter()
+    try:
+        async with http.stream("POST", "/chat/completions", json=_streamed(body)) as response:
+            if response.status_code != 200:
+                await response.aread()
+                raise _refusal(response)
+            async for line in response.aiter_lines():
+                for pieces in answer.take(line, started):
+                    yield pieces
+    except (httpx.HTTPError, ValueError) as error:
+        raise OctavoError(f"the connection to {http.base_url} broke: {error or type(error).__name__}") from None
+    finally:
+        answer.elapsed = time.perf_counter() - started
+
+
+def _streamed(body: dict[str, Any]) -> dict[str, Any]:
+    return body | {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _refusal(response: httpx.Response) -> MessageRefusedError:
+    reason = _reason(response)
+    code = None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        code = response.json()["error"].get("code")
+    too_long = response.status_code in (400, 413, 422) and (
+        code == "context_length_exceeded" or "max_model_len" in reason or "context length" in reason
+    )
+    return MessageRefusedError(f"the server answered {response.status_code}: {reason}", too_long)
+
+
+def _reason(response: httpx.Response) -> str:
+    """What an answer with an error says."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:500]

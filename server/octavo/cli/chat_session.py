@@ -1,0 +1,126 @@
+"""A session of `octavo chat`: a server of its own, or a running one, and a conversation with it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from io import TextIOWrapper
+
+import httpx
+
+from octavo.chat_client import Client, MessageRefusedError
+from octavo.cli.chat_input import Lines, Reader, Terminal
+from octavo.cli.conversation import Conversation, dim, is_command
+from octavo.errors import OctavoError
+from octavo.system.parent import octavo_command
+from octavo.system.signals import exit_on_signals
+
+_OWN_URL = "http://127.0.0.1"  # a request must name a host, also through a socket
+
+
+def talk(args: argparse.Namespace) -> int:
+    """Talk until the input ends. Raises OctavoError."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # undecodable input and unprintable output must not end the chat
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exit_on_signals())
+        uds = stack.enter_context(_own_server(args.model)) if args.url is None else None
+        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, uds))
+        model = client.model(args.model_name or (args.model if args.url is not None else None))
+        settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+        conversation = Conversation(
+            client,
+            model,
+            settings,
+            args.system_prompt,
+            args.verbose,
+            _notice if args.quick is None else _print_to_stderr,
+        )
+        if args.quick is not None:
+            return 0 if conversation.ask(_with_input(args.quick)) else 130
+        if not sys.stdin.isatty():
+            return _converse(conversation, Lines(sys.stdin))
+        print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave"))
+        return _converse(conversation, Terminal())
+
+
+def _converse(conversation: Conversation, reader: Reader) -> int:
+    interrupted = False  # whether the last key was Ctrl-C at an empty line
+    while True:
+        try:
+            message = reader.read()
+        except KeyboardInterrupt:
+            if not isinstance(reader, Terminal) or interrupted:
+                raise
+            interrupted = not reader.typed
+            if interrupted:
+                _notice("(Ctrl-C again, Ctrl-D or /bye to leave)")
+            continue
+        interrupted = False
+        if message is None:
+            return 0
+        if is_command(message):
+            if not conversation.command(message):
+                return 0
+        elif message.strip():
+            try:
+                if not conversation.ask(message) and not reader.interactive:
+                    return 130
+            except OctavoError as error:  # earlier turns stay; a person may wait for the server and try again
+                if not reader.interactive and not isinstance(error, MessageRefusedError):
+                    raise
+                print(f"octavo: error: {error}", file=sys.stderr)
+
+
+def _with_input(question: str) -> str:
+    """The question, and what is piped in."""
+    text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
+    return f"{question}\n\n{text}" if text else question
+
+
+def _notice(text: str) -> None:
+    print(dim(text), flush=True)
+
+
+def _print_to_stderr(text: str) -> None:
+    """Notices that must not end up in a redirected answer."""
+    print(text, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _own_server(model: str | None) -> Iterator[str]:
+    """Start `octavo serve` on a Unix socket that only this user reaches; yields the socket's path.
+
+    Exits with the server's status if it cannot start; the server has printed why.
+    """
+    with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
+        path = f"{folder}/api"
+        words = ["serve", *([model] if model else []), "--uds", path, "--log-level", "warning"]
+        process = subprocess.Popen(octavo_command(*words), stdin=subprocess.DEVNULL, process_group=0)
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as http:
+                while not _is_healthy(http):
+                    if (code := process.poll()) is not None:
+                        if code > 0:
+                            sys.exit(code)
+                        raise OctavoError(
+                            f"the server was killed by signal {-code} before it was ready (out of memory?)"
+                        )
+                    time.sleep(0.05)
+            yield path
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _is_healthy(http: httpx.Client) -> bool:
+    try:
+        return http.get(f"{_OWN_URL}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
