@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """`make demo`: from a bare machine to tokens out of a Kubernetes Service, with what each step takes.
 
-A cluster and both images are made here, the operator is installed with Helm, examples/smollm2.yaml is applied, and a
+A cluster and all images are made here, the operator is installed with Helm, examples/smollm2.yaml is applied, and a
 client in the cluster asks the model a question. Then examples/autoscaled.yaml and a burst of requests take it from one
-replica to two and back. In the end everything is removed again.
+replica to two and back, with examples/routed.yaml the second turns of conversations find what their first ones have
+computed on one of two replicas, and with examples/gateway.yaml two models have one address, one of which starts when it
+is asked for. In the end everything is removed again.
 
     KEEP=1              leave it running, and say how to reach it
     BURST=0             without the burst
     KUBE_CONTEXT=name   use a cluster of yours (kubectl's context of that name); nothing is built then
-    OCTAVO_OPERATOR_IMAGE, OCTAVO_SERVER_IMAGE
+    OCTAVO_OPERATOR_IMAGE, OCTAVO_ROUTER_IMAGE, OCTAVO_SERVER_IMAGE
                         images that the cluster can pull (default: those of the chart)
 """
 
@@ -32,9 +34,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RIG = [sys.executable, str(ROOT / "tests/cluster/rig.py")]
 NAMESPACE = "octavo-demo"
 RELEASE = "octavo-demo"
-LABEL = "octavo.dev/llmdeployment"  # on every object and pod of a model
+LABEL = "app.kubernetes.io/part-of=octavo"  # on every object and pod
 CRD = "llmdeployments.octavo.dev"
-NAMES = {"operator": "ghcr.io/octavo-dev/octavo-operator", "server": "ghcr.io/octavo-dev/octavo-server"}
+VALUES = {"operator": "image", "router": "router.image", "server": "engine.image"}  # of the chart
+NAMES = {name: f"ghcr.io/octavo-dev/octavo-{name}" for name in VALUES}
 QUESTION = "Name the capital of France."
 READY_SECONDS = 600
 BURST_SECONDS = 300
@@ -97,7 +100,7 @@ def rig(*arguments: str) -> str:
 
 
 class Cluster:
-    """Where the demo runs. `images`: operator and server as name@digest, or nothing for the chart's own."""
+    """Where the demo runs. `images`: each as name@digest, or nothing for the chart's own."""
 
     def __init__(self, kubectl: list[str], helm: list[str], images: dict[str, str], hint: str) -> None:
         self._kubectl, self._helm, self.images, self.hint = kubectl, helm, images, hint
@@ -115,7 +118,7 @@ class Cluster:
 
 
 def own_cluster() -> Cluster:
-    """The rig and both images, made side by side."""
+    """The rig and all images, made side by side."""
     if sys.version_info < (3, 11):  # noqa: UP036 (it is started by whatever python3 there is)
         raise DemoError(f"this is Python {sys.version.split()[0]}, and 3.11 is needed: make demo PYTHON=python3.11")
     if os.geteuid() != 0:
@@ -191,7 +194,7 @@ def install(cluster: Cluster) -> None:
     cluster.shared = bool(there) and not _is_ours(cluster)
     if cluster.shared:
         values = ["--set", "crd.install=false", "--set", f"watchNamespaces={{{NAMESPACE}}}"]
-    for prefix, name in (("image", "operator"), ("engine.image", "server")):
+    for name, prefix in VALUES.items():
         if image := cluster.images.get(name):
             values += _image_values(prefix, image)
     with step("operator, installed with Helm"):
@@ -217,18 +220,23 @@ def deploy(cluster: Cluster) -> None:
     """Applies the example and follows its status until it is ready."""
     with step("model, from kubectl apply to Ready"):
         apply(cluster, "examples/smollm2.yaml")
-        deadline, last = time.monotonic() + READY_SECONDS, ""
-        while True:
-            ready = condition(cluster, "Ready")
-            line = f"{ready.get('reason', 'Pending')}: {ready.get('message', 'the operator has not seen it yet')}"
-            if line != last:
-                say(f"    {line}")
-                last = line
-            if ready.get("status") == "True":
-                return
-            if time.monotonic() > deadline:
-                raise DemoError(f"the model was not ready within {READY_SECONDS} s; at last {line}")
-            time.sleep(0.5)
+        _follow(cluster, "Ready")
+
+
+def _follow(cluster: Cluster, kind: str, of: str = "llmd/smollm2") -> None:
+    """Shows a condition until it is true."""
+    deadline, last = time.monotonic() + READY_SECONDS, ""
+    while True:
+        ready = condition(cluster, kind, of)
+        line = f"{ready.get('reason', 'Pending')}: {ready.get('message', 'the operator has not seen it yet')}"
+        if line != last:
+            say(f"    {line}")
+            last = line
+        if ready.get("status") == "True":
+            return
+        if time.monotonic() > deadline:
+            raise DemoError(f"not {kind} within {READY_SECONDS} s; at last {line}")
+        time.sleep(0.5)
 
 
 def apply(cluster: Cluster, manifest: str) -> None:
@@ -236,13 +244,13 @@ def apply(cluster: Cluster, manifest: str) -> None:
     cluster.kubectl("apply", "-n", NAMESPACE, "-f", str(ROOT / manifest))
 
 
-def model(cluster: Cluster) -> dict[str, Any]:
-    return dict(json.loads(cluster.kubectl("get", "llmd", "smollm2", "-n", NAMESPACE, "-o", "json")))
+def model(cluster: Cluster, name: str = "llmd/smollm2") -> dict[str, Any]:
+    return dict(json.loads(cluster.kubectl("get", name, "-n", NAMESPACE, "-o", "json")))
 
 
-def condition(cluster: Cluster, kind: str) -> dict[str, Any]:
+def condition(cluster: Cluster, kind: str, of: str = "llmd/smollm2") -> dict[str, Any]:
     """Nothing while it speaks of an earlier spec."""
-    found = model(cluster)
+    found = model(cluster, of)
     conditions = found.get("status", {}).get("conditions", [])
     one: dict[str, Any] = next((each for each in conditions if each["type"] == kind), {})
     return one if one.get("observedGeneration") == found["metadata"]["generation"] else {}
@@ -334,27 +342,55 @@ def _wait(what: str, done: Callable[[], bool]) -> None:
         time.sleep(1)
 
 
+def converse(cluster: Cluster) -> None:
+    """Conversations with two replicas: every second turn finds what the first has computed."""
+    apply(cluster, "examples/routed.yaml")
+    with step("two replicas behind a router"):
+        _follow(cluster, "Ready")
+        _follow(cluster, "RouterReady")
+    say("conversations, through the same Service: examples/conversations.py smollm2")
+    script = (ROOT / "examples/conversations.py").read_text()
+    pod = _pod(cluster, "talks", ["python", "-c", script, "smollm2"])
+    if cluster.show(*pod, "--attach", "--rm", "--quiet"):
+        raise DemoError("a second turn did not find its first one's prompt")
+    print(flush=True)
+
+
+def one_address(cluster: Cluster) -> None:
+    """Two models behind a gateway: one serves, and one has no replica until it is asked."""
+    apply(cluster, "examples/gateway.yaml")
+    with step("gateway"):
+        _follow(cluster, "Ready", "llmg/models")
+    say("every model by its name, through the gateway; sleeper starts when it is asked: examples/models.py models")
+    script = (ROOT / "examples/models.py").read_text()
+    pod = _pod(cluster, "client", ["python", "-c", script, "models"])
+    with step("all models asked"):
+        if cluster.show(*pod, "--attach", "--rm", "--quiet"):
+            raise DemoError("a model behind the gateway gave no answer")
+    print(flush=True)
+
+
 def show(cluster: Cluster) -> None:
-    print("\n$ kubectl get llmd", flush=True)
-    cluster.show("get", "llmd", "-n", NAMESPACE)
+    print("\n$ kubectl get llmd,llmg", flush=True)
+    cluster.show("get", "llmd,llmg", "-n", NAMESPACE)
     print(flush=True)
 
 
 def explain(cluster: Cluster, own: bool) -> None:
     """How to go on with what KEEP=1 has left."""
     end = f"helm uninstall {RELEASE} -n {NAMESPACE} && kubectl delete namespace {NAMESPACE}"
-    address = cluster.kubectl("get", "service", "smollm2", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}").strip()
+    address = cluster.kubectl("get", "service", "models", "-n", NAMESPACE, "-o", "jsonpath={.spec.clusterIP}").strip()
     here = f"  curl http://{address}/v1/models        # the Service, from this machine\n" if own else ""
     print(
         f"It stays. To reach it:\n  {cluster.hint}\n{here}"
-        f"  kubectl port-forward -n {NAMESPACE} service/smollm2 8000:80    # then http://127.0.0.1:8000/v1\n"
+        f"  kubectl port-forward -n {NAMESPACE} service/models 8000:80    # then http://127.0.0.1:8000/v1\n"
         f"To remove it:\n  {'make cluster-down' if own else end}"
     )
 
 
 def remove(cluster: Cluster) -> None:
     with step("removing it"):
-        cluster.kubectl("delete", "llmd", "--all", "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        cluster.kubectl("delete", "llmg,llmd", "--all", "-n", NAMESPACE, "--ignore-not-found", "--timeout=60s")
         cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found", "--wait", "--timeout", "2m")
         cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=120s")
 
@@ -362,7 +398,7 @@ def remove(cluster: Cluster) -> None:
 def diagnose(cluster: Cluster) -> None:
     print("\nWhat the cluster says of it:", flush=True)
     for arguments in (
-        ["get", "llmd,pods", "-n", NAMESPACE, "-o", "wide"],
+        ["get", "llmd,llmg,pods", "-n", NAMESPACE, "-o", "wide"],
         ["get", "events", "-n", NAMESPACE, "--sort-by=.lastTimestamp"],
         ["logs", "-n", NAMESPACE, "-l", LABEL, "--all-containers", "--tail=20", "--prefix"],
     ):
@@ -377,7 +413,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as after Ctrl-C
     try:
         cluster = foreign_cluster(context) if context else own_cluster()
-        for act in (install, deploy, ask, show, burst):
+        for act in (install, deploy, ask, show, burst, converse, one_address, show):
             act(cluster)
         failed = False
         if keep:

@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo_operator import __version__, health
 from octavo_operator.autoscaling.autoscaler import Autoscaler
+from octavo_operator.autoscaling.zero_scaler import ZeroScaler
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
 from octavo_operator.kube.client import KubeClient
@@ -28,9 +29,12 @@ async def run(config: OperatorConfig) -> int:
     controller = Controller(client, config, lease)
     watches = Watches(client, config, controller)
     autoscaler = Autoscaler(client, config, controller.store, lease, controller.queue.add)
+    zero = ZeroScaler(client, controller.store, autoscaler.reader, controller.post, lambda: lease.is_held,
+                      gateways=controller.gateways_of)  # fmt: skip
     controller.scaling = autoscaler.scaling
+    controller.pod_starts.read_startup = autoscaler.reader.read_startup
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
-    controller.metrics.set_decisions(autoscaler.reader.decisions)
+    controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
     stop = asyncio.Event()
 
     async def lead() -> None:
@@ -46,7 +50,7 @@ async def run(config: OperatorConfig) -> int:
             asyncio.create_task(task)
             for task in (
                 watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(),
-                autoscaler.run(), stop.wait(),
+                autoscaler.run(), zero.run(lease.leading), stop.wait(),
             )
         ]  # fmt: skip
         logger.info(
@@ -62,6 +66,7 @@ async def run(config: OperatorConfig) -> int:
                 logger.error("a task of the operator failed", exc_info=error)
         return 0 if stop.is_set() else 1
     finally:
+        await zero.close()
         await autoscaler.close()
         await web.cleanup()
         await client.close()

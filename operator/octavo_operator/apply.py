@@ -10,14 +10,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.api import API_VERSION, FIELD_MANAGER, KIND, InvalidLLMDeployment, LLMDeployment
+from octavo_operator.api import API_VERSION, FIELD_MANAGER, Key, Owner
 from octavo_operator.contests import Contests
 from octavo_operator.diff import digest
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.rejected_writes import RejectedWrites
 from octavo_operator.kube.resources import RESOURCES
-from octavo_operator.kube.store import Key, ObjectRef, Observed, Store
-from octavo_operator.plan import APPLIED, Apply, Delete, Plan, RemoveForeignFields, ownership_of
+from octavo_operator.kube.store import ObjectRef, Observed, Store
+from octavo_operator.plan import APPLIED, Action, Annotate, Apply, Delete, Plan, RemoveForeignFields, ownership_of
 from octavo_operator.rejections import NameConflictError, is_transient
 from octavo_operator.status import Event
 
@@ -54,7 +54,7 @@ class Applier:
         self.rejected_writes = RejectedWrites(time.monotonic)
         self.contests = Contests(time.monotonic)
 
-    async def execute(self, deployment: LLMDeployment, plan: Plan) -> list[WriteError]:
+    async def execute(self, owner: Owner, plan: Plan) -> list[WriteError]:
         """Executes all actions in order, whether or not some are rejected. Returns the errors.
 
         Raises TRANSPORT_ERRORS and NotLeaderError, and ApiError where the other writes would only add to the API
@@ -62,7 +62,7 @@ class Applier:
         """
         errors: list[WriteError] = []
         prerequisite_failed = False
-        key = (deployment.namespace, deployment.name)
+        key = owner.key
         self.rejected_writes.retain(key, {_identity(action)[0] for action in plan.actions})
         contested, written = self._contested(key, plan), set[ObjectRef]()
         for action in plan.actions:
@@ -71,10 +71,12 @@ class Applier:
             if ref in contested:
                 prerequisite_failed |= isinstance(action, Apply) and kind in _BEFORE_PODS and not action.exists
                 continue
+            if errors and isinstance(action, Annotate):
+                continue
             if prerequisite_failed and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
                 continue
             try:
-                await self._write_unless_rejected(deployment, action)
+                await self._write_unless_rejected(owner, action)
             except ApiError as error:
                 if error.status == 429 or error.is_namespace_terminating:
                     raise
@@ -106,15 +108,13 @@ class Applier:
                 wanted.setdefault(ref, (applied, action.why if action.exists else "was deleted", managers))
         return {ref for ref, details in wanted.items() if not self.contests.may_write(key, ref, *details)}
 
-    async def _write_unless_rejected(
-        self, deployment: LLMDeployment, action: Apply | RemoveForeignFields | Delete
-    ) -> None:
+    async def _write_unless_rejected(self, owner: Owner, action: Action) -> None:
         """Raises the earlier error, without a request, while an identical write is in backoff."""
-        key, (ref, request) = (deployment.namespace, deployment.name), _identity(action)
+        key, (ref, request) = owner.key, _identity(action)
         self.rejected_writes.check(key, ref, request)
         began = time.monotonic()
         try:
-            await self._write(deployment, action)
+            await self._write(owner, action)
         except (ApiError, NameConflictError, *TRANSPORT_ERRORS) as error:
             if not (isinstance(error, ApiError) and error.is_namespace_terminating):
                 final = not is_transient(error)
@@ -124,30 +124,32 @@ class Applier:
             raise
         self.rejected_writes.forget(key, ref)
 
-    async def _write(self, deployment: LLMDeployment, action: Apply | RemoveForeignFields | Delete) -> None:
+    async def _write(self, owner: Owner, action: Action) -> None:
         self._check_leader()
         match action:
             case RemoveForeignFields():
                 await self._remove_foreign_fields(action)
             case Apply(manifest, why, exists):
-                await self._apply(deployment, manifest, why, exists)
+                await self._apply(owner, manifest, why, exists)
+            case Annotate(target, annotations):
+                await self._annotate(target, annotations)
             case Delete(target):
-                logger.info("%s/%s: deleting %s %s", target.namespace, deployment.name, target.kind, target.name)
+                logger.info("%s/%s: deleting %s %s", *owner.key, target.kind, target.name)
                 await self._client.delete(target.kind, target.namespace, target.name, target.uid)
 
     def _check_leader(self) -> None:
         if not self._may_write():
             raise NotLeaderError
 
-    async def _apply(self, deployment: LLMDeployment, manifest: Json, why: str, exists: bool) -> None:
+    async def _apply(self, owner: Owner, manifest: Json, why: str, exists: bool) -> None:
         kind, meta = manifest["kind"], manifest["metadata"]
         if not exists:
             # Watches select by our label: never take over an object without it.
             found = await self._client.get(kind, meta["namespace"], meta["name"])
-            owner = ownership_of(found, deployment) if found else "ours"
-            if owner == "foreign":
+            whose = ownership_of(found, owner) if found else "ours"
+            if whose == "foreign":
                 raise NameConflictError(f"{kind} {meta['name']}")
-            if owner == "terminating":
+            if whose == "terminating":
                 raise TerminatingError(f"{kind} {meta['name']}")
         try:
             answer = await self._client.apply(manifest, FIELD_MANAGER)
@@ -156,7 +158,7 @@ class Applier:
                 raise TerminatingError(f"{kind}: {error.message}") from error
             raise
         self._store.put(Observed.of(kind, manifest["apiVersion"], answer))
-        logger.info("%s/%s: %s %s: %s", meta["namespace"], deployment.name, kind, meta["name"], why)
+        logger.info("%s/%s: %s %s: %s", *owner.key, kind, meta["name"], why)
 
     async def _remove_foreign_fields(self, action: RemoveForeignFields) -> None:
         """Writes only the observed version of the object. Raises StaleObjectError."""
@@ -176,39 +178,55 @@ class Applier:
             raise
         self._store.put(Observed.of(target.kind, target.api_version, answer))
 
+    async def _annotate(self, target: Observed, annotations: dict[str, str]) -> None:
+        """Does nothing when the pod is gone, or has no annotations any more."""
+        operations: list[Json] = [{"op": "test", "path": "/metadata/uid", "value": target.uid}]
+        for name, value in annotations.items():
+            path = f"/metadata/annotations/{name.replace('~', '~0').replace('/', '~1')}"
+            operations.append({"op": "add", "path": path, "value": value})
+        try:
+            answer = await self._client.json_patch(
+                target.kind, target.namespace, target.name, operations, FIELD_MANAGER
+            )
+        except ApiError as error:
+            if error.status not in (404, 409, 422):
+                raise
+            return
+        self._store.put(Observed.of(target.kind, target.api_version, answer))
+
     async def claim(self, body: Json, operator: str) -> Json:
-        """Writes `status.operator`, if the LLMDeployment has not changed since it was observed (else ApiError 409)."""
+        """Writes `status.operator`, if the owner `body` has not changed since it was observed (else ApiError 409)."""
         self._check_leader()
         meta = {name: body["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         status = {**(body.get("status") or {}), "operator": operator}
-        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": status}
+        manifest = {"apiVersion": API_VERSION, "kind": body["kind"], "metadata": meta, "status": status}
         answer: Json = await self._client.apply(manifest, FIELD_MANAGER, "status")
-        self._store.put(Observed.of(KIND, API_VERSION, answer))
+        self._store.put(Observed.of(body["kind"], API_VERSION, answer))
         return answer
 
-    async def write_status(self, deployment: LLMDeployment | InvalidLLMDeployment, status: Json) -> None:
+    async def write_status(self, owner: Owner, status: Json) -> None:
         """Replaces our fields of the status. Raises TRANSPORT_ERRORS, ApiError and NotLeaderError."""
         self._check_leader()
         manifest = {
             "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": deployment.name, "namespace": deployment.namespace},
+            "kind": owner.kind,
+            "metadata": {"name": owner.name, "namespace": owner.namespace},
             "status": status,
         }
         answer = await self._client.apply(manifest, FIELD_MANAGER, "status")
-        self._store.put(Observed.of(KIND, API_VERSION, answer))
+        self._store.put(Observed.of(owner.kind, API_VERSION, answer))
 
-    async def post(self, deployment: LLMDeployment | InvalidLLMDeployment, event: Event) -> None:
+    async def post(self, owner: Owner, event: Event) -> None:
         """Creates an event; errors are only logged."""
         now = datetime.now(UTC)
         stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{deployment.name}.{next(self._numbers):x}", "namespace": deployment.namespace},
+            "metadata": {"name": f"{owner.name}.{next(self._numbers):x}", "namespace": owner.namespace},
             "involvedObject": {
-                "apiVersion": API_VERSION, "kind": KIND, "name": deployment.name, "namespace": deployment.namespace,
-                "uid": deployment.uid,
+                "apiVersion": API_VERSION, "kind": owner.kind, "name": owner.name, "namespace": owner.namespace,
+                "uid": owner.uid,
             },
             "type": event.kind, "reason": event.reason, "message": event.message[:1024], "action": "Reconcile",
             "reportingComponent": FIELD_MANAGER, "reportingInstance": os.environ.get("POD_NAME") or FIELD_MANAGER,
@@ -216,12 +234,12 @@ class Applier:
             "firstTimestamp": stamp, "lastTimestamp": stamp, "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }  # fmt: skip
         try:
-            await self._client.call("POST", RESOURCES["Event"].path(deployment.namespace), body)
+            await self._client.call("POST", RESOURCES["Event"].path(owner.namespace), body)
         except (*TRANSPORT_ERRORS, ApiError) as error:
-            logger.debug("%s/%s: creating an event failed: %s", deployment.namespace, deployment.name, error)
+            logger.debug("%s/%s: creating an event failed: %s", *owner.key, error)
 
 
-def _identity(action: Apply | RemoveForeignFields | Delete) -> tuple[ObjectRef, str]:
+def _identity(action: Action) -> tuple[ObjectRef, str]:
     """The object, and what distinguishes the action from others on it."""
     match action:
         case Apply(manifest, _, exists):
@@ -231,3 +249,5 @@ def _identity(action: Apply | RemoveForeignFields | Delete) -> tuple[ObjectRef, 
             return (target.kind, target.name), f"replace {digest(spec)}"
         case Delete(target):
             return (target.kind, target.name), f"delete {target.uid}"
+        case Annotate(target, annotations):
+            return (target.kind, target.name), f"annotate {target.uid} {digest(annotations)}"

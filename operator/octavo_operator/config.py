@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo_operator import __version__
 from octavo_operator.api.engine import FOLLOW, PINNED
+from octavo_operator.api.resources import Accelerator
+from octavo_operator.defaults import Defaults
 
 DEFAULT_IMAGE = f"ghcr.io/octavo-dev/octavo-server:{__version__}"
+DEFAULT_ROUTER_IMAGE = f"ghcr.io/octavo-dev/octavo-router:{__version__}"
 
 
 class ConfigError(ValueError):
@@ -20,11 +23,14 @@ class ConfigError(ValueError):
 class OperatorConfig:
     """Settings of one operator."""
 
-    engine_image: str = DEFAULT_IMAGE  # of specs without engine.image
-    image_pull_secrets: tuple[str, ...] = ()  # of all engine pods
+    engine_image: str = DEFAULT_IMAGE  # of specs without engine.image, where defaults have none
+    router_image: str = DEFAULT_ROUTER_IMAGE  # of the routers of strategy prefix
+    defaults: Defaults = field(default_factory=Defaults)  # of what specs leave empty
+    image_pull_secrets: tuple[str, ...] = ()  # of all engine and router pods
     image_policy: str = PINNED  # of specs without engine.image and engine.imagePolicy
     image_rollouts: int = 1  # LLMDeployments of policy Follow that are updated at the same time
     allow_privileged_pods: bool = False  # podPatches and volumes may leave the restricted Pod Security Standard
+    node_cache_paths: tuple[str, ...] = ()  # folders of nodes that specs may name for model.cache.mode node
     cluster_assigned_ids: bool = False  # the cluster sets uid, gid, fsGroup (OpenShift); a spec may override it
     management_namespaces: tuple[str, ...] = ()  # whose pods may reach the management port
     cluster_domain: str = "cluster.local"
@@ -52,6 +58,10 @@ class OperatorConfig:
         """Identifies the replicas of this release among other operators: namespace/name of their Lease."""
         return f"{self.namespace}/{self.lease_name}"
 
+    def image(self, accelerator: Accelerator | None) -> str:
+        """Image of the engine for specs without engine.image."""
+        return self.defaults.image(accelerator) or self.engine_image
+
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
         """From the variables OCTAVO_*, POD_NAME, POD_NAMESPACE and POD_IP. Raises ConfigError."""
@@ -77,12 +87,19 @@ class OperatorConfig:
         image_policy = env.get("OCTAVO_IMAGE_POLICY") or PINNED
         if image_policy not in (PINNED, FOLLOW):
             raise ConfigError(f"OCTAVO_IMAGE_POLICY must be {PINNED} or {FOLLOW}, got {image_policy!r}")
+        try:
+            defaults = Defaults.parse(env.get("OCTAVO_DEFAULTS") or "{}")
+        except ValueError as error:
+            raise ConfigError(f"OCTAVO_DEFAULTS {error}") from None
         return cls(
             engine_image=env.get("OCTAVO_ENGINE_IMAGE") or DEFAULT_IMAGE,
+            router_image=env.get("OCTAVO_ROUTER_IMAGE") or DEFAULT_ROUTER_IMAGE,
+            defaults=defaults,
             image_pull_secrets=words("OCTAVO_IMAGE_PULL_SECRETS"),
             image_policy=image_policy,
             image_rollouts=int(number("OCTAVO_IMAGE_ROLLOUTS", 1, 1)),
             allow_privileged_pods=_boolean(env, "OCTAVO_ALLOW_PRIVILEGED_PODS"),
+            node_cache_paths=words("OCTAVO_NODE_CACHE_PATHS"),
             cluster_assigned_ids=_boolean(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
             management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),
             cluster_domain=env.get("OCTAVO_CLUSTER_DOMAIN") or "cluster.local",

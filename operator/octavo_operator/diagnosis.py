@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.render.names import ENGINE, FETCH
+from octavo_operator.render.names import ENGINE, FETCH, ROUTER
 from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
@@ -216,9 +216,10 @@ def _diagnose_container(status: Json, pod: Json) -> Problem | None:
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE:
+        where = "router.image in the operator's chart" if name == ROUTER else "engine.image"
         return Problem(
             "ImagePullBackOff",
-            f"image {status.get('image', '')} cannot be pulled; check engine.image and engine.imagePullSecrets. "
+            f"image {status.get('image', '')} cannot be pulled; check {where} and engine.imagePullSecrets. "
             f"{reason}: {_short(message)}",
         )
     if reason == "CreateContainerConfigError":
@@ -259,7 +260,8 @@ def _restarts(count: int) -> str:
 
 def _out_of_memory(name: str, pod: Json) -> Problem:
     """Names the limit that was exceeded: the spec's, a LimitRange's default, or the node's memory."""
-    what = "the download" if name == FETCH else "the engine"
+    what = {FETCH: "the download", ROUTER: "a router"}.get(name, "the engine")
+    field = "routing.prefix.resources" if name == ROUTER else "resources"
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     found = next((one for one in containers if one["name"] == name), None)
@@ -269,13 +271,15 @@ def _out_of_memory(name: str, pod: Json) -> Problem:
     clause = rf"(.*, )?memory(, .*)? limit for (init )?container {re.escape(name)}"
     if any(re.fullmatch(clause, one) for one in defaulted.split("; ")):
         text = (
-            f"{what} exceeded {limit} of memory, the default of the namespace's LimitRange; set resources.limits.memory"
+            f"{what} exceeded {limit} of memory, the default of the namespace's LimitRange; set {field}.limits.memory"
         )
     elif found is not None and limit is None:
         text = (
             f"{what} was killed because its node ran out of memory (it has no limit of its own); set "
-            "resources.requests.memory to the actual usage"
+            f"{field}.requests.memory to the actual usage"
         )
+    elif name == ROUTER:
+        text = f"{what} exceeded {field}.limits.memory ({limit}); raise it"
     else:
         text = f"{what} exceeded resources.limits.memory ({limit}); raise it, or lower engine.maxModelLen or maxNumSeqs"
     return Problem("OOMKilled", text)
@@ -302,7 +306,10 @@ def _diagnose_download(terminated: Json) -> Problem:
             "check model.uri and model.revision; a private model needs model.credentialsSecretRef",
         )
     elif re.search(r"\b401\b|unauthori[sz]ed|invalid token|\b403\b|forbidden", text):
-        reason, way_out = "Unauthorized", "the hub rejects the token: check the Secret of model.credentialsSecretRef"
+        reason, way_out = (
+            "Unauthorized",
+            "the server refuses the token or keys: check the Secret of model.credentialsSecretRef, or that of envFrom",
+        )
     elif re.search(r"\b404\b|does not exist|not found", text):
         reason, way_out = "ModelNotFound", "check model.uri and model.revision"
     elif re.search(r"no space left|\bneeds .* more in ", text):

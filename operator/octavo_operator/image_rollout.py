@@ -13,6 +13,8 @@ from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
+from octavo_operator.api.resources import Accelerator
+from octavo_operator.api.schema import SpecError, from_json
 from octavo_operator.claims import claimant
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.store import Store
@@ -81,7 +83,7 @@ class ImageRollout:
         one = self._member(deployment.namespace, deployment.name)
         if one is None:
             return None
-        image = self._config.engine_image
+        image = self._config.image(deployment.spec.accelerator)
         if not one.is_behind:
             return ImageTurn(image, False)
         if self._clock() >= self._cached_until:
@@ -110,12 +112,20 @@ def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
         meta["name"],
         engine.get("imagePriority") or 0,
         meta.get("creationTimestamp", ""),
-        recorded_image(live) != config.engine_image,
+        recorded_image(live) != config.image(_accelerator(body)),
         is_complete(live),
         any(one["type"] == "Degraded" and one["reason"] in TEMPLATE_PROBLEMS for one in conditions),
         replaced_image(live) is not None,
         bool(live["spec"].get("replicas", 1)) and not (live.get("status") or {}).get("availableReplicas"),
     )
+
+
+def _accelerator(body: Json) -> Accelerator | None:
+    accelerator = (body.get("spec") or {}).get("accelerator")
+    try:
+        return None if accelerator is None else from_json(Accelerator, accelerator)
+    except SpecError:  # stored before a rule existed: it keeps its image, as it keeps its pods
+        return None
 
 
 def members_before(one: Member, fleet: Iterable[Member], limit: int) -> list[Member]:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the operator and of its LLMDeployments, at /metrics.
+"""Prometheus metrics of the operator and of its LLMDeployments and LLMGateways, at /metrics.
 
 Labels are bounded: names of LLMDeployments and of their pods, and a few fixed words. Only the leader exports metrics of
 LLMDeployments, so nothing is counted twice with several replicas. Scrape it with honorLabels: `namespace` is that of
@@ -8,7 +8,7 @@ the LLMDeployment.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from octavo_operator import __version__
 from octavo_operator.api import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.kube.store import Key
+from octavo_operator.pod_starts import PHASES
 from octavo_operator.times import parse_time
 
 RESULTS = ("done", "retried", "failed")  # failed: an internal error of the operator
@@ -82,6 +83,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.deployments: dict[Key, Snapshot] = {}
+        self.gateways: dict[Key, Json] = {}
         ProcessCollector(registry=self.registry)
         count = self._counter
         self._reconciles = count("octavo_operator_reconciles", "Reconciliations, by result", "result")
@@ -110,6 +112,7 @@ class Metrics:
         self.registry.register(self._operator)
         self._fleet = _FleetCollector(self.deployments)
         self.registry.register(self._fleet)
+        self.registry.register(_GatewayCollector(self.gateways))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
@@ -118,9 +121,9 @@ class Metrics:
         """``read()``: seconds for which the most silent watch has been silent; above `limit` it counts as dead."""
         self._operator.silence, self._operator.silence_limit = read, limit
 
-    def set_decisions(self, read: Callable[[], dict[Key, Decision]]) -> None:
-        """``read()``: the last decisions of autoscaling."""
-        self._fleet.decisions = read
+    def set_scaling(self, read: Callable[[], dict[Key, Decision]], wakes: Mapping[Key, int]) -> None:
+        """``read()``: the last decisions of autoscaling; `wakes`: how often each was started for a request."""
+        self._fleet.decisions, self._fleet.wakes = read, wakes
 
     def on_reconciled(self, result: str, seconds: float) -> None:
         """A reconciliation ended with one of RESULTS."""
@@ -133,6 +136,13 @@ class Metrics:
             self.deployments.pop(key, None)
         else:
             self.deployments[key] = snapshot
+
+    def record_gateway(self, key: Key, status: Json | None) -> None:
+        """The new status of an LLMGateway, by namespace and name; None: it is gone, or another operator's."""
+        if status is None:
+            self.gateways.pop(key, None)
+        else:
+            self.gateways[key] = status
 
     def on_response(self, method: str, code: int) -> None:
         """The API server responded; code 0: it did not."""
@@ -201,6 +211,7 @@ class _FleetCollector(_LazyCollector):
     def __init__(self, deployments: dict[Key, Snapshot], clock: Callable[[], float] = time.time) -> None:
         self._deployments, self._clock = deployments, clock
         self.decisions: Callable[[], dict[Key, Decision]] = dict
+        self.wakes: Mapping[Key, int] = {}
 
     def collect(self) -> Iterator[Metric]:
         own = ["namespace", "llmdeployment"]
@@ -227,6 +238,16 @@ class _FleetCollector(_LazyCollector):
             "Requests that one replica handles at once, as observed by autoscaling",
             labels=own,
         )
+        wakes = CounterMetricFamily(
+            f"{prefix}wakes", "Starts of the first replica for a request (minReplicas 0)", labels=own
+        )
+        starts = GaugeMetricFamily(
+            f"{prefix}start_seconds",
+            "Seconds that the pod that became ready last took: image_pull, fetch, load; ready: all, from its creation",
+            labels=[*own, "phase"],
+        )
+        for key, count in list(self.wakes.items()):
+            wakes.add_metric([*key], count)
         for key, decision in self.decisions().items():
             replicas.add_metric([*key, "needed"], decision.needed)
             requests.add_metric([*key, "running"], decision.running)
@@ -253,6 +274,38 @@ class _FleetCollector(_LazyCollector):
                 replicas.add_metric([*key, state], one.status.get(field, 0))
             for limit, count in zip(("min", "max"), one.limits or (), strict=False):
                 limits.add_metric([*key, limit], count)
+            for field, phase in PHASES.items():
+                if field in (one.status.get("start") or {}):
+                    starts.add_metric([*key, phase], one.status["start"][field])
             for pod, count in one.restarts:
                 restarts.add_metric([*key, pod], count)
-        yield from (condition, reason, replicas, limits, rollout, restarts, requests, capacity)
+        yield from (condition, reason, replicas, limits, rollout, restarts, requests, capacity, wakes, starts)
+
+
+class _GatewayCollector(_LazyCollector):
+    def __init__(self, gateways: dict[Key, Json]) -> None:
+        self._gateways = gateways
+
+    def collect(self) -> Iterator[Metric]:
+        own = ["namespace", "llmgateway"]
+        prefix = "octavo_llmgateway_"
+        condition = GaugeMetricFamily(
+            f"{prefix}condition", "Status of a condition: 1 True, 0 False, -1 Unknown", labels=[*own, "type"]
+        )
+        reason = GaugeMetricFamily(
+            f"{prefix}condition_reason", "Current reason of a condition: always 1", labels=[*own, "type", "reason"]
+        )
+        models = GaugeMetricFamily(
+            f"{prefix}models",
+            "Number of model names that it serves, by whether a replica is ready",
+            labels=[*own, "ready"],
+        )
+        for key, status in list(self._gateways.items()):
+            for entry in status["conditions"]:
+                value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
+                condition.add_metric([*key, entry["type"]], value)
+                reason.add_metric([*key, entry["type"], entry["reason"]], 1)
+            ready = [bool(one["ready"]) for one in status.get("models") or []]
+            for word, state in (("true", True), ("false", False)):
+                models.add_metric([*key, word], ready.count(state))
+        yield from (condition, reason, models)

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo_operator.api import GROUP, KIND, OWNER_LABEL, LLMDeployment, stable_json
+from octavo_operator.api import GROUP, LLMDeployment, Owner, stable_json
 from octavo_operator.diff import digest, first_difference, overlay, without
 from octavo_operator.kube.field_ownership import is_allowed
 from octavo_operator.kube.resources import CHILD_KINDS
-from octavo_operator.kube.store import Observed
-from octavo_operator.render.names import ENGINE
+from octavo_operator.kube.store import ObjectRef, Observed
+from octavo_operator.render.names import ENGINE, ROUTER
 
 Manifest = dict[str, Any]
 
@@ -26,6 +26,7 @@ _POD_FIELDS = (
     "model", "engine", "accelerator", "resources", "shm", "scheduling", "lifecycle", "probes", "auth", "podPatches",
     "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
 )  # fmt: skip
+_ROUTER_FIELDS = ("lifecycle", "clusterAssignedIds")  # and what routing.prefix says but for replicas
 _ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods
 
 
@@ -62,31 +63,42 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class Annotate:
+    """Sets annotations of a pod: its kubelet then updates the volumes at once, not within a minute or two. Not done
+    when an earlier action has failed."""
+
+    target: Observed
+    annotations: dict[str, str]
+
+
+Action = Apply | RemoveForeignFields | Delete | Annotate
+
+
+@dataclass(frozen=True)
 class Plan:
     """Writes to carry out, in order."""
 
-    actions: list[Apply | RemoveForeignFields | Delete] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)  # objects of our names that are not ours
-    waits: bool = False  # for children of a deleted LLMDeployment of the same name to be gone
+    waits: bool = False  # for children of a deleted owner of the same name to be gone
 
-    @property
-    def changes_pods(self) -> bool:
-        """Whether the Deployment is yet to be updated to the current spec. Reverts do not count: a webhook may change
-        it at each write, and the update is complete all the same."""
+    def changes_pods(self, name: str) -> bool:
+        """Whether the Deployment `name` is yet to be updated to the current spec. Reverts do not count: a webhook may
+        change it at each write, and the update is complete all the same."""
         return any(
-            isinstance(action, Apply) and action.manifest["kind"] == "Deployment" and not action.is_revert
+            isinstance(action, Apply) and not action.is_revert and _ref(action.manifest) == ("Deployment", name)
             for action in self.actions
         )
 
 
-def compute_plan(deployment: LLMDeployment, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
+def compute_plan(owner: Owner, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
     """The writes that turn the `observed` children into the `desired` manifests."""
     out = Plan()
     live = {(one.kind, one.name): one for one in observed if one.kind in CHILD_KINDS}
     wanted = set()
     waits = False
     for manifest in desired:
-        ref = (manifest["kind"], manifest["metadata"]["name"])
+        ref = _ref(manifest)
         wanted.add(ref)
         one = live.get(ref)
         marked = with_digest(manifest)
@@ -94,13 +106,16 @@ def compute_plan(deployment: LLMDeployment, desired: Iterable[Manifest], observe
             out.actions.append(Apply(marked, CREATED, exists=False))
             continue
         body = one.body
-        owner = ownership_of(body, deployment)
-        if owner == "terminating":
+        whose = ownership_of(body, owner)
+        if whose == "terminating":
             waits = True
-        elif owner == "foreign":
+        elif whose == "foreign":
             out.conflicts.append(f"{one.kind} {one.name}")
+        elif one.kind == "Job":
+            continue  # it cannot be changed, and its name says what it is for
         else:
-            allowed = [rule.path for rule in deployment.spec.foreign_fields if rule.kind == one.kind]
+            rules = owner.spec.foreign_fields if isinstance(owner, LLMDeployment) else ()
+            allowed = [rule.path for rule in rules if rule.kind == one.kind]
             if foreign := tuple(pointer for pointer in one.foreign if not is_allowed(pointer, body, allowed)):
                 spec = overlay(manifest.get("spec", {}), without(body, foreign)["spec"])
                 why = f"{', '.join(foreign)} was added or changed"
@@ -108,24 +123,24 @@ def compute_plan(deployment: LLMDeployment, desired: Iterable[Manifest], observe
             if reason := _why_apply(marked, body):
                 out.actions.append(Apply(marked, reason, exists=True))
     for ref, one in live.items():
-        if ref not in wanted and _controller(one.body) == deployment.uid and not _is_terminating(one.body):
+        if ref not in wanted and _controller(one.body) == owner.uid and not _is_terminating(one.body):
             out.actions.append(Delete(one))
     return Plan(out.actions, out.conflicts, waits)
 
 
-def ownership_of(body: Manifest, deployment: LLMDeployment) -> str:
+def ownership_of(body: Manifest, owner: Owner) -> str:
     """Whose a live object of one of our names is: ours, foreign, or terminating (being deleted with its owner)."""
     if _is_terminating(body):
         return "terminating"
     references = body["metadata"].get("ownerReferences") or []
     controller = next((reference for reference in references if reference.get("controller")), None)
     if controller is None:
-        # Left from an earlier LLMDeployment: a retained cache claim, or `kubectl delete --cascade=orphan`.
-        labelled = (body["metadata"].get("labels") or {}).get(OWNER_LABEL) == deployment.name
+        # Left from an earlier owner of this name: a retained cache claim, or `kubectl delete --cascade=orphan`.
+        labelled = (body["metadata"].get("labels") or {}).get(owner.label) == owner.name
         return "ours" if labelled else "foreign"
-    if controller["uid"] == deployment.uid:
+    if controller["uid"] == owner.uid:
         return "ours"
-    same_name = controller["kind"] == KIND and controller["name"] == deployment.name
+    same_name = controller["kind"] == owner.kind and controller["name"] == owner.name
     return "terminating" if same_name else "foreign"
 
 
@@ -136,30 +151,59 @@ def with_digest(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": metadata}
 
 
-def pod_spec_digest(deployment: LLMDeployment, *, or_default: bool = False) -> str:
-    """Hash of the fields that change the pods. Fields at their first default do not count, so that defaults may change.
-    `or_default`: those at the current default do not count, either."""
+def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_default: bool = False) -> str:
+    """Hash of the fields that change the pods of a component. Fields at their first default do not count, so that
+    defaults may change. `or_default`: those at the current default do not count, either."""
     fields = stable_json(deployment.spec, or_default=or_default)
+    if component == ROUTER:
+        prefix = (fields.get("routing") or {}).get("prefix") or {}
+        secrets = (fields.get("engine") or {}).get("imagePullSecrets")
+        return digest(
+            {
+                "prefix": {name: value for name, value in prefix.items() if name != "replicas"}, "secrets": secrets,
+                **{name: fields[name] for name in _ROUTER_FIELDS if name in fields},
+                **({"holds": True} if deployment.routers_hold else {}),
+            }
+        )  # fmt: skip
+    if "prefetch" in (cache := (fields.get("model") or {}).get("cache") or {}):
+        kept = {name: value for name, value in cache.items() if name != "prefetch"}
+        fields["model"] = {**fields["model"], "cache": kept}
     fields["engine"] = {name: value for name, value in fields.get("engine", {}).items() if name not in _ROLLOUT_FIELDS}
     return digest(
         {name: fields[name] for name in _POD_FIELDS if name in fields and (name, fields[name]) != ("engine", {})}
     )
 
 
-def pinned_template(deployment: LLMDeployment, live: Manifest | None) -> Manifest | None:
+@dataclass(frozen=True)
+class PodFields:
+    """Hashes of the fields of a spec that change the pods. `explicit`: without those at their current default."""
+
+    spec: str
+    explicit: str
+
+    @classmethod
+    def of(cls, deployment: LLMDeployment, component: str = ENGINE) -> PodFields:
+        """Of a component of an LLMDeployment."""
+        return cls(pod_spec_digest(deployment, component), pod_spec_digest(deployment, component, or_default=True))
+
+
+def pinned_template(deployment: LLMDeployment, live: Manifest | None, component: str = ENGINE) -> Manifest | None:
     """The running pod template, if it was made for the current spec: another version of the operator, or other settings
     of it, must not replace pods."""
+    return pinned(deployment, live, PodFields.of(deployment, component))
+
+
+def pinned(owner: Owner, live: Manifest | None, fields: PodFields) -> Manifest | None:
+    """The running pod template, if it was made for a spec with these fields."""
     record, template = _record(live), recorded_template(live)
     if record is None or template is None:
         return None
-    if record["spec"] == pod_spec_digest(deployment):
+    if record["spec"] == fields.spec:
         return template
     # In objects stored before a field existed the API server fills in the current default, which may change later.
     # A spec of the same generation is unchanged.
-    same = (deployment.uid, deployment.generation, pod_spec_digest(deployment, or_default=True))
-    if (record.get("uid"), record.get("generation"), record.get("explicit")) == same:
-        return template
-    return None
+    same = (owner.uid, owner.generation, fields.explicit)
+    return template if (record.get("uid"), record.get("generation"), record.get("explicit")) == same else None
 
 
 def recorded_template(live: Manifest | None) -> Manifest | None:
@@ -171,13 +215,23 @@ def recorded_template(live: Manifest | None) -> Manifest | None:
 
 
 def template_annotation(
-    deployment: LLMDeployment, template: Manifest, image: str | None = None, replaced: str | None = None
+    deployment: LLMDeployment,
+    template: Manifest,
+    image: str | None = None,
+    replaced: str | None = None,
+    component: str = ENGINE,
 ) -> dict[str, str]:
-    """The annotation that records a pod template. `image`: the operator's engine image when the template was made;
+    """The annotation that records a pod template. `image`: the operator's image when the template was made;
     `replaced`: the image before it, where the template was made because of the image."""
+    return record_annotation(deployment, template, PodFields.of(deployment, component), image, replaced)
+
+
+def record_annotation(
+    owner: Owner, template: Manifest, fields: PodFields, image: str | None = None, replaced: str | None = None
+) -> dict[str, str]:
+    """The annotation that records a pod template which was made for a spec with these fields."""
     record = {
-        "spec": pod_spec_digest(deployment), "explicit": pod_spec_digest(deployment, or_default=True),
-        "uid": deployment.uid, "generation": deployment.generation,
+        "spec": fields.spec, "explicit": fields.explicit, "uid": owner.uid, "generation": owner.generation,
         "image": image, "digest": digest(template), "template": template,
     }  # fmt: skip
     if replaced is not None:
@@ -220,6 +274,10 @@ def _why_apply(marked: Manifest, live: Manifest) -> str | None:
     if where := first_difference(marked, live):
         return f"{where} was changed"
     return None
+
+
+def _ref(manifest: Manifest) -> ObjectRef:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _controller(body: Manifest) -> str | None:

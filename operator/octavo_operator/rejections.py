@@ -21,11 +21,11 @@ def is_transient(error: Exception) -> bool:
     return not isinstance(error, NameConflictError)
 
 
-def rejection(error: Exception) -> Problem:
-    """The cause to report for an ApiError, a NameConflictError or one of TRANSPORT_ERRORS."""
+def rejection(error: Exception, kind: str = KIND) -> Problem:
+    """The cause to report for an ApiError, a NameConflictError or one of TRANSPORT_ERRORS. `kind`: of the owner."""
     if isinstance(error, NameConflictError):
         return Problem(
-            "NameConflict", f"{error} exists and is not managed by this {KIND}; delete it or choose another name"
+            "NameConflict", f"{error} exists and is not managed by this {kind}; delete it or choose another name"
         )
     if not isinstance(error, ApiError):
         return Problem(

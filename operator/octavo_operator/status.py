@@ -4,6 +4,7 @@ Available        at least one replica serves requests
 Ready            all replicas serve, all of the latest spec, and there is no problem
 Progressing      a rollout is in progress (False: complete, or stuck)
 ModelCached      the model has been fetched (absent where nothing is fetched)
+RouterReady      all routers serve, and have a replica to ask (absent unless routing.strategy is prefix)
 ImageUpToDate    the pods have the operator's engine image (absent unless they follow it)
 AutoscalerReady  the number of replicas follows the load (absent without spec.autoscaling)
 Degraded         there is a problem, with its cause
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.api import InvalidLLMDeployment, LLMDeployment
+from octavo_operator.api import InvalidLLMDeployment, LLMDeployment, Owner
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import rounded_capacity
 from octavo_operator.diagnosis import (
@@ -28,8 +29,11 @@ from octavo_operator.diagnosis import (
     most_severe,
 )
 from octavo_operator.image_rollout import ImageTurn
+from octavo_operator.prefetch import Prefetch
 from octavo_operator.render import names
 from octavo_operator.rollout import is_complete, revision
+from octavo_operator.routing import KIND as ROUTER_READY
+from octavo_operator.routing import NOT_READY, Routers, router_ready
 
 Json = dict[str, Any]
 
@@ -60,22 +64,29 @@ class Observation:
     image_turn: ImageTurn | None = None  # of one that follows the operator's engine image
     contested: Problem | None = None  # an object that others keep changing: pods may serve all the same
     pod_events: Events = field(default_factory=dict)  # of hanging pods
+    routers: Routers = field(default_factory=Routers)
+    prefetch: Prefetch = field(default_factory=Prefetch)
+    start: Json | None = None  # of the last pod that became ready
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
     """The whole status. lastTransitionTime of a condition changes only with its status."""
     counts = (seen.live or {}).get("status") or {}
-    problem = seen.problem or _find_problem(deployment, seen)
+    problem = seen.problem or _find_problem(deployment, seen) or seen.prefetch.problem
     conditions = [_available(deployment, seen, problem), _progressing(deployment, seen, problem)]
-    conditions.append(_degraded(problem or seen.contested))
+    conditions.append(
+        degraded(problem or seen.contested or _router_problem(seen) or _pool_problem(deployment, seen.apis))
+    )
+    if router := router_ready(deployment, seen.routers, counts.get("availableReplicas", 0)):
+        conditions.insert(-1, make_condition(ROUTER_READY, *router))
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
     if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling, seen.apis):
-        conditions.insert(-1, _condition("AutoscalerReady", *verdict))
+        conditions.insert(-1, make_condition("AutoscalerReady", *verdict))
     if seen.image_turn:
         conditions.insert(-1, _image_up_to_date(seen.image_turn))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
-    _set_times(conditions, deployment, now)
+    set_times(conditions, deployment, now)
     out: Json = {
         **_counts(deployment, counts),
         "selector": names.selector_text(deployment),
@@ -84,6 +95,8 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     }
     if image := _image(seen.live):
         out["image"] = image
+    if seen.start:
+        out["start"] = seen.start
     if deployment.spec.autoscaling and (
         capacity := rounded_capacity(deployment.status.get("replicaCapacity"), seen.scaling.capacity)
     ):
@@ -97,15 +110,15 @@ def invalid_status(deployment: InvalidLLMDeployment, live: Json | None, now: flo
     problem = Problem("InvalidSpec", f"{deployment.error}; correct it. Running pods are unchanged")
     available = counts.get("availableReplicas", 0)
     conditions = [
-        _condition("Ready", False, problem.reason, problem.message),
-        _condition("Available", True, "Serving", f"{available} replicas serve requests")
+        make_condition("Ready", False, problem.reason, problem.message),
+        make_condition("Available", True, "Serving", f"{available} replicas serve requests")
         if available
-        else _condition("Available", False, problem.reason, problem.message),
-        _condition("Progressing", False, problem.reason, problem.message),
-        _degraded(problem),
+        else make_condition("Available", False, problem.reason, problem.message),
+        make_condition("Progressing", False, problem.reason, problem.message),
+        degraded(problem),
     ]
-    _set_times(conditions, deployment, now)
-    fields = ("selector", "url", "image", "replicaCapacity")
+    set_times(conditions, deployment, now)
+    fields = ("selector", "url", "image", "replicaCapacity", "start")
     kept = {name: value for name, value in deployment.status.items() if name in fields}
     return {**_counts(deployment, counts), **kept, "conditions": conditions}
 
@@ -115,14 +128,15 @@ def _counts(deployment: LLMDeployment | InvalidLLMDeployment, counts: Json) -> J
     return {"observedGeneration": deployment.generation, **{name: counts.get(name, 0) for name in kinds}}
 
 
-def _set_times(conditions: list[Json], deployment: LLMDeployment | InvalidLLMDeployment, now: float) -> None:
-    before = {condition["type"]: condition for condition in deployment.status.get("conditions") or []}
+def set_times(conditions: list[Json], owner: Owner, now: float) -> None:
+    """Completes the conditions. lastTransitionTime of one changes only with its status."""
+    before = {condition["type"]: condition for condition in owner.status.get("conditions") or []}
     timestamp = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for condition in conditions:
         known = before.get(condition["type"])
         same = known is not None and known.get("status") == condition["status"]
         condition["lastTransitionTime"] = known["lastTransitionTime"] if same and known else timestamp
-        condition["observedGeneration"] = deployment.generation
+        condition["observedGeneration"] = owner.generation
 
 
 def events(before: Json, after: Json) -> list[Event]:
@@ -141,19 +155,27 @@ def events(before: Json, after: Json) -> list[Event]:
         elif kind == "Ready" and status == "True":
             out.append(Event("Normal", "Ready", condition["message"]))
         elif kind == "Available" and status == "False" and old and old["status"] == "True":
-            out.append(Event("Warning", "Unavailable", condition["message"]))
+            by_design = name == "ScaledToZero"
+            out.append(Event("Normal", name, condition["message"]) if by_design else _unavailable(condition))
         elif kind == "ModelCached" and status == "True":
             out.append(Event("Normal", "ModelCached", condition["message"]))
+        elif kind == ROUTER_READY and status == "False" and old and old["status"] == "True":
+            out.append(Event("Warning", NOT_READY, condition["message"]))
         elif kind == "AutoscalerReady" and status == "False":
             out.append(Event("Warning", name, condition["message"]))
         elif kind == "AutoscalerReady" and status == "True" and old and old["status"] == "False":
             out.append(Event("Normal", "AutoscalerReady", condition["message"]))
-        elif kind == "Progressing" and name == "MakingRoom":
-            out.append(Event("Warning", "MakingRoom", condition["message"]))
+        elif kind == "Progressing" and name in ("MakingRoom", "Prefetching"):
+            out.append(Event("Normal" if name == "Prefetching" else "Warning", name, condition["message"]))
     return out
 
 
-def _condition(kind: str, status: bool | None, reason: str, message: str) -> Json:
+def _unavailable(condition: Json) -> Event:
+    return Event("Warning", "Unavailable", condition["message"])
+
+
+def make_condition(kind: str, status: bool | None, reason: str, message: str) -> Json:
+    """A condition, without its times. `status`: None: unknown."""
     text = {True: "True", False: "False", None: "Unknown"}[status]
     return {"type": kind, "status": text, "reason": reason, "message": message[:1024]}
 
@@ -180,7 +202,8 @@ def _find_problem(deployment: LLMDeployment, seen: Observation) -> Problem | Non
             if "violates PodSecurity" in message:
                 return Problem(
                     "PodSecurityViolation",
-                    f"the namespace's Pod Security level rejects the pods; see spec.podPatches. {message}",
+                    "the namespace's Pod Security level rejects the pods; see spec.podPatches and model.cache.mode. "
+                    f"{message}",
                 )
             return Problem("PodsNotCreated", f"creating pods fails: {message}")
         if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
@@ -207,29 +230,43 @@ def _image_pull_progress(seen: Observation) -> str | None:
 def _available(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
     counts = (seen.live or {}).get("status") or {}
     available = counts.get("availableReplicas", 0)
+    if available and seen.routers.stage.is_routed and not seen.routers.available:
+        cause = f": {seen.routers.problem.message}" if seen.routers.problem else ""
+        count = f"{available} of {deployment.replicas} replicas serve, and no router{cause}"
+        return make_condition("Available", False, NOT_READY, count)
     if available:
-        return _condition("Available", True, "Serving", f"{available} of {deployment.replicas} replicas serve requests")
+        return make_condition(
+            "Available", True, "Serving", f"{available} of {deployment.replicas} replicas serve requests"
+        )
     if deployment.replicas == 0:
         if deployment.spec.suspend:
-            return _condition("Available", False, "Suspended", "spec.suspend is true: set it to false to serve again")
-        return _condition("Available", False, "ScaledToZero", "spec.replicas is 0: raise it to serve again")
+            return make_condition(
+                "Available", False, "Suspended", "spec.suspend is true: set it to false to serve again"
+            )
+        reason = "spec.replicas is 0: raise it to serve again"
+        if deployment.is_woken_by_requests:
+            reason = "no replica runs, since nobody asked for anything: the next request starts one, and waits for it"
+        return make_condition("Available", False, "ScaledToZero", reason)
     if problem:
-        return _condition("Available", False, problem.reason, problem.message)
+        return make_condition("Available", False, problem.reason, problem.message)
     if text := _image_pull_progress(seen):
-        return _condition("Available", False, "PullingImage", text)
-    return _condition("Available", False, "Starting", "no replica serves requests yet")
+        return make_condition("Available", False, "PullingImage", text)
+    return make_condition("Available", False, "Starting", "no replica serves requests yet")
 
 
 def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
     if seen.live is None or seen.pending or _outdated(seen.live, deployment):
         if seen.problem:
-            return _condition("Progressing", False, seen.problem.reason, seen.problem.message)
-        return _condition("Progressing", True, "Applying", "the spec is being applied")
+            return make_condition("Progressing", False, seen.problem.reason, seen.problem.message)
+        if seen.prefetch.holds:
+            what = f"{_fetched(deployment)} is being fetched; then the pods are replaced"
+            return make_condition("Progressing", True, "Prefetching", what)
+        return make_condition("Progressing", True, "Applying", "the spec is being applied")
     counts = seen.live.get("status") or {}
     if is_complete(seen.live):
-        return _condition("Progressing", False, "Complete", "all pods are of the latest spec")
+        return make_condition("Progressing", False, "Complete", "all pods are of the latest spec")
     if seen.problem:
-        return _condition("Progressing", False, seen.problem.reason, seen.problem.message)
+        return make_condition("Progressing", False, seen.problem.reason, seen.problem.message)
     done = (
         f"{counts.get('updatedReplicas', 0)} of {deployment.replicas} replicas are of the latest spec, "
         f"{counts.get('availableReplicas', 0)} available"
@@ -237,22 +274,39 @@ def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem 
     if text := _image_pull_progress(seen):
         done += f"; {text}"
     if seen.made_room:
-        return _condition(
+        return make_condition(
             "Progressing",
             True,
             "MakingRoom",
             f"no room for an additional pod, so old pods are stopped first; {done}",
         )
     if problem and problem.reason == "ProgressDeadlineExceeded":
-        return _condition("Progressing", False, problem.reason, problem.message)
+        return make_condition("Progressing", False, problem.reason, problem.message)
     old = len({revision(pod) for pod in seen.pods if not is_finished(pod)}) > 1
-    return _condition("Progressing", True, "RollingOut" if old else "Starting", done)
+    return make_condition("Progressing", True, "RollingOut" if old else "Starting", done)
 
 
-def _degraded(problem: Problem | None) -> Json:
+def _router_problem(seen: Observation) -> Problem | None:
+    """Under one reason, whatever it is: the engine's pods have their own."""
+    one = seen.routers.problem
+    return Problem(NOT_READY, f"routers: {one.reason}: {one.message}") if one else None
+
+
+def _pool_problem(deployment: LLMDeployment, apis: frozenset[str]) -> Problem | None:
+    if deployment.spec.inference_pool is None or "InferencePool" in apis:
+        return None
+    return Problem(
+        "InferencePoolNotInstalled",
+        "this cluster has no InferencePools (inference.networking.k8s.io/v1); install the Gateway API Inference "
+        "Extension, or remove spec.inferencePool. The Service serves all the same",
+    )
+
+
+def degraded(problem: Problem | None) -> Json:
+    """The condition Degraded."""
     if problem:
-        return _condition("Degraded", True, problem.reason, problem.message)
-    return _condition("Degraded", False, "AsExpected", "no problem")
+        return make_condition("Degraded", True, problem.reason, problem.message)
+    return make_condition("Degraded", False, "AsExpected", "no problem")
 
 
 _DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull", "DownloadFailed"})
@@ -269,26 +323,28 @@ def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem
     ]
     cached = f"{_fetched(deployment)} is in the cache"
     if any((state.get("terminated") or {}).get("exitCode") == 0 for state in states):
-        return _condition("ModelCached", True, "Fetched", cached)
+        return make_condition("ModelCached", True, "Fetched", cached)
+    if seen.prefetch.is_done:
+        return make_condition("ModelCached", True, "Fetched", cached)
     if problem and problem.reason in _DOWNLOAD:
-        return _condition("ModelCached", False, problem.reason, problem.message)
-    if any("running" in state for state in states):
-        return _condition("ModelCached", False, "Fetching", f"{_fetched(deployment)} is being fetched")
+        return make_condition("ModelCached", False, problem.reason, problem.message)
+    if seen.prefetch.holds or any("running" in state for state in states):
+        return make_condition("ModelCached", False, "Fetching", f"{_fetched(deployment)} is being fetched")
     known = next((c for c in deployment.status.get("conditions") or [] if c["type"] == "ModelCached"), None)
     persists = names.cache_claim(deployment) or seen.template is None
     if known and (known["status"], known["message"]) == ("True", cached) and persists:
-        return _condition("ModelCached", True, "Fetched", cached)
-    return _condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
+        return make_condition("ModelCached", True, "Fetched", cached)
+    return make_condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
 
 
 def _image_up_to_date(turn: ImageTurn) -> Json:
     kind = "ImageUpToDate"
     if not turn.is_behind:
-        return _condition(kind, True, "UpToDate", f"the pods have the operator's engine image {turn.image}")
+        return make_condition(kind, True, "UpToDate", f"the pods have the operator's engine image {turn.image}")
     if turn.may_update:
-        return _condition(kind, False, "RollingOut", f"the pods are being updated to {turn.image}")
+        return make_condition(kind, False, "RollingOut", f"the pods are being updated to {turn.image}")
     names, more = ", ".join(turn.waits_for[:3]), len(turn.waits_for) - 3
-    return _condition(
+    return make_condition(
         kind, False, "WaitingForOthers",
         f"{turn.image} is rolled out gradually; before this one: {names}{f' and {more} more' if more > 0 else ''}",
     )  # fmt: skip
@@ -308,13 +364,15 @@ def _fetch_arguments(pod: Json) -> Any:
 def _ready(deployment: LLMDeployment, seen: Observation, conditions: list[Json], problem: Problem | None) -> Json:
     by_kind = {condition["type"]: condition for condition in conditions}
     if problem:
-        return _condition("Ready", False, problem.reason, problem.message)
+        return make_condition("Ready", False, problem.reason, problem.message)
     if by_kind["Available"]["status"] != "True":
-        return _condition("Ready", False, by_kind["Available"]["reason"], by_kind["Available"]["message"])
+        return make_condition("Ready", False, by_kind["Available"]["reason"], by_kind["Available"]["message"])
     if by_kind["Progressing"]["reason"] != "Complete":
-        return _condition("Ready", False, by_kind["Progressing"]["reason"], by_kind["Progressing"]["message"])
+        return make_condition("Ready", False, by_kind["Progressing"]["reason"], by_kind["Progressing"]["message"])
+    if (router := by_kind.get(ROUTER_READY)) and router["status"] != "True":
+        return make_condition("Ready", False, NOT_READY, router["message"])
     count = deployment.replicas
-    return _condition("Ready", True, "Ready", f"{count} of {count} replicas serve requests")
+    return make_condition("Ready", True, "Ready", f"{count} of {count} replicas serve requests")
 
 
 def _outdated(live: Json, deployment: LLMDeployment) -> bool:

@@ -15,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries, prometheus
 
+from octavo_operator.api.common import GATEWAY_LABEL
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/octavo"
 RULES = CHART / "files/alerts.yaml"
@@ -149,10 +151,16 @@ def test_alerts_can_be_labelled_and_led_to_other_pages() -> None:
 @needs_helm
 def test_the_operator_is_scraped_at_the_port_that_it_has() -> None:
     objects = rendered()
-    (monitor,) = of_kind(objects, "PodMonitor")
+    monitor, gateways = of_kind(objects, "PodMonitor")
     (operator,) = of_kind(objects, "Deployment")
     labels = operator["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] in [p["name"] for p in operator["spec"]["template"]["spec"]["containers"][0]["ports"]]
     assert endpoint["honorLabels"] is True
+    ports = {one["port"]: one["path"] for one in gateways["spec"]["podMetricsEndpoints"]}
+    assert ports == {"metrics": "/stats/prometheus", "management": "/metrics"}
+    assert gateways["spec"]["selector"]["matchExpressions"][0]["key"] == GATEWAY_LABEL
+    assert gateways["spec"]["namespaceSelector"] == {"any": True}
+    _, gateways = of_kind(rendered("watchNamespaces={a,b}"), "PodMonitor")
+    assert gateways["spec"]["namespaceSelector"] == {"matchNames": ["a", "b"]}

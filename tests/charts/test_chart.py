@@ -18,9 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 from clusterrig import binaries
 from support.chart_values import MATRIX
 
+from octavo_operator.api.schema import to_json
 from octavo_operator.config import OperatorConfig
+from octavo_operator.crd import gateway as gateway_crd
 from octavo_operator.crd import generate as crd
-from octavo_operator.render.names import MANAGEMENT_PORT
+from octavo_operator.defaults import Defaults
+from octavo_operator.render.names import CONTROL_PORT, MANAGEMENT_PORT, PICKER_PORT
 
 CHART = Path(__file__).parents[2] / "charts/octavo"
 
@@ -65,7 +68,21 @@ def test_the_operator_understands_what_it_is_told(name: str) -> None:
     assert config.image_pull_secrets == (("y", "z") if name == "secrets" else ())
     assert config.cluster_assigned_ids is (name == "openshift")
     assert config.allow_privileged_pods is (name == "trusting")
+    assert config.defaults == Defaults()
     assert (config.image_policy, config.image_rollouts) == (("Follow", 3) if name == "following" else ("Pinned", 1))
+
+
+def test_defaults_of_llmdeployments_reach_the_operator() -> None:
+    given: dict[str, Any] = {
+        "images": {"cpu": "engine-cpu:1"},
+        "scheduling": {"tolerations": [{"operator": "Exists"}], "priorityClassName": "models"},
+        "resourcesByAccelerator": {"nvidia.com/gpu": {"requests": {"cpu": 8, "memory": "64Gi"}}},
+    }
+    done = helm("template", "release", str(CHART), "--set-json", f"defaults={json.dumps(given)}")
+    assert done.returncode == 0, done.stderr
+    objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+    env = {variable["name"]: variable.get("value", "x") for variable in container(objects)["env"]}
+    assert to_json(OperatorConfig.from_environment(env).defaults) == given
 
 
 @pytest.mark.parametrize("name", MATRIX)
@@ -110,13 +127,14 @@ def test_an_api_of_the_whole_cluster_is_served_only_by_an_operator_of_the_whole_
         assert role in {one["metadata"]["name"] for one in of_kind(objects, "ClusterRole")}
 
 
-def test_the_crd_comes_along_and_stays() -> None:
-    (installed,) = of_kind(rendered(), "CustomResourceDefinition")
-    assert installed["spec"] == crd.manifest()["spec"]
-    assert installed["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+def test_the_crds_come_along_and_stay() -> None:
+    installed = of_kind(rendered(), "CustomResourceDefinition")
+    assert [one["spec"] for one in installed] == [made.manifest()["spec"] for made in (crd, gateway_crd)]
+    for one in installed:
+        assert one["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert not of_kind(rendered("crd.install=false"), "CustomResourceDefinition")
-    (goes,) = of_kind(rendered("crd.keep=false"), "CustomResourceDefinition")
-    assert "annotations" not in goes["metadata"]
+    going = of_kind(rendered("crd.keep=false"), "CustomResourceDefinition")
+    assert len(going) == 2 and not any("annotations" in one["metadata"] for one in going)
 
 
 def test_the_operator_is_hardened() -> None:
@@ -163,6 +181,9 @@ def test_ids_are_the_charts_or_the_clusters(assigned: bool) -> None:
         ("affinity.podAffinty.a=b", "podAffinty"),
         ("extraEnv[0].name=A,extraEnv[0].valu=b", "valu"),
         ("networkPolicy.egress=true", "egress"),
+        ("defaults.image=a", "image"),
+        ("defaults.scheduling.nodeSelectors.a=b", "nodeSelectors"),
+        ("defaults.resourcesByAccelerator.cpu.limit.memory=1Gi", "limit"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(setting: str, field: str) -> None:
@@ -192,7 +213,8 @@ def test_a_label_of_ours_is_named_once_and_stays_as_it_is(name: str) -> None:
     done = helm("template", "12", str(CHART), "-n", "system", *apis, *flags)
     assert done.returncode == 0, done.stderr
     objects = [one for one in yaml.load_all(done.stdout, _Strict) if one]
-    assert len(of_kind(objects, "PodMonitor")) == len(of_kind(objects, "PrometheusRule")) == 1
+    assert [one["metadata"]["name"].endswith("-gateways") for one in of_kind(objects, "PodMonitor")] == [False, True]
+    assert len(of_kind(objects, "PrometheusRule")) == 1
     (deployment,) = of_kind(objects, "Deployment")
     pod = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"].items() <= pod.items()
@@ -257,7 +279,8 @@ def test_schema_values_and_templates_know_the_same_values() -> None:
             yield (here := f"{path}{key}")
             one = resolved(described["properties"][key])
             # Kubernetes' own objects and maps are the user's to fill.
-            if isinstance(value, dict) and "properties" in one and here not in ("affinity", "resources"):
+            theirs = ("affinity", "resources", "defaults.scheduling")
+            if isinstance(value, dict) and "properties" in one and here not in theirs:
                 yield from compare(one, value, f"{here}.")
         assert set(given) == set(described.get("properties", {})) - {"global"}, path
 
@@ -342,7 +365,7 @@ def test_who_reaches_the_operator_and_whom_it_reaches(restricted: bool) -> None:
     assert policy["spec"]["policyTypes"] == (["Ingress", "Egress"] if restricted else ["Ingress"])
     if restricted:
         reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
-        assert reached == {53, 443, 6443, MANAGEMENT_PORT}
+        assert reached == {53, 443, 6443, MANAGEMENT_PORT, PICKER_PORT, CONTROL_PORT}
     assert not of_kind(rendered("networkPolicy.enabled=false"), "NetworkPolicy")
     # Nobody who may read metrics is nobody, not everybody.
     (closed,) = of_kind(rendered("monitoring.namespaces=null", "networkPolicy.namespaces=null"), "NetworkPolicy")
@@ -360,8 +383,10 @@ def test_a_budget_is_there_for_several_operators(replicas: int, count: int) -> N
 
 def test_images_are_taken_by_digest() -> None:
     digest = "sha256:" + "0" * 64
-    objects = rendered(f"image.digest={digest}", "image.tag=v1", f"engine.image.digest={digest}", "engine.image.tag=v1")
+    objects = rendered(f"image.digest={digest}", "image.tag=v1", f"engine.image.digest={digest}", "engine.image.tag=v1",
+                       f"router.image.digest={digest}")  # fmt: skip
     env = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
     ours = [container(objects)["image"], of_kind(objects, "Pod")[0]["spec"]["containers"][0]["image"]]
     assert ours == [f"ghcr.io/octavo-dev/octavo-operator@{digest}"] * 2
     assert env["OCTAVO_ENGINE_IMAGE"] == f"ghcr.io/octavo-dev/octavo-server@{digest}"
+    assert env["OCTAVO_ROUTER_IMAGE"] == f"ghcr.io/octavo-dev/octavo-router@{digest}"

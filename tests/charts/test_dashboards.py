@@ -181,11 +181,12 @@ def test_the_load_shows_on_the_engine_board(scraped: Prometheus) -> None:
 
 @pytest.mark.slow
 def test_what_alerts_and_boards_read_of_engines_is_exposed(engine: Engine) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
+    headers = {"Content-Type": "application/json", "x-octavo-tenant": "red"}
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{engine.port}/v1/completions", body, headers))
     page = urllib.request.urlopen(f"http://{engine.metrics_address}/metrics", timeout=10).read().decode()
-    names = set().union(
-        *map(metric_names, [*expressions_of_alerts(), *(q for name in BOARDS for _, q in queries(name))])
-    )
-    engines = {name for name in names if not name.startswith(("octavo_operator_", "octavo_llmdeployment_"))}
+    others = ("octavo_operator_", "octavo_llmdeployment_", "octavo_llmgateway_", "octavo_router_", "envoy_")
+    engines = {name for name in dashboards.names_read() if not name.startswith(others)}
     recorded = {name for name in engines if name.startswith("llmdeployment:")}
     assert len(engines) > 30
     assert engines - recorded - dashboards.exposed(page) == set()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from support.hub_server import CONFIG, Hub, Repo
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
 FILES = {
     "config.json": CONFIG, "tokenizer.json": b"{}", "tokenizer_config.json": b"[]", "model.safetensors": b"x" * 5000,
 }  # fmt: skip
@@ -34,14 +38,15 @@ def hub(cluster: Cluster) -> Iterator[Hub]:
         yield one
 
 
-def manifest(name: str, hub: Hub, mode: str, **spec: Any) -> dict[str, Any]:
+def manifest(name: str, hub: Hub, mode: str, prefetch: bool = False, **spec: Any) -> dict[str, Any]:
     claim = {"size": "1Gi", "accessModes": [mode], "retain": True}
+    cache = {"mode": "pvc", "pvc": claim, "prefetch": prefetch}
     return {
         "apiVersion": "octavo.dev/v1alpha1",
         "kind": "LLMDeployment",
         "metadata": {"name": name},
         "spec": {
-            "model": {"uri": "hf://org/tiny", "cache": {"mode": "pvc", "pvc": claim}},
+            "model": {"uri": "hf://org/tiny", "cache": cache},
             "engine": {"env": [{"name": "HF_ENDPOINT", "value": hub.url}]},
             "lifecycle": {"preStopSeconds": 0, "drainSeconds": 0, "terminationGracePeriodSeconds": 1},
             "podPatches": [
@@ -101,6 +106,77 @@ def test_writers_that_start_together_fetch_it_once(
     name = "many-writers"
     request.addfinalizer(lambda: forget(cluster, installed, name))
     cluster.apply(manifest(name, hub, "ReadWriteMany", replicas=3), namespace=installed)
+    ready(cluster, installed, name)
+    assert times_sent(hub) == dict.fromkeys(FILES, 1)
+
+
+def test_a_new_model_is_fetched_before_the_old_pods_go(
+    cluster: Cluster, installed: str, hub: Hub, request: pytest.FixtureRequest
+) -> None:
+    name = "prefetched"
+    request.addfinalizer(lambda: forget(cluster, installed, name))
+    cluster.apply(manifest(name, hub, "ReadWriteMany", prefetch=True, replicas=2), namespace=installed)
+    ready(cluster, installed, name)
+
+    def pods() -> set[str]:
+        label = f"{selected(name)},app.kubernetes.io/component=engine"
+        return {one["metadata"]["uid"] for one in cluster.get("pods", "-l", label, namespace=installed)["items"]}
+
+    def condition(kind: str) -> tuple[str, str, str]:
+        found = {c["type"]: c for c in cluster.get("llmd", name, namespace=installed)["status"]["conditions"]}
+        return found[kind]["status"], found[kind]["reason"], found[kind]["message"]
+
+    before = pods()
+    change = json.dumps({"spec": {"model": {"uri": "hf://org/next"}}})
+    cluster.kubectl("patch", f"llmd/{name}", "-n", installed, "--type=merge", "-p", change)
+    eventually(lambda: condition("Degraded")[1] == "ModelNotFound", 60)  # the hub has no such model yet
+    assert "org/next" in condition("Degraded")[2] and condition("Progressing")[1] == "Prefetching"
+    assert condition("Available")[0] == "True" and pods() == before
+    assert len(before) == 2
+
+    hub.repos["org/next"] = Repo({**FILES, "model.safetensors": b"y" * 5000})
+    sent = len(hub.sent("/model.safetensors"))
+    ready(cluster, installed, name)
+    eventually(lambda: not pods() & before, 30)  # the last of them ends
+    assert len(hub.sent("/model.safetensors")) == sent + 1, "the Job has fetched it; the new pods find it in the cache"
+    eventually(lambda: not cluster.get("jobs", "-l", selected(name), namespace=installed)["items"], 20)
+
+
+def test_a_second_pod_of_a_node_fetches_nothing(
+    cluster: Cluster, installed: str, helm: Callable[..., str], hub: Hub, request: pytest.FixtureRequest
+) -> None:
+    name, folder = "on-the-node", Path(tempfile.mkdtemp(prefix="octavo-node-cache-", dir="/var/tmp"))
+    folder.chmod(0o777)
+    enforce = "pod-security.kubernetes.io/enforce"
+
+    def allow(*folders: Path) -> None:
+        paths = json.dumps([str(one) for one in folders])
+        helm("upgrade", installed, str(ROOT / "charts/octavo"), "-n", installed, "--wait", "--timeout=3m",
+             "--reuse-values", f"--set-json=cache.nodePaths={paths}")  # fmt: skip
+
+    def put_back() -> None:
+        forget(cluster, installed, name)
+        cluster.kubectl("label", "namespace", installed, f"{enforce}=restricted", "--overwrite")
+        allow()
+        shutil.rmtree(folder)
+
+    request.addfinalizer(put_back)
+    body = manifest(name, hub, "ReadWriteMany", replicas=2)
+    body["spec"]["model"]["cache"] = {"mode": "node", "node": {"path": str(folder), "maxSize": "1Gi"}}
+    cluster.apply(body, namespace=installed)
+
+    def reason() -> str:
+        found = cluster.get("llmd", name, namespace=installed).get("status") or {}
+        return next((c["reason"] for c in found.get("conditions") or [] if c["type"] == "Degraded"), "")
+
+    eventually(lambda: reason() == "NodeCacheNotAllowed", 30)
+    allow(folder)
+    eventually(lambda: reason() == "PodSecurityViolation", 60)
+    cluster.kubectl("label", "namespace", installed, f"{enforce}=privileged", "--overwrite")
+    ready(cluster, installed, name)
+    assert times_sent(hub) == dict.fromkeys(FILES, 1)
+    assert [one.name for one in folder.iterdir()] == [installed]
+    cluster.kubectl("delete", "pods", "-l", selected(name), "-n", installed, timeout=60)
     ready(cluster, installed, name)
     assert times_sent(hub) == dict.fromkeys(FILES, 1)
 

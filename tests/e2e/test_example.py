@@ -18,6 +18,9 @@ import yaml
 from clusterrig.fixtures import Cluster, eventually
 from openai import OpenAI
 
+from octavo.bench.calibrate import server_blocks
+from octavo.cli.main import main
+
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.smoke]
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +112,29 @@ def test_an_openai_client_gets_tokens_through_the_service(cluster: Cluster, mode
     assert len([piece for piece in pieces if piece]) > 3, "streamed, not sent as one"
 
 
+def test_the_pod_logs_the_ledger_that_is_planned(
+    cluster: Cluster, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = cluster.get("llmd", NAME, namespace=model)["spec"]
+    engine, limit = spec["engine"], spec["resources"]["limits"]["memory"]
+    flags = ["--memory", limit, "--gpu-memory-utilization", str(engine["gpuMemoryUtilization"] / 100)]
+    for field, flag in (("maxNumSeqs", "--max-num-seqs"), ("maxModelLen", "--max-model-len")):
+        flags += [flag, str(engine[field])] if field in engine else []
+    assert main(["plan", spec["model"]["uri"], *flags, *engine.get("args", [])]) == 0
+    parts = ("memory limit", "weights", "process", "left free", "KV cache", "prefix cache")
+    planned = [line for line in capsys.readouterr().out.splitlines() if line.startswith(parts)]
+    (pod,) = pods(cluster, model)
+    log = cluster.kubectl("logs", "-n", model, pod["metadata"]["name"], "-c", "engine")
+    assert len(planned) == len(parts)
+    for line in planned:
+        said = line if not line.startswith("weights") else line.partition("MiB")[0] + "MiB"  # kinds are listed apart
+        assert said in log, f"{line}\n{log[:3000]}"
+    with address(cluster, model) as url:
+        assert main(["plan", spec["model"]["uri"], *flags, *engine.get("args", []), "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert server_blocks(url) == (said["num_blocks"], said["block_size"])
+
+
 def test_a_pod_finds_it_by_its_name(cluster: Cluster, model: str) -> None:
     url = cluster.get("llmd", NAME, namespace=model)["status"]["url"]
     script = f"import urllib.request as u; print(u.urlopen({url!r} + '/models', timeout=10).read().decode())"
@@ -147,6 +173,17 @@ def test_the_engine_s_image_compiles_what_triton_needs_on_a_gpu(cluster: Cluster
 
 def test_helm_test(helm: Callable[..., str], installed: str) -> None:
     assert "Succeeded" in helm("test", installed, "-n", installed, "--timeout=2m")
+
+
+def test_the_status_tells_how_long_the_start_took(cluster: Cluster, model: str) -> None:
+    def start() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get("llmd", NAME, namespace=model)["status"].get("start") or {}
+        return found
+
+    eventually(lambda: start().get("load"), 20)
+    found = start()
+    assert {"pod", "readyAt", "imagePull", "fetch", "load", "ready"} == set(found)
+    assert 0 < found["load"] < found["ready"] and found["fetch"] <= found["ready"]
 
 
 def test_a_killed_engine_comes_back_and_the_status_says_so(cluster: Cluster, model: str) -> None:

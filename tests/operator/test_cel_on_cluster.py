@@ -19,11 +19,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PVC = {"mode": "pvc", "pvc": {"size": "1Gi"}}
 RWX = {"mode": "pvc", "pvc": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
+THEIRS = {"mode": "pvc", "pvc": {"existingClaim": "c"}}
+NODE = {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "1Ti"}}
 HF = "hf://org/name"
 
 
 def model(**more: Any) -> dict[str, Any]:
     return {"model": {"uri": HF, **more}}
+
+
+DIGEST = f"sha256:{'0' * 64}"
 
 
 def uri(text: str) -> dict[str, Any]:
@@ -32,13 +37,26 @@ def uri(text: str) -> dict[str, Any]:
 
 # What the message must say, a spec that is wrong, and one beside it that is right.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("model.uri: unknown source", uri("s3://bucket/key"), uri("hf://org/name")),
+    ("model.uri: unknown source", uri("ollama://name"), uri("hf://org/name")),
+    ("model.uri: s3:// and gs://", uri("s3://bucket"), uri("s3://bucket/folder/file.gguf")),
+    ("model.uri: s3:// and gs://", uri("gs://Bucket/folder"), uri("gs://bucket.x/folder")),
+    (
+        "model.credentialsSecretRef",
+        {"model": {"uri": "s3://bucket/m", "credentialsSecretRef": {"name": "s"}}},
+        {**uri("s3://bucket/m"), "envFrom": [{"secretRef": {"name": "s"}}]},
+    ),
     ("model.uri: neither an alias", uri("a b"), uri("org/name")),
     ("model.uri: neither an alias", uri("/models/x"), uri("file:///models/x")),
     ("model.uri: hf:// is followed", uri("hf://name"), uri("hf://org/name/file.gguf")),
     ("model.uri: hf:// is followed", uri("hf://org/name:"), uri("hf://org/name:Q4_K_M")),
     ("model.uri: pvc:// is followed", uri("pvc://claim/../x"), uri("pvc://claim/x/y")),
     ("model.uri: pvc:// is followed", uri("pvc://Claim"), uri("pvc://claim")),
+    ("a digest is required", uri("oci://host/toy:1//m"), uri(f"oci://host:5000/a/toy:1@{DIGEST}//m")),
+    (
+        "model.uri: oci:// is followed",
+        uri(f"oci://host/toy@{DIGEST}//../m"),
+        uri(f"oci://toy@{DIGEST}"),
+    ),
     ("model.uri: https:// is followed by host", uri("https://me:secret@host/m.gguf"), uri("https://host/folder")),
     ("model.uri: file:// is followed", uri("file://models"), uri("file:///models")),
     ("model.revision", {"model": {"uri": "file:///m", "revision": "main"}}, model(revision="main")),
@@ -57,6 +75,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("cache: mode pvc needs cache.pvc", model(cache={"mode": "pvc"}), model(cache=PVC)),
     ("cache: mode pvc needs cache.pvc", model(cache={"mode": "emptyDir", "pvc": {"size": "1Gi"}}), model(cache={})),
+    ("cache: mode node needs", model(cache={"mode": "node"}), model(cache=NODE)),
+    ("cache: mode node needs", model(cache={"node": {"path": "/a"}}), model(cache=NODE)),
+    ("spec.model.cache.node.path", model(cache={"mode": "node", "node": {"path": "/a/../b"}}), model(cache=NODE)),
+    ("cache.prefetch needs", model(cache={**PVC, "prefetch": True}), model(cache={**RWX, "prefetch": True})),
+    ("cache.prefetch needs", model(cache={"prefetch": True}), model(cache={**THEIRS, "prefetch": True})),
+    ("cache.prefetch needs", model(cache={**NODE, "prefetch": True}), model(cache={**NODE, "prefetch": False})),
     ("cache.sizeLimit", model(cache={**PVC, "sizeLimit": "1Gi"}), model(cache={"sizeLimit": "1Gi"})),
     (
         "cache.pvc: give either size",
@@ -78,7 +102,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}},
         {"autoscaling": {"minReplicas": 2, "maxReplicas": 2}},
     ),
-    ("minReplicas", {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}, {"autoscaling": {"maxReplicas": 2}}),
+    (
+        "idleSeconds",
+        {"autoscaling": {"maxReplicas": 2, "idleSeconds": 29}},
+        {"autoscaling": {"maxReplicas": 2, "idleSeconds": 30}},
+    ),
+    (
+        "routing.prefix.hold.maxSeconds",
+        {"routing": {"strategy": "prefix", "prefix": {"hold": {"maxSeconds": 541}}}},
+        {"routing": {"strategy": "prefix", "prefix": {"hold": {"maxSeconds": 540}}}},
+    ),
     ("maxReplicas", {"autoscaling": {}}, {"autoscaling": {"maxReplicas": 1}}),
     (
         "targetPerReplica",
@@ -189,6 +222,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"lifecycle": {"terminationGracePeriodSeconds": 71}},
     ),
     ("routing.clientIP", {"routing": {"clientIP": {}}}, {"routing": {"strategy": "clientIP", "clientIP": {}}}),
+    (
+        "routing.prefix needs",
+        {"routing": {"prefix": {"replicas": 1}}},
+        {"routing": {"strategy": "prefix", "prefix": {"replicas": 1}}},
+    ),
+    (
+        "spec.routing.prefix.sessionHeaders[0]",
+        {"routing": {"strategy": "prefix", "prefix": {"sessionHeaders": ["a b"]}}},
+        {"routing": {"strategy": "prefix", "prefix": {"sessionHeaders": ["A-b"]}}},
+    ),
     ("routing.strategy", {"routing": {"strategy": "magic"}}, {"routing": {"strategy": "clientIP"}}),
     ("monitoring.interval", {"monitoring": {"interval": "0s"}}, {"monitoring": {"interval": "1m"}}),
     (

@@ -17,6 +17,11 @@ from octavo_operator.config import ConfigError, OperatorConfig
         ("OCTAVO_IMAGE_POLICY", "Latest"),
         ("OCTAVO_IMAGE_ROLLOUTS", "0"),
         ("OCTAVO_ALLOW_PRIVILEGED_PODS", "si"),
+        ("OCTAVO_DEFAULTS", "{"),
+        ("OCTAVO_DEFAULTS", '{"images": ["a"]}'),
+        ("OCTAVO_DEFAULTS", '{"scheduling": {"tolerations": {}}}'),
+        ("OCTAVO_DEFAULTS", '{"resourcesByAccelerator": {"cpu": {"limits": {"memory": "4GB"}}}}'),
+        ("OCTAVO_DEFAULTS", '{"resourcesByAccelerator": {"cpu": {"requests": {"cpu": 2}, "limits": {"cpu": 1}}}}'),
     ],
 )
 def test_settings_that_make_no_sense_are_named(variable: str, value: str) -> None:

@@ -172,9 +172,30 @@ def test_what_lasts_is_a_condition_and_an_event_and_ends_with_its_cause(error: E
     assert cluster.events[-2]["reason"] == "Recovered" or cluster.events[-1]["reason"] == "Recovered"
 
 
+def test_an_older_crd_costs_the_times_of_starts_alone() -> None:
+    controller, cluster = changed(serving=True)
+    recorded = {"pod": "p", "readyAt": "2026-01-01T00:00:00Z", "ready": 3.0}
+    body = {**cluster.body, "status": {"start": recorded}}
+    controller.store.put(
+        Observed.of(KIND, API_VERSION, {**body, "metadata": body["metadata"] | {"resourceVersion": "2"}})
+    )
+    accept = cluster.apply
+
+    async def apply(manifest: Json, manager: str, subresource: str | None = None) -> Json:
+        if "start" in manifest.get("status", {}) and "conditions" in manifest["status"]:
+            text = "failed to create typed patch object (x): .status.start: field not declared in schema"
+            raise ApiError(500, {"message": text})
+        return await accept(manifest, manager, subresource)
+
+    cluster.apply = apply  # type: ignore[method-assign]
+    look_at(controller)
+    assert conditions(cluster.said[-1])["Available"][0] == "True"
+    assert "start" not in cluster.said[-1] and not controller.pod_starts.are_supported
+
+
 def test_a_pod_that_hangs_has_the_reason_of_its_events() -> None:
     controller, cluster = changed(serving=True)
-    labels = {"octavo.dev/llmdeployment": "toy"}
+    labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "engine"}
     long_ago = "2026-01-01T00:00:00Z"
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": long_ago}
     meta = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "5", "labels": labels}

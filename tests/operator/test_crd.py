@@ -14,11 +14,12 @@ from support.llmd import parsed
 
 from octavo_operator import api
 from octavo_operator.api.schema import SpecError, from_json, to_json
+from octavo_operator.crd import gateway
 from octavo_operator.crd import generate as crd
 from octavo_operator.render.engine import arguments
 
 ROOT = Path(__file__).parents[2]
-COPIES = [ROOT / "crds/octavo.dev_llmdeployments.yaml", ROOT / "charts/octavo/files/octavo.dev_llmdeployments.yaml"]
+FOLDERS = [ROOT / "crds", ROOT / "charts/octavo/files"]
 
 
 def spec_schema() -> dict[str, Any]:
@@ -33,9 +34,11 @@ def fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, A
         yield from fields(schema["items"], f"{path}[]")
 
 
-@pytest.mark.parametrize("path", COPIES, ids=lambda path: path.parts[-3])
-def test_the_copies_are_current(path: Path) -> None:
-    assert path.read_text() == crd.text(), "run `make crd`"
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_the_copies_are_current(folder: Path) -> None:
+    made = {"octavo.dev_llmdeployments.yaml": crd.text(), "octavo.dev_llmgateways.yaml": gateway.text()}
+    found = {path.name: path.read_text() for path in folder.glob("octavo.dev_*.yaml")}
+    assert found == made, "run `make crd`"
 
 
 def test_the_operators_list_of_the_engines_flags_is_current() -> None:

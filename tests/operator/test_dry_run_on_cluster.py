@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
 
+from octavo.cli.main import main
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import render
 
@@ -40,3 +43,31 @@ def test_specs_and_what_they_are_rendered_to_are_taken(
     done = cluster.try_kubectl(*arguments, "-f", "-", input=json.dumps(listed))
     assert done.returncode == 0, f"{done.stderr}\n{yaml.safe_dump(spec)}"
     assert "Warning" not in done.stderr, done.stderr
+
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}  # fmt: skip
+DEVICES = (["--memory", "64GiB"], ["--memory", "40000000001"], ["--gpu", "h100"], ["--gpu", "l4"], ["--gpu", "b200"])
+FLAGS = (
+    [], ["--max-model-len", "4096", "--max-num-seqs", "16", "--dtype", "bfloat16", "--quantization", "int8"],
+    ["--gpu-memory-utilization", "0.875", "--no-enable-prefix-caching", "--block-size", "32"],
+    ["--served-model-name", "llama", "--port", "9000", "--default-chat-template-kwargs", '{"a": "$(b): #c"}',
+     "--hf-overrides", '{"rope_theta": 1e6}', "--kv-cache-memory-bytes", "1GiB"],
+)  # fmt: skip
+
+
+def test_what_is_planned_is_taken(
+    cluster: Cluster, namespace: str, crd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`octavo plan ... --yaml | kubectl apply --dry-run=server -f -`, twenty times."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    for device, flags in itertools.product(DEVICES, FLAGS):
+        assert main(["plan", str(tmp_path), *device, *flags, "--yaml"]) == 0, (device, flags)
+        text = capsys.readouterr().out
+        done = cluster.try_kubectl(
+            "apply", "--dry-run=server", "--validate=strict", "-n", namespace, "-f", "-", input=text
+        )
+        assert done.returncode == 0 and "Warning" not in done.stderr, f"{done.stderr}\n{text}"

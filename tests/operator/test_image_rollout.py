@@ -13,6 +13,7 @@ from support.llmd import manifest, parsed
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment
 from octavo_operator.config import OperatorConfig
+from octavo_operator.defaults import Defaults
 from octavo_operator.image_rollout import ImageRollout, Member, members_before
 from octavo_operator.kube.store import Observed, Store
 from octavo_operator.plan import Apply
@@ -210,3 +211,15 @@ def test_an_operator_of_another_version_writes_no_deployment() -> None:
     outcome = fleet.reconcile("a", NEW)
     assert not [one for one in outcome.plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "Deployment"]
     assert parsed().spec.engine.image_policy is None
+
+
+def test_an_image_of_the_defaults_reaches_those_with_its_accelerator() -> None:
+    follow = {"engine": {"imagePolicy": "Follow"}}
+    fleet = Fleet(cpu=follow, gpu={**follow, "accelerator": {}})
+    for name in ("cpu", "gpu"):
+        fleet.reconcile(name, OLD)
+        fleet.become_ready(name)
+    newer = dataclasses.replace(OLD, defaults=Defaults.parse('{"images": {"nvidia.com/gpu": "gpu:2"}}'))
+    for name in ("cpu", "gpu", "gpu"):
+        fleet.reconcile(name, newer)
+    assert [fleet.image(name) for name in ("cpu", "gpu")] == ["engine:1", "gpu:2"]

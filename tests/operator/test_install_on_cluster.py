@@ -130,13 +130,16 @@ def process_of(pod: str) -> int:
     raise LookupError(pod)
 
 
+KINDS = ("llmdeployments.octavo.dev", "llmgateways.octavo.dev")
+
+
 @pytest.mark.alone
 def test_the_kind_stays_when_the_chart_goes_and_is_upgraded_with_it(
     cluster: Cluster, namespace: str, helm: Helm, crd: Callable[[], None], operator: Any, alone: None
 ) -> None:
-    kind = "llmdeployments.octavo.dev"
+    kind = KINDS[0]
     chart = [str(ROOT / "charts/octavo"), "-n", namespace, "--set", "replicas=0"]
-    cluster.kubectl("delete", "crd", kind, "--timeout=60s")
+    cluster.kubectl("delete", "crd", *KINDS, "--timeout=60s")
     try:
         helm("install", "op", *chart)
         crd_now = cluster.get("crd", kind)
@@ -150,7 +153,8 @@ def test_the_kind_stays_when_the_chart_goes_and_is_upgraded_with_it(
         assert cluster.get("crd", kind)["metadata"]["labels"]["new"] == "label"
         helm("upgrade", "op", *chart, "--set", "crd.keep=false")
         helm("uninstall", "op", "-n", namespace, "--wait")
-        eventually(lambda: cluster.try_kubectl("get", "crd", kind).returncode != 0, 20)
+        for one in KINDS:
+            eventually(lambda one=one: cluster.try_kubectl("get", "crd", one).returncode != 0, 20)
     finally:
         crd()
 
@@ -160,14 +164,14 @@ def test_two_releases_live_side_by_side(
     cluster: Cluster, namespace: str, helm: Helm, crd: Callable[[], None], operator: Any, alone: None
 ) -> None:
     """Of one name, in two namespaces. The kind is the first one's, until that is gone."""
-    kind, other = "llmdeployments.octavo.dev", f"{namespace}-b"
+    kind, other = KINDS[0], f"{namespace}-b"
     chart, fixed = str(ROOT / "charts/octavo"), ["--set", "replicas=0"]
 
     def owner() -> str:
         return str(cluster.get("crd", kind)["metadata"]["annotations"]["meta.helm.sh/release-namespace"])
 
     cluster.kubectl("create", "namespace", other)
-    cluster.kubectl("delete", "crd", kind, "--timeout=60s")
+    cluster.kubectl("delete", "crd", *KINDS, "--timeout=60s")
     try:
         for where in (namespace, other):
             helm("install", "op", chart, "-n", where, *fixed)

@@ -298,7 +298,12 @@ def test_nothing_is_written_when_nothing_changes_nor_by_a_restart(
     if not cluster.is_rig:
         pytest.skip("needs the audit log of the rig")
     cluster.apply(toy(IMAGE, service={"annotations": {"a": "b"}}, shm={"size": "1024Mi"}), namespace=namespace)
+    routing = {"strategy": "prefix", "prefix": {"resources": {"limits": {"cpu": "1000m"}}}}
+    cluster.apply(toy(IMAGE, name="routed", suspend=True, routing=routing), namespace=namespace)
     ready(cluster, namespace)
+    wait_for(cluster, namespace, "Suspended", "RouterReady", name="routed")
+    for kind in ("deployment", "configmap", "networkpolicy", "poddisruptionbudget"):
+        assert cluster.get(kind, "routed-router", namespace=namespace)
     time.sleep(1)
     since = cluster.audit_log.stat().st_size
     operator.restart(OCTAVO_RESYNC_SECONDS="1")
@@ -431,3 +436,28 @@ def test_deleting_a_namespace_does_not_wait_for_the_operator(cluster: Cluster, n
     operator.kill()
     cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=10s")
     operator.start()
+
+
+def test_a_crashing_pod_that_is_not_the_engine_is_left_out(cluster: Cluster, namespace: str) -> None:
+    """It has the LLMDeployment's label, as whatever stands in front of the engine would."""
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    ready(cluster, namespace)
+    labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "router"}
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True,
+               "seccompProfile": {"type": "RuntimeDefault"}}  # fmt: skip
+    container = {"name": "c", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/toolbox", "cat", "/none"],
+                 "securityContext": context}  # fmt: skip
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "labels": labels}}
+    cluster.apply({**pod, "spec": {"containers": [container]}}, namespace=namespace)
+
+    def crashes() -> bool:
+        states = cluster.get("pod", "other", namespace=namespace)["status"].get("containerStatuses") or [{}]
+        return "BackOff" in str(states[0].get("state"))
+
+    eventually(crashes, 60)
+    patch(cluster, namespace, "llmd/toy", {"spec": {"service": {"port": 81}}})  # it is looked at once more
+    ready(cluster, namespace)
+    assert condition(cluster, namespace, "Degraded")["reason"] == "AsExpected"
+    selector = cluster.get("llmd", "toy", namespace=namespace)["status"]["selector"]
+    found = cluster.get("pods", "-l", selector, namespace=namespace)["items"]
+    assert len(found) == 1, "/scale counts the engine's pods"

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
-from support import monitoring_crds
-from support.llmd import toy
+from support import foreign_crds
+from support.llmd import SESSION, toy
+
+from octavo_operator.api import API_VERSION
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 IMAGE = settings.TOOLBOX_IMAGE
-NAMES = [manifest["metadata"]["name"] for manifest in monitoring_crds.manifests()]
+NAMES = [manifest["metadata"]["name"] for manifest in foreign_crds.monitoring()]
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def _without(cluster: Cluster) -> Iterator[None]:
 
 
 def install_monitoring(cluster: Cluster) -> None:
-    cluster.apply(*monitoring_crds.manifests(), namespace="default")
+    cluster.apply(*foreign_crds.monitoring(), namespace="default")
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=20s", *(f"crd/{name}" for name in NAMES))
 
 
@@ -77,6 +79,82 @@ def test_monitors_with_rights_in_one_namespace(
     eventually(lambda: cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 83, 20)
     assert namespaced.process.poll() is None, namespaced.log()
     assert "is forbidden: User" not in namespaced.log()  # a kind that is just going forbids to make more of it, too
+
+
+def condition(cluster: Cluster, namespace: str, kind: str) -> dict[str, Any]:
+    status = cluster.get("llmd", "toy", namespace=namespace).get("status") or {}
+    return next((one for one in status.get("conditions") or [] if one["type"] == kind), {})
+
+
+def test_an_inference_pool_follows_the_spec_where_the_kind_is(cluster: Cluster, namespace: str, operator: Any) -> None:
+    crd = foreign_crds.inference_pool()
+    name = crd["metadata"]["name"]
+    if cluster.try_kubectl("get", "crd", name).returncode == 0:
+        pytest.skip("this cluster has InferencePools already")
+    cluster.apply(toy(IMAGE, inferencePool={"endpointPickerRef": {"name": "epp"}}), namespace=namespace)
+    without = "InferencePoolNotInstalled"
+    eventually(lambda: condition(cluster, namespace, "Degraded").get("reason") == without, 20)
+    wait = ("wait", "--for=condition=Ready", "llmd/toy", "-n", namespace, "--timeout=60s")
+    cluster.kubectl(*wait, timeout=70)  # it serves all the same
+    try:
+        cluster.apply(crd, namespace="default")
+        pool = eventually(lambda: cluster.get("inferencepool", "toy", namespace=namespace), 40)["spec"]
+        assert pool["targetPorts"] == [{"number": 8000}]
+        assert pool["endpointPickerRef"] == {
+            "group": "", "kind": "Service", "name": "epp", "port": {"number": 9002}, "failureMode": "FailOpen"
+        }  # fmt: skip
+        eventually(lambda: condition(cluster, namespace, "Degraded").get("status") == "False", 20)
+        labels = ",".join(f"{key}={value}" for key, value in pool["selector"]["matchLabels"].items())
+        pods = cluster.kubectl("get", "pods", "-n", namespace, "-l", labels, "-o", "name").split()
+        assert len(pods) == 1
+        patch = json.dumps({"spec": {"inferencePool": None}})
+        cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", patch)
+        eventually(lambda: not cluster.get("inferencepools", namespace=namespace)["items"], 20)
+        assert cluster.kubectl("get", "pods", "-n", namespace, "-l", labels, "-o", "name").split() == pods
+    finally:
+        cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+
+
+def test_a_gateway_is_reached_from_outside_by_ingress_and_route(
+    cluster: Cluster, namespace: str, operator: Any
+) -> None:
+    crd = foreign_crds.http_route()
+    name = crd["metadata"]["name"]
+    if cluster.try_kubectl("get", "crd", name).returncode == 0:
+        pytest.skip("this cluster has the Gateway API already")
+    route = {"parentRefs": [{"name": "edge"}], "hostnames": ["llm.example.org"]}
+    spec = {"replicas": 1, "httpRoute": route, "ingress": {"host": "in.example.org", "className": "nginx"}}
+    labels = {"labels": dict(SESSION)}
+    gateway = {"apiVersion": API_VERSION, "kind": "LLMGateway", "metadata": {"name": "all", **labels}, "spec": spec}
+    cluster.apply(gateway, namespace=namespace)
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = cluster.get("llmg", "all", namespace=namespace).get("status") or {}
+        return found
+
+    ingress = eventually(lambda: cluster.get("ingress", "all", namespace=namespace), 20)
+    assert ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]["name"] == "all"
+    eventually(lambda: status().get("url") == "http://in.example.org/v1", 20)
+    patch = json.dumps({"spec": {"ingress": None}})
+    cluster.kubectl("patch", "llmg/all", "-n", namespace, "--type=merge", "-p", patch)
+    eventually(lambda: not cluster.get("ingresses", namespace=namespace)["items"], 20)
+    try:
+        cluster.apply(crd, namespace="default")
+        found = eventually(lambda: cluster.get("httproute", "all", namespace=namespace), 40)["spec"]
+        assert found["rules"][0]["backendRefs"][0]["port"] == 80
+        eventually(lambda: status()["url"] == "https://llm.example.org/v1", 20)
+        no = {"type": "Accepted", "status": "False", "reason": "NoMatchingParent", "message": "no such Gateway"}
+        refused = json.dumps({"status": {"parents": [{"parentRef": {"name": "edge"}, "conditions": [no]}]}})
+        options = ("--subresource=status", "--type=merge", "-p", refused)
+        cluster.kubectl("patch", "httproute/all", "-n", namespace, *options)
+        eventually(lambda: f"all.{namespace}.svc" in status()["url"], 20)  # it leads nowhere
+        uid = cluster.get("httproute", "all", namespace=namespace)["metadata"]["uid"]
+        cluster.kubectl("delete", "httproute", "all", "-n", namespace)
+        eventually(lambda: cluster.get("httproute", "all", namespace=namespace)["metadata"]["uid"] != uid, 20)
+        eventually(lambda: status()["url"] == "https://llm.example.org/v1", 20)
+    finally:
+        cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+    cluster.kubectl("delete", "llmg", "all", "-n", namespace)
 
 
 def test_an_operator_of_one_namespace_serves_it_and_no_other(

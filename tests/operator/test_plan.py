@@ -13,7 +13,9 @@ from support.llmd_strategies import specs
 
 from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
+from octavo_operator.defaults import Defaults
 from octavo_operator.diff import digest
+from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Apply,
@@ -29,7 +31,7 @@ from octavo_operator.reconcile import reconcile
 from octavo_operator.render import expected_template, render
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
-APIS = frozenset({"PodMonitor", "ServiceMonitor"})
+APIS = frozenset({"PodMonitor", "ServiceMonitor", IMAGE_VOLUMES})
 
 
 def deployment_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -59,7 +61,10 @@ def test_pods_change_by_the_spec_alone_never_by_the_operator(one: dict[str, Any]
     before = parsed(**one)
     template = expected_template(before, CONFIG)
     live = {"metadata": {"annotations": template_annotation(before, template)}}
-    newer = dataclasses.replace(CONFIG, engine_image="example.com/engine:2", image_pull_secrets=("new",))
+    defaults = Defaults.parse('{"images": {"cpu": "other:1"}, "scheduling": {"nodeSelector": {"a": "b"}}}')
+    newer = dataclasses.replace(
+        CONFIG, engine_image="example.com/engine:2", image_pull_secrets=("new",), defaults=defaults
+    )
     assert pinned_template(before, live) == template
     after = reconcile(before, [], newer, APIS, now=0.0)
     assert deployment_of([a.manifest for a in after.plan.actions])["spec"]["template"] == expected_template(

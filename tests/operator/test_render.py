@@ -17,12 +17,18 @@ from support.llmd_strategies import specs
 
 from octavo_operator import __version__
 from octavo_operator.config import OperatorConfig
+from octavo_operator.defaults import Defaults
 from octavo_operator.diff import quantity
+from octavo_operator.kube.resources import IMAGE_VOLUMES
+from octavo_operator.reconcile import reconcile
 from octavo_operator.render import InvalidTemplateError, expected_template, render
 from octavo_operator.render.pod_patches import InvalidPodPatchError
+from octavo_operator.render.restricted import violations
 
-CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
-APIS = frozenset({"PodMonitor", "ServiceMonitor"})
+CONFIG = OperatorConfig(
+    engine_image="example.com/engine:1", management_namespaces=("monitoring",), node_cache_paths=("/var/lib/octavo",)
+)
+APIS = frozenset({"PodMonitor", "ServiceMonitor", "InferencePool"})
 GOLDEN = Path(__file__).parent / "golden"
 
 CASES: dict[str, dict[str, Any]] = {
@@ -33,12 +39,44 @@ CASES: dict[str, dict[str, Any]] = {
         "rollout": {"type": "Recreate"},
         "networkPolicy": {"egress": []},
     },
+    "model-in-an-image": {"model": {"uri": f"oci://registry.example.com:5000/toy:1@sha256:{'0' * 64}//models/toy"}},
     "autoscaled": {
         "autoscaling": {
             "minReplicas": 2,
             "maxReplicas": 5,
             "queueDepth": {"targetPerReplica": 3},
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}},
+        },
+    },
+    "prefix": {"replicas": 2, "routing": {"strategy": "prefix"}},
+    "prefix-full": {
+        "routing": {
+            "strategy": "prefix",
+            "prefix": {
+                "replicas": 1,
+                "sessionHeaders": ["X-Conversation", "x-session-id"],
+                "loadFactor": 150,
+                "keyBytes": 512,
+                "resources": {"limits": {"cpu": "1500m"}},
+            },
+        },
+        "monitoring": {"kind": "ServiceMonitor"},
+        "networkPolicy": {
+            "egress": [],
+            "ingressFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+            "managementFrom": [{"podSelector": {"matchLabels": {"c": "d"}}}],
+        },
+    },
+    "pooled": {"routing": {"strategy": "prefix"}, "inferencePool": {"endpointPickerRef": {"name": "epp"}}},
+    "to-zero": {
+        "routing": {"strategy": "prefix", "prefix": {"hold": {"maxRequests": 9, "maxSeconds": 120}}},
+        "autoscaling": {"minReplicas": 0, "maxReplicas": 2, "provider": "keda"},
+        "replicas": 0,
+    },
+    "node-cache": {
+        "model": {
+            "uri": "org/name",
+            "cache": {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "500Gi"}},
         },
     },
     "one-writer": {
@@ -51,7 +89,12 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     """A difference here replaces pods of users who change anything: if it is wanted, delete the file and run again."""
-    text = yaml.safe_dump_all(render(parsed(**CASES[name]), CONFIG, apis=APIS), sort_keys=False, width=120)
+    made = render(parsed(**CASES[name]), CONFIG, apis=APIS)
+    for manifest in made:
+        if manifest["kind"] == "ConfigMap":  # Envoy's configuration has tests of its own
+            manifest["data"] = dict.fromkeys(manifest["data"], "...")
+            manifest["metadata"]["annotations"] = dict.fromkeys(manifest["metadata"]["annotations"], "...")
+    text = yaml.safe_dump_all(made, sort_keys=False, width=120)
     path = GOLDEN / f"{name}.yaml"
     if not path.exists():
         path.write_text(text)
@@ -66,22 +109,26 @@ def deployment_of(manifests: list[dict[str, Any]]) -> dict[str, Any]:
 @given(specs)
 def test_every_pod_is_restricted_and_gets_time_to_drain(spec: dict[str, Any]) -> None:
     deployment = parsed(**spec)
-    pod = deployment_of(render(deployment, CONFIG))["spec"]["template"]["spec"]
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    lifecycle = deployment.spec.lifecycle
-    assert pod["terminationGracePeriodSeconds"] > lifecycle.pre_stop_seconds + lifecycle.drain_seconds
-    for container in [*pod["containers"], *pod.get("initContainers", [])]:
-        context = container["securityContext"]
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        names = [variable["name"] for variable in container["env"]]
-        assert len(names) == len(set(names)), "a variable that is named twice is a riddle"
-        mounts = {mount["name"] for mount in container["volumeMounts"]}
-        assert mounts <= {volume["name"] for volume in pod["volumes"]}
-    startup = pod["containers"][0]["startupProbe"]
+    made = [one["spec"]["template"] for one in render(deployment, CONFIG) if one["kind"] == "Deployment"]
+    assert len(made) == 1 + (deployment.spec.routing.routers is not None)
+    for template in made:
+        assert list(violations(template, "toy")) == []
+        pod = template["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        lifecycle = deployment.spec.lifecycle
+        assert pod["terminationGracePeriodSeconds"] > lifecycle.pre_stop_seconds + lifecycle.drain_seconds
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert len(names) == len(set(names)), "a variable that is named twice is a riddle"
+            mounts = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounts <= {volume["name"] for volume in pod["volumes"]}
+    startup = made[0]["spec"]["containers"][0]["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= deployment.spec.probes.startup.budget_seconds
 
 
@@ -318,3 +365,73 @@ def test_caches_on_the_read_only_root_are_told_before_they_fail(spec: dict[str, 
     with pytest.raises(InvalidTemplateError, match=f"spec.engine.env: {wrong} is on the read-only root") as refused:
         pod_of(**spec)
     assert refused.value.reason == "ReadOnlyPath"
+
+
+DEFAULTS = Defaults.parse(
+    json.dumps(
+        {
+            "images": {"cpu": "example.com/engine-cpu:1"},
+            "scheduling": {"priorityClassName": "models", "nodeSelector": {"pool": "models"}},
+            "resourcesByAccelerator": {
+                "cpu": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}},
+                "nvidia.com/gpu": {"requests": {"memory": "64Gi"}},
+            },
+        }
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "resources", "pool"),
+    [
+        ({}, "example.com/engine-cpu:1", {"requests": {"cpu": "4"}, "limits": {"memory": "8Gi"}}, "models"),
+        (
+            {"accelerator": {}, "scheduling": {"nodeSelector": {"pool": "gpus"}}},
+            "example.com/engine:1",
+            {"requests": {"memory": "64Gi", "nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}},
+            "gpus",
+        ),
+        (
+            {"engine": {"image": "mine:1"}, "resources": {"requests": {"memory": "16Gi"}}},
+            "mine:1",
+            {"requests": {"memory": "16Gi"}},
+            "models",
+        ),
+        (
+            {"accelerator": {"mig": "1g.10gb"}},
+            "example.com/engine:1",
+            {"requests": {"nvidia.com/mig-1g.10gb": "1"}, "limits": {"nvidia.com/mig-1g.10gb": "1"}},
+            "models",
+        ),
+    ],
+)
+def test_what_a_spec_leaves_empty_is_filled_by_the_clusters_defaults(
+    spec: dict[str, Any], image: str, resources: dict[str, Any], pool: str
+) -> None:
+    pod = expected_template(parsed(**spec), dataclasses.replace(CONFIG, defaults=DEFAULTS))["spec"]
+    (engine,) = pod["containers"]
+    assert (engine["image"], engine["resources"]) == (image, resources)
+    assert pod["nodeSelector"] == {"pool": pool}, "one map or the other, no mixture of both"
+    assert pod["priorityClassName"] == "models"
+
+
+def test_a_cluster_that_mounts_no_images_starts_no_pods_without_the_model() -> None:
+    """An older API server drops the volume's source, and the pods would get an empty folder."""
+    spec = CASES["model-in-an-image"]
+    with pytest.raises(InvalidTemplateError, match="oci:// needs Kubernetes") as error:
+        expected_template(parsed(**spec), CONFIG, image_volumes=False)
+    assert error.value.reason == "ImageVolumesUnsupported"
+    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset(), now=0.0)
+    assert not outcome.plan.actions
+    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset({IMAGE_VOLUMES}), now=0.0)
+    assert outcome.plan.actions
+
+
+def test_a_bound_on_the_cache_of_a_node_is_the_fetchs() -> None:
+    def arguments(**node: str) -> list[str]:
+        cache = {"mode": "node", "node": {"path": "/var/lib/octavo", **node}}
+        template = expected_template(parsed(model={"uri": "org/name", "cache": cache}), CONFIG)
+        return list(template["spec"]["initContainers"][0]["args"])
+
+    assert arguments(maxSize="1500Mi")[1:] == ["--max-cache-size", str(1500 << 20), "--quiet"]
+    assert arguments() == ["org/name", "--quiet"]

@@ -66,3 +66,48 @@ def test_a_hardened_sidecar_and_a_looser_engine_within_the_standard_are_fine() -
         {"op": "add", "path": "/spec/volumes/-", "value": {"name": "x", "emptyDir": {}}},
     ]
     assert len(expected_template(parsed(podPatches=patches), CONFIG)["spec"]["containers"]) == 2
+
+
+NODE = {"model": {"uri": "org/name", "cache": {"mode": "node", "node": {"path": "/var/lib/octavo"}}}}
+SHARING = dataclasses.replace(CONFIG, node_cache_paths=("/var/lib/octavo",))
+
+
+def test_a_folder_of_nodes_is_refused_with_the_way_out_unless_the_chart_names_it() -> None:
+    for config in (CONFIG, dataclasses.replace(CONFIG, node_cache_paths=("/var/lib", "/var/lib/octavo/x"))):
+        with pytest.raises(InvalidTemplateError, match=r"cache\.mode pvc.*cache\.nodePaths") as refused:
+            expected_template(parsed(**NODE), config)
+        assert refused.value.reason == "NodeCacheNotAllowed"
+    template = expected_template(parsed(**NODE), SHARING)
+    volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+    assert volumes["cache"]["hostPath"] == {"path": "/var/lib/octavo", "type": "Directory"}
+
+
+@pytest.mark.parametrize(
+    ("more", "path"),
+    [
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/var/lib/octavo", "type": "Directory"}}]}, "/spec/volumes"),
+        ({"volumeMounts": [{"name": "cache", "mountPath": "/x"}]}, "/spec/initContainers/0/volumeMounts"),
+        ({"volumeMounts": [{"name": "cache", "mountPath": "/x", "subPath": "other"}]}, "/spec/initContainers/0"),
+        (
+            {"volumeMounts": [{"name": "cache", "mountPath": "/x", "subPath": "default/../other"}]},
+            "/spec/initContainers",
+        ),
+        (
+            {"podPatches": [{"op": "remove", "path": "/spec/containers/0/volumeMounts/0/subPath"}]},
+            "/spec/containers/0/volumeMounts/0/subPath must be default",
+        ),
+        (
+            {"podPatches": [{"op": "replace", "path": "/spec/volumes/0/hostPath/path", "value": "/etc"}]},
+            "/spec/volumes/0/hostPath",
+        ),
+    ],
+)
+def test_nobody_reaches_what_other_namespaces_keep_on_a_node(more: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidTemplateError) as refused:
+        expected_template(parsed(**NODE, **more), SHARING)
+    assert refused.value.reason == "PrivilegedPod" and str(refused.value).startswith(path)
+
+
+def test_a_pod_may_mount_more_of_its_own_part() -> None:
+    mount = {"name": "cache", "mountPath": "/x", "subPath": "default/notes"}
+    assert expected_template(parsed(**NODE, volumeMounts=[mount]), SHARING)

@@ -14,14 +14,14 @@ import yaml
 from clusterrig import binaries
 from clusterrig.fixtures import Cluster
 from hypothesis import HealthCheck, given, settings
-from support import monitoring_crds
+from support import foreign_crds
 from support.chart_values import MATRIX
 from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
 from support.openapi_schemas import file_name, write_schemas
 
 from octavo_operator.config import OperatorConfig
-from octavo_operator.crd import generate as kind
+from octavo_operator.crd import gateway, generate
 from octavo_operator.render import render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -32,6 +32,7 @@ APIS = (
     "apis/apiextensions.k8s.io/v1", "apis/autoscaling/v2", "apis/apiregistration.k8s.io/v1", "apis/octavo.dev/v1alpha1",
 )  # fmt: skip
 Check = Callable[[str], None]
+CRDS = {one["metadata"]["name"]: one for one in (generate.manifest(), gateway.manifest())}
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,9 @@ def conform(cluster: Cluster, crd: Any, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("schemas")
     documents = [json.loads(cluster.kubectl("get", "--raw", f"/openapi/v3/{api}")) for api in APIS]
     location = write_schemas(documents, folder)
-    for one in monitoring_crds.manifests():  # which this cluster need not have
+    for one in foreign_crds.manifests():  # which this cluster need not have
         schema = one["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        name = file_name(monitoring_crds.GROUP, "v1", one["spec"]["names"]["kind"])
+        name = file_name(one["spec"]["group"], "v1", one["spec"]["names"]["kind"])
         (folder / name).write_text(json.dumps(schema))
 
     def check(text: str) -> None:
@@ -67,7 +68,7 @@ def test_examples(conform: Check) -> None:
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(spec=specs)
 def test_what_specs_are_rendered_to(conform: Check, spec: dict[str, Any]) -> None:
-    apis = frozenset({"PodMonitor", "ServiceMonitor"})
+    apis = frozenset(one["spec"]["names"]["kind"] for one in foreign_crds.manifests())
     conform(yaml.safe_dump_all([manifest(**spec), *render(parsed(**spec), OperatorConfig(), apis=apis)]))
 
 
@@ -79,7 +80,7 @@ def test_the_chart(conform: Check, helm: Callable[..., str], cluster: Cluster, n
     objects = [one for one in yaml.safe_load_all(text) if one]
     for one in objects:
         if one["kind"] == "CustomResourceDefinition":
-            assert one["spec"] == kind.manifest()["spec"]
+            assert one["spec"] == CRDS[one["metadata"]["name"]]["spec"]
         else:
             one["metadata"]["namespace"] = "default"  # any that is there: it is judged, not made
         if one["kind"] == "Pod":

@@ -29,6 +29,16 @@ def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
     assert "replicaCapacity" not in expected_status(parsed(), learnt, "cluster.local", 0.0)
 
 
+def test_an_inference_pool_that_cannot_be_is_told_while_all_serves() -> None:
+    deployment = parsed(inferencePool={"endpointPickerRef": {"name": "epp"}})
+    told = {}
+    for apis in (frozenset[str](), frozenset({"InferencePool"})):
+        status = expected_status(deployment, Observation(None, [], apis=apis), "cluster.local", 0.0)
+        told[bool(apis)] = {one["type"]: one["reason"] for one in status["conditions"]}
+    assert (told[False].pop("Degraded"), told[True].pop("Degraded")) == ("InferencePoolNotInstalled", "AsExpected")
+    assert told[False] == told[True]
+
+
 @pytest.mark.parametrize(("wanted", "least", "most", "pods"), [(9, 1, 2, 2), (1, 3, 4, 3), (3, 1, 4, 3), (0, 1, 2, 0)])
 def test_pods_stay_within_the_limits_of_autoscaling(wanted: int, least: int, most: int, pods: int) -> None:
     """Whatever was written into replicas: an autoscaler would take them away again a moment later. 0 turns it off."""

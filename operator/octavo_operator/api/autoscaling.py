@@ -29,8 +29,20 @@ class Autoscaling:
             "autoscaling.minReplicas must not be above autoscaling.maxReplicas",
         ),
     )
-    min_replicas: int = spec_field("Minimum number of replicas.", default=1, minimum=1, maximum=1000)
+    min_replicas: int = spec_field(
+        "Minimum number of replicas. 0: none without requests, where routers hold them until the first replica has "
+        "started: with routing.strategy prefix, or behind an LLMGateway. Otherwise as 1.",
+        default=1,
+        minimum=0,
+        maximum=1000,
+    )
     max_replicas: int = spec_field("Maximum number of replicas.", minimum=1, maximum=1000)
+    idle_seconds: int = spec_field(
+        "Seconds without a request until the last replicas stop, with minReplicas 0.",
+        default=600,
+        minimum=30,
+        maximum=86400,
+    )
     queue_depth: QueueDepth = spec_field("Target of the queue depth.", default=QueueDepth)
     behavior: dict[str, Any] | None = spec_field(
         "Scaling behaviour, as of a HorizontalPodAutoscaler. Default: up at once, down after five minutes.",

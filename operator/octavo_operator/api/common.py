@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from octavo_operator.api.schema import spec_field
 
@@ -12,10 +12,64 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
-OWNER_LABEL = f"{GROUP}/llmdeployment"  # on every child and pod; watches select by it
+OWNER_LABEL = f"{GROUP}/llmdeployment"  # on every child and pod of an LLMDeployment
+GATEWAY_LABEL = f"{GROUP}/llmgateway"  # on every object and pod of an LLMGateway
 FIELD_MANAGER = "octavo-operator"  # of server-side apply
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"  # FIELD_MANAGER on all objects and pods; watches select by it
+
+Key = tuple[str, str]  # namespace and name of an LLMDeployment; of an LLMGateway, gateway_key()
 
 Amount = int | str  # a Kubernetes quantity: 20Gi, 2, 500m
+
+
+class Owner(Protocol):
+    """An LLMDeployment or an LLMGateway, as the owner of the objects that are made for it."""
+
+    @property
+    def kind(self) -> str:
+        """Its kind."""
+
+    @property
+    def label(self) -> str:
+        """The label that its objects have, with its name."""
+
+    @property
+    def key(self) -> Key:
+        """Its key in the queue and in the store."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+
+    @property
+    def namespace(self) -> str:
+        """metadata.namespace."""
+
+    @property
+    def uid(self) -> str:
+        """metadata.uid."""
+
+    @property
+    def generation(self) -> int:
+        """metadata.generation."""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The status as it was observed."""
+
+
+_GATEWAY_PREFIX = "llmgateway/"  # no name has a slash
+
+
+def gateway_key(namespace: str, name: str) -> Key:
+    """The key of an LLMGateway, which is no LLMDeployment's: both may have one name."""
+    return namespace, _GATEWAY_PREFIX + name
+
+
+def gateway_name(key: Key) -> str | None:
+    """The name of the LLMGateway; None: the key is an LLMDeployment's."""
+    return key[1].removeprefix(_GATEWAY_PREFIX) if key[1].startswith(_GATEWAY_PREFIX) else None
+
 
 SECRET_NAME: dict[str, Any] = {"pattern": r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
 KEY: dict[str, Any] = {"pattern": r"^[-._a-zA-Z0-9]+$", "maxLength": 253}

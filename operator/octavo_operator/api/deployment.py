@@ -8,13 +8,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.common import API_VERSION, KIND
+from octavo_operator.api.common import API_VERSION, KIND, OWNER_LABEL, Key
 from octavo_operator.api.schema import SpecError, from_json
 from octavo_operator.api.spec import LLMDeploymentSpec
 
 
+class _Identity:
+    """What sets it apart from other owners of objects."""
+
+    name: str
+    namespace: str
+    kind, label = KIND, OWNER_LABEL
+
+    @property
+    def key(self) -> Key:
+        """Its key in the queue and in the store."""
+        return self.namespace, self.name
+
+
 @dataclass(frozen=True)
-class LLMDeployment:
+class LLMDeployment(_Identity):
     """One object of the API, with its spec parsed."""
 
     name: str
@@ -53,6 +66,23 @@ class LLMDeployment:
             return self.spec.replicas
         return min(max(self.spec.replicas, limits.min_replicas), limits.max_replicas)
 
+    @property
+    def scales_to_zero(self) -> bool:
+        """Whether it has no replica while nobody asks for anything, if somebody holds requests: routers of its own, or
+        a gateway's."""
+        autoscaling = self.spec.autoscaling
+        return autoscaling is not None and autoscaling.min_replicas == 0
+
+    @property
+    def routers_hold(self) -> bool:
+        """Whether it has routers that hold requests while it has no replica."""
+        return self.scales_to_zero and self.spec.routing.routers is not None
+
+    @property
+    def is_woken_by_requests(self) -> bool:
+        """Whether it is at zero, and a request brings it back."""
+        return self.scales_to_zero and self.spec.replicas == 0 and not self.spec.suspend
+
     def owner_reference(self) -> dict[str, Any]:
         """For metadata.ownerReferences of its children."""
         return {
@@ -62,7 +92,7 @@ class LLMDeployment:
 
 
 @dataclass(frozen=True)
-class InvalidLLMDeployment:
+class InvalidLLMDeployment(_Identity):
     """An LLMDeployment whose stored spec is older than the CRD's current rules, and does not parse by them."""
 
     name: str

@@ -76,25 +76,57 @@ class CachePVC:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheNode:
+    """`spec.model.cache.node`: a folder of each node, shared by the pods of a namespace."""
+
+    path: str = spec_field(
+        "Folder on the nodes; one of the operator's cache.nodePaths. Pods use a subfolder of their namespace's name.",
+        pattern=r"^(/[-A-Za-z0-9_][-A-Za-z0-9._]*)+$",
+        maxLength=253,
+    )
+    max_size: Amount | None = spec_field(
+        "Size above which models that no pod serves are removed, least recently used first. Default: unlimited.",
+        default=None,
+        override=BYTES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cache:
     """`spec.model.cache`: where fetched models are kept."""
 
     RULES: ClassVar = (
         Rule("(self.mode == 'pvc') == has(self.pvc)", "cache: mode pvc needs cache.pvc, and cache.pvc needs mode pvc"),
         Rule(
+            "(self.mode == 'node') == has(self.node)",
+            "cache: mode node needs cache.node, and cache.node needs mode node",
+        ),
+        Rule(
             "self.mode == 'emptyDir' || !has(self.sizeLimit)",
-            "cache.sizeLimit is for mode emptyDir; a claim has pvc.size",
+            "cache.sizeLimit is for mode emptyDir; a claim has pvc.size, a node's folder node.maxSize",
+        ),
+        Rule(
+            "!self.prefetch || (has(self.pvc) && (has(self.pvc.existingClaim) || "
+            "self.pvc.accessModes.exists(m, m == 'ReadWriteMany')))",
+            "cache.prefetch needs mode pvc and a claim that old pods and the fetching Job mount at the same time: "
+            "give accessModes [ReadWriteMany]",
         ),
     )
     mode: str = spec_field(
-        "Volume for fetched models. emptyDir: deleted with the pod. pvc: kept, so that the model is fetched once.",
+        "Volume for fetched models. emptyDir: deleted with the pod. pvc: kept, so that the model is fetched once. "
+        "node: a folder of the node, so that each node fetches once.",
         default="emptyDir",
-        enum=["emptyDir", "pvc"],
+        enum=["emptyDir", "pvc", "node"],
     )
     size_limit: Amount | None = spec_field(
         "Maximum size of the emptyDir. Default: unlimited.", default=None, override=BYTES
     )
     pvc: CachePVC | None = spec_field("PersistentVolumeClaim of mode pvc.", default=None)
+    node: CacheNode | None = spec_field("Folder of mode node.", default=None)
+    prefetch: bool = spec_field(
+        "When the model changes, fetch the new one by a Job first: the old pods serve until it is in the cache.",
+        default=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +135,10 @@ class Model:
 
     RULES: ClassVar = (
         Rule(
-            "!self.uri.contains('://') || self.uri.matches('^(hf|pvc|https|file|pypi)://.')",
-            "model.uri: unknown source; use hf://org/name, pvc://claim/path, https://host/file.gguf, file:///path or "
-            "an alias such as smollm2-135m-instruct",
+            "!self.uri.contains('://') || self.uri.matches('^(hf|pvc|oci|https|s3|gs|file|pypi)://.')",
+            "model.uri: unknown source; use hf://org/name, pvc://claim/path, oci://registry/image@sha256:..., "
+            "https://host/file.gguf, s3://bucket/path, gs://bucket/path, file:///path or an alias such as "
+            "smollm2-135m-instruct",
         ),
         Rule(
             "self.uri.contains('://') || "
@@ -123,8 +156,18 @@ class Model:
             "model.uri: pvc:// is followed by the name of a claim and the path of the model in it, without '..'",
         ),
         Rule(
+            "!self.uri.startsWith('oci://') || (self.uri.matches('^oci://[a-z0-9][-a-z0-9._:/]*@sha256:[0-9a-f]{64}"
+            "(//[^/].*)?$') && !self.uri.contains('..'))",
+            "model.uri: oci:// is followed by registry/image@sha256:... and, for a file or folder of it, by //path "
+            "without '..'; a digest is required, because the image of a tag may change under a running model",
+        ),
+        Rule(
             "!self.uri.startsWith('https://') || self.uri.matches('^https://[-A-Za-z0-9.]+(:[0-9]+)?/.+')",
             "model.uri: https:// is followed by host/path/file.gguf or by host/path of a folder with safetensors",
+        ),
+        Rule(
+            "!self.uri.matches('^(s3|gs)://') || self.uri.matches('^(s3|gs)://[a-z0-9][-a-z0-9._]+/[^/].*')",
+            "model.uri: s3:// and gs:// are followed by bucket/path/file.gguf or by the bucket/path of a folder",
         ),
         Rule(
             "!self.uri.startsWith('file://') || (self.uri.matches('^file:///.+') && !self.uri.contains('..'))",
@@ -137,11 +180,12 @@ class Model:
         Rule(
             "!has(self.credentialsSecretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('https://') || "
             "!self.uri.contains('://')",
-            "model.credentialsSecretRef is for sources that are fetched (hf://, https://)",
+            "model.credentialsSecretRef is a token for hf:// and https://; s3:// and gs:// take AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY from spec.envFrom",
         ),
         Rule(
-            "self.cache.mode == 'emptyDir' || !(self.uri.startsWith('pvc://') || self.uri.startsWith('file://'))",
-            "model.cache.mode pvc is for models that are fetched; one from pvc:// or file:// is read where it is",
+            "self.cache.mode == 'emptyDir' || !self.uri.matches('^(pvc|oci|file)://')",
+            "model.cache.mode pvc and node are for fetched models; pvc://, oci:// and file:// are read in place",
         ),
         Rule(
             "!has(self.name) || !has(self.aliases) || !self.aliases.exists(a, a == self.name)",
@@ -150,8 +194,10 @@ class Model:
     )
     uri: str = spec_field(
         "Source of the model: hf://org/name (or org/name) from the Hugging Face hub, pvc://claim/path on a "
-        "PersistentVolumeClaim, https://host/file.gguf or a folder, file:///path in the image, or an alias of the "
-        "engine (smollm2-135m-instruct).",
+        "PersistentVolumeClaim, oci://registry/image@sha256:...//path in an image that is mounted (Kubernetes 1.35), "
+        "https://host/file.gguf or a folder, s3://bucket/path or gs://bucket/path of either, file:///path in the "
+        "engine's image, or an alias of the engine "
+        "(smollm2-135m-instruct).",
         minLength=1,
         maxLength=512,
     )
@@ -184,7 +230,7 @@ class Model:
 
     @property
     def source(self) -> str:
-        """hf, pvc, https, file or alias."""
+        """hf, pvc, oci, https, s3, gs, file, pypi or alias."""
         scheme, mark, _ = self.uri.partition("://")
         if mark:
             return scheme
@@ -193,4 +239,4 @@ class Model:
     @property
     def is_fetched(self) -> bool:
         """Whether the container `fetch` downloads it."""
-        return self.source not in ("pvc", "file")
+        return self.source not in ("pvc", "oci", "file")

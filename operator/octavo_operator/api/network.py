@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo_operator.api import kubernetes_schemas as k8s
-from octavo_operator.api.common import KEY, MAP, SECRET_NAME
+from octavo_operator.api.common import KEY, MAP, SECRET_NAME, Amount
+from octavo_operator.api.resources import RESOURCE_MAP, WHOLE_BYTES, Resources
 from octavo_operator.api.schema import Rule, spec_field
 
 
@@ -21,18 +22,104 @@ class ClientIP:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouterResources(Resources):
+    """`spec.routing.prefix.resources`."""
+
+    requests: dict[str, Amount] = spec_field(
+        "Resources that the scheduler reserves for a router. Default: cpu 100m, memory 128Mi.",
+        default={},
+        override=RESOURCE_MAP,
+        rules=(WHOLE_BYTES,),
+    )
+    limits: dict[str, Amount] = spec_field(
+        "Maximum resources of a router. Default: memory 512Mi.", default={}, override=RESOURCE_MAP, rules=(WHOLE_BYTES,)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Affinity:
+    """What routers route by, and their size: of `spec.routing.prefix` and of a gateway."""
+
+    session_headers: tuple[str, ...] = spec_field(
+        "Request headers that name a conversation; the first that is present wins. Without one prompt_cache_key does, "
+        "or how the conversation begins.",
+        default=("x-session-id",),
+        maxItems=4,
+        items_schema={"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"},
+    )
+    load_factor: int = spec_field(
+        "Maximum load of a replica, in percent of the mean: above it, requests go to the next one.",
+        default=125,
+        minimum=110,
+        maximum=1000,
+    )
+    key_bytes: int = spec_field(
+        "Bytes of a completion's prompt that have to be equal for the same replica.",
+        default=2048,
+        minimum=64,
+        maximum=65536,
+    )
+    resources: RouterResources = spec_field("CPU and memory of each router.", default=RouterResources)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """`spec.routing.prefix.hold`: requests that wait while there is no replica."""
+
+    max_requests: int = spec_field(
+        "Requests that may wait in one router; more get 503.", default=256, minimum=1, maximum=4096
+    )
+    max_seconds: int = spec_field(
+        "Seconds for which a request may wait; then it gets 503.", default=300, minimum=1, maximum=540
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix(Affinity):
+    """`spec.routing.prefix`: the routers."""
+
+    replicas: int = spec_field("Number of routers.", default=2, minimum=1, maximum=16)
+    hold: Hold = spec_field("Requests that wait for the first replica, with autoscaling.minReplicas 0.", default=Hold)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Routing:
     """`spec.routing`: which replica gets a request."""
 
     RULES: ClassVar = (
         Rule("self.strategy == 'clientIP' || !has(self.clientIP)", "routing.clientIP needs routing.strategy clientIP"),
+        Rule("self.strategy == 'prefix' || !has(self.prefix)", "routing.prefix needs routing.strategy prefix"),
     )
     strategy: str = spec_field(
-        "Routing of requests. none: to any replica. clientIP: requests of one client address to one replica.",
+        "Routing of requests. none: to any replica. clientIP: requests of one client address to one replica. prefix: "
+        "routers behind the same Service send each conversation to the replica whose cache knows its beginning.",
         default="none",
-        enum=["none", "clientIP"],
+        enum=["none", "clientIP", "prefix"],
     )
     client_ip: ClientIP | None = spec_field("Settings of strategy clientIP.", default=None)
+    prefix: Prefix | None = spec_field("Settings of strategy prefix.", default=None)
+
+    @property
+    def routers(self) -> Prefix | None:
+        """Settings of the routers; None: there are none."""
+        return (self.prefix or Prefix()) if self.strategy == "prefix" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointPicker:
+    """`spec.inferencePool.endpointPickerRef`."""
+
+    name: str = spec_field("Name of its Service, in the same namespace.", **SECRET_NAME)
+    port: int = spec_field("Port of its Service.", default=9002, minimum=1, maximum=65535)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferencePool:
+    """`spec.inferencePool`: for gateways of the Gateway API."""
+
+    endpoint_picker_ref: EndpointPicker = spec_field(
+        "The endpoint picker that a gateway asks for a replica. While it does not answer, gateways choose themselves."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

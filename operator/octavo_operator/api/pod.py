@@ -76,7 +76,7 @@ class ForeignField:
         "Kind of the object.",
         enum=[
             "Service", "Deployment", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
-            "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
+            "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool",
         ],
     )  # fmt: skip
     path: str = spec_field(

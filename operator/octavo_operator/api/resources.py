@@ -10,12 +10,12 @@ from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import MAP, Amount
 from octavo_operator.api.schema import BYTES, QUANTITY, Rule, spec_field
 
-_RESOURCES: dict[str, Any] = {
+RESOURCE_MAP: dict[str, Any] = {
     "type": "object",
     "maxProperties": 16,
     "additionalProperties": dict(QUANTITY),
 }
-_WHOLE_BYTES = Rule(
+WHOLE_BYTES = Rule(
     "!('memory' in self) || type(self['memory']) == int || !self['memory'].matches('[num]$')",
     "resources: memory is counted in bytes, of which m is a thousandth; write 500M or 500Mi, not 500m",
 )
@@ -74,14 +74,14 @@ class Resources:
         "Resources that the scheduler reserves for a replica, such as cpu: 2, memory: 4Gi. The container that fetches "
         "the model requests the same.",
         default={},
-        override=_RESOURCES,
-        rules=(_WHOLE_BYTES,),
+        override=RESOURCE_MAP,
+        rules=(WHOLE_BYTES,),
     )
     limits: dict[str, Amount] = spec_field(
         "Maximum resources of a replica. The engine sizes its threads and caches accordingly.",
         default={},
-        override=_RESOURCES,
-        rules=(_WHOLE_BYTES,),
+        override=RESOURCE_MAP,
+        rules=(WHOLE_BYTES,),
     )
 
 

@@ -12,7 +12,7 @@ from octavo_operator.api.engine import Engine
 from octavo_operator.api.lifecycle import Lifecycle, Probes
 from octavo_operator.api.model import Model
 from octavo_operator.api.monitoring import Monitoring
-from octavo_operator.api.network import Auth, NetworkPolicy, Routing, Service
+from octavo_operator.api.network import Auth, InferencePool, NetworkPolicy, Routing, Service
 from octavo_operator.api.pod import (
     ENV_FROM,
     MOUNT_PATHS,
@@ -112,6 +112,9 @@ class LLMDeploymentSpec:
     probes: Probes = spec_field("Probes of the engine.", default=Probes)
     routing: Routing = spec_field("Routing of requests to replicas.", default=Routing)
     service: Service = spec_field("Service in front of the pods.", default=Service)
+    inference_pool: InferencePool | None = spec_field(
+        "Create an InferencePool (inference.networking.k8s.io/v1) of the replicas, for the Gateway API.", default=None
+    )
     auth: Auth | None = spec_field("API authentication. Unset: requests are not authenticated.", default=None)
     monitoring: Monitoring = spec_field("Collection of metrics.", default=Monitoring)
     network_policy: NetworkPolicy = spec_field("Network access to the pods.", default=NetworkPolicy)

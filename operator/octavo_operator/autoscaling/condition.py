@@ -10,17 +10,24 @@ from octavo_operator.diagnosis import Problem
 
 Json = dict[str, Any]
 
+NOTHING_HOLDS = (
+    "autoscaling.minReplicas 0 counts as 1: set routing.strategy prefix, or let an LLMGateway select this "
+    "LLMDeployment, so that requests are held until a replica has started"
+)
+
 
 @dataclass(frozen=True)
 class Scaling:
     """What the operator knows about scaling an LLMDeployment: what prevents it, how many requests a replica handles at
-    once, and how many replicas the load needs (None: unknown)."""
+    once, how many replicas the load needs (None: unknown), and whether somebody holds requests while there is none."""
 
     problem: Problem | None = None
     capacity: float | None = None
     needed: int | None = None
+    holds: bool = True
 
 
+_AT_ZERO = "ScalingDisabled"  # of a HorizontalPodAutoscaler that has seen 0 replicas, and has not looked since
 Verdict = tuple[bool | None, str, str]  # status, reason, message
 
 
@@ -37,10 +44,10 @@ def autoscaler_ready(
             False, "KEDANotInstalled",
             "this cluster has no ScaledObjects (keda.sh/v1alpha1); install KEDA, or use autoscaling.provider hpa",
         )  # fmt: skip
-    if deployment.spec.suspend:
-        return False, "Suspended", "spec.suspend is true: the number of replicas is not scaled"
-    if deployment.spec.replicas == 0:
-        return False, "ScaledToZero", "spec.replicas is 0: autoscaling starts when it is raised to 1 or more"
+    if deployment.scales_to_zero and not scaling.holds and not deployment.spec.suspend:
+        return False, "NothingHolds", NOTHING_HOLDS
+    if deployment.replicas == 0:
+        return _at_zero(deployment)
     found = {c["type"]: c for c in ((autoscaler or {}).get("status") or {}).get("conditions") or []}
     if problem and not (problem.reason == "APIServiceTaken" and _is_true(found, "ScalingActive")):
         return False, problem.reason, problem.message
@@ -49,7 +56,7 @@ def autoscaler_ready(
     if autoscaling.provider == "keda":
         return _keda(found)
     for kind in ("AbleToScale", "ScalingActive"):
-        if kind in found and found[kind]["status"] == "False":
+        if kind in found and found[kind]["status"] == "False" and found[kind].get("reason") != _AT_ZERO:
             return False, found[kind].get("reason") or kind, f"the autoscaler reports: {found[kind].get('message', '')}"
     if not _is_true(found, "ScalingActive"):
         return _starting("the autoscaler has not read the metric yet")
@@ -60,6 +67,14 @@ def autoscaler_ready(
     if more and limit.get("status") == "True" and limit.get("reason") == "TooManyReplicas":
         return True, "AtMaxReplicas", f"the load needs more than autoscaling.maxReplicas ({span})"
     return True, "Scaling", f"scaling on queue depth, {span}"
+
+
+def _at_zero(deployment: LLMDeployment) -> Verdict:
+    if deployment.spec.suspend:
+        return False, "Suspended", "spec.suspend is true: the number of replicas is not scaled"
+    if deployment.is_woken_by_requests:
+        return True, "Idle", "no replica runs until a request comes (autoscaling.minReplicas is 0)"
+    return False, "ScaledToZero", "spec.replicas is 0: autoscaling starts when it is raised to 1 or more"
 
 
 def _starting(message: str) -> Verdict:

@@ -48,6 +48,8 @@ class Decision:
     waiting: int
     capacity: float | None  # sequences per replica; None: unknown, and nothing runs
     held: bool = False  # not scaled down because some load is unknown
+    idle: bool = False  # there is no request, and no load is unknown
+    finished: float = 0  # requests that the pods have ended
 
 
 def decide(
@@ -65,7 +67,8 @@ def decide(
     held = unsure and needed < replicas
     if held:
         needed = replicas
-    return Decision(needed, needed * target, math.ceil(running), math.ceil(waiting), capacity, held)
+    idle, finished = demand == 0 and not unsure, sum(load.finished for load in loads)
+    return Decision(needed, needed * target, math.ceil(running), math.ceil(waiting), capacity, held, idle, finished)
 
 
 def update_capacity(known: float | None, loads: Sequence[Load]) -> float | None:

@@ -17,7 +17,8 @@ import aiohttp
 
 from octavo_operator.api import KIND, LLMDeployment, SpecError
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
-from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse
+from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse, startup_seconds
+from octavo_operator.children import child, pods_of
 from octavo_operator.claims import claimant
 from octavo_operator.diagnosis import Problem, diagnose, is_finished
 from octavo_operator.kube.store import Key, Store
@@ -127,6 +128,15 @@ class LoadReader:
             memory.running.add_done_callback(lambda task: self._finished(memory, task))
         return await asyncio.shield(memory.running)
 
+    async def read_startup(self, pod: Json) -> dict[str, float]:
+        """Seconds of the phases in which the engine of a pod started; {} where its page cannot be read."""
+        url = metrics_url(pod)
+        async with self._slots:
+            try:
+                return startup_seconds(await self._fetch(url)) if url else {}
+            except (MetricsPageError, TimeoutError, aiohttp.ClientError, OSError, ValueError):
+                return {}
+
     async def run(self, leading: asyncio.Event) -> None:
         """Scrapes what no autoscaler has asked for lately. Until cancelled."""
         while True:
@@ -191,9 +201,8 @@ class LoadReader:
         autoscaling = deployment.spec.autoscaling
         assert autoscaling is not None
         children = self._store.children((deployment.namespace, deployment.name))
-        pods = [one.body for one in children if one.kind == "Pod"]
-        live = next((one.body for one in children if one.kind == "Deployment"), None)
-        targets, complete = scrape_targets(deployment, pods, live)
+        live = child(children, "Deployment", deployment.name)
+        targets, complete = scrape_targets(deployment, pods_of(children), live)
         answers = await asyncio.gather(*(self._scrape_pod(target) for target in targets))
         loads = [answer for answer in answers if isinstance(answer, Load)]
         failed = [
@@ -269,15 +278,19 @@ def scrape_targets(deployment: LLMDeployment, pods: list[Json], live: Json | Non
             continue
         if not ready:
             complete = False
-        address = status.get("podIP")
-        host = f"[{address}]" if address and ":" in address else address
-        url = f"http://{host}:{_management_port(pod)}/metrics" if host else None
-        out.append(ScrapeTarget(pod["metadata"]["uid"], pod["metadata"]["name"], url, ready))
+        out.append(ScrapeTarget(pod["metadata"]["uid"], pod["metadata"]["name"], metrics_url(pod), ready))
     conditions = ((live or {}).get("status") or {}).get("conditions") or []
     not_created = any(c["type"] == "ReplicaFailure" and c["status"] == "True" for c in conditions)
     if staying < deployment.replicas and not not_created:
         complete = False  # a pod is missing, and its requests may be anywhere
     return out, complete
+
+
+def metrics_url(pod: Json) -> str | None:
+    """Where the engine of a pod has its metrics; None: it has no address yet."""
+    address = (pod.get("status") or {}).get("podIP")
+    host = f"[{address}]" if address and ":" in address else address
+    return f"http://{host}:{_management_port(pod)}/metrics" if host else None
 
 
 def _scaled(body: Json, operator: str | None) -> LLMDeployment | None:

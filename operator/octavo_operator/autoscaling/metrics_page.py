@@ -16,14 +16,18 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 MAX_RUNNING = "octavo:max_num_seqs"
+FINISHED = "vllm:request_success_total"
 
-_NAMES = (RUNNING, WAITING, KV_USAGE, MAX_RUNNING)
+_NAMES = (RUNNING, WAITING, KV_USAGE, MAX_RUNNING, FINISHED)
 _SAMPLE = re.compile(  # *+ and ++ never backtrack: each byte is looked at once
     rb"^("
     + "|".join(map(re.escape, _NAMES)).encode()
     + rb')(?:\{(?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+\})?+[ \t]++(\S++)',
     re.MULTILINE,
 )
+
+
+_STARTUP = re.compile(rb'^octavo:startup_seconds\{(?:[^}\n]*,)?phase="(\w+)"[^}\n]*\}[ \t]+(\S+)', re.MULTILINE)
 
 
 class MetricsPageError(ValueError):
@@ -38,6 +42,7 @@ class Load:
     waiting: float
     kv_usage: float | None = None  # 0 to 1
     max_running: float | None = None  # configured maximum
+    finished: float = 0  # since the replica started
 
     @property
     def demand(self) -> float:
@@ -66,7 +71,21 @@ def parse(page: bytes) -> Load:
         waiting=sum(found[WAITING]),
         kv_usage=sum(usage) / len(usage) if usage else None,
         max_running=sum(limit) if limit else None,
+        finished=sum(found[FINISHED]),
     )
+
+
+def startup_seconds(page: bytes) -> dict[str, float]:
+    """Seconds of the phases of an engine's start; of several engines (data parallel ranks) the slowest."""
+    out: dict[str, float] = {}
+    for match in _STARTUP.finditer(page):
+        try:
+            value = float(match[2])
+        except ValueError:
+            continue
+        if math.isfinite(value) and value >= 0:
+            out[match[1].decode()] = max(value, out.get(match[1].decode(), 0.0))
+    return out
 
 
 def _shown(text: bytes) -> str:

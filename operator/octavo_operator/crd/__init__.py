@@ -1,1 +1,1 @@
-"""The CustomResourceDefinition, generated from the dataclasses of api/. `make crd` writes it."""
+"""The CustomResourceDefinitions, generated from the dataclasses of api/. `make crd` writes them."""

@@ -1,8 +1,10 @@
-"""`python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml`: prints the CustomResourceDefinition."""
+"""`python -m octavo_operator.crd FOLDER`: writes the CustomResourceDefinitions there."""
 
 import sys
+from pathlib import Path
 
-from octavo_operator.crd.generate import text
+from octavo_operator.crd import gateway, generate
 
 if __name__ == "__main__":
-    sys.stdout.write(text())
+    for made, text in ((generate.manifest(), generate.text()), (gateway.manifest(), gateway.text())):
+        Path(sys.argv[1], f"octavo.dev_{made['spec']['names']['plural']}.yaml").write_text(text)

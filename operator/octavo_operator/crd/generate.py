@@ -23,8 +23,8 @@ CONDITION: dict[str, Any] = {
     "properties": {
         "type": {
             "type": "string",
-            "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, ImageUpToDate, "
-            "AutoscalerReady or Degraded.",
+            "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, RouterReady, "
+            "ImageUpToDate, AutoscalerReady or Degraded.",
         },
         "status": {
             "type": "string",
@@ -51,6 +51,10 @@ def _count(description: str) -> dict[str, Any]:
     return {"type": "integer", "format": "int32", "description": description}
 
 
+def _seconds(description: str) -> dict[str, Any]:
+    return {"type": "number", "description": description}
+
+
 STATUS: dict[str, Any] = {
     "type": "object",
     "description": "Observed state.",
@@ -71,6 +75,18 @@ STATUS: dict[str, Any] = {
             "type": "string",
             "description": "Operator that serves this LLMDeployment: namespace/name of its Lease. Others ignore it.",
         },
+        "start": {
+            "type": "object",
+            "description": "How many seconds the pod that became ready last took. Absent phases are unknown.",
+            "properties": {
+                "pod": {"type": "string", "description": "Its name."},
+                "readyAt": {"type": "string", "format": "date-time", "description": "When it became ready."},
+                "imagePull": _seconds("Pulling its images; 0: the node had them."),
+                "fetch": _seconds("Fetching the model into the cache."),
+                "load": _seconds("Loading the weights, as the engine reports."),
+                "ready": _seconds("From the pod's creation until it was ready."),
+            },
+        },
         "replicaCapacity": _count("Observed number of requests that one pod handles at once; used by autoscaling."),
         "conditions": {
             "type": "array",
@@ -83,64 +99,81 @@ STATUS: dict[str, Any] = {
 }
 
 
-def _column(name: str, path: str, kind: str = "string", description: str = "", priority: int = 0) -> dict[str, Any]:
+def column(name: str, path: str, kind: str = "string", description: str = "", priority: int = 0) -> dict[str, Any]:
+    """A column of `kubectl get`."""
     column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path, "description": description}
     return {**column, "priority": priority} if priority else column
 
 
-_READY = ".status.conditions[?(@.type=='Ready')]"
+AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
+READY = ".status.conditions[?(@.type=='Ready')]"
 COLUMNS = [
-    _column("Model", ".spec.model.uri", description="Source of the model."),
-    _column("Ready", f"{_READY}.status", description="Whether all replicas, of the latest spec, serve requests."),
-    _column("Reason", f"{_READY}.reason", description="Reason of the condition Ready."),
-    _column("Replicas", ".status.readyReplicas", "integer", "Number of ready pods."),
-    _column("Desired", ".spec.replicas", "integer", "Desired number of pods."),
-    _column("URL", ".status.url", description="Address of the API in the cluster."),
-    _column("Age", ".metadata.creationTimestamp", "date"),
+    column("Model", ".spec.model.uri", description="Source of the model."),
+    column("Ready", f"{READY}.status", description="Whether all replicas, of the latest spec, serve requests."),
+    column("Reason", f"{READY}.reason", description="Reason of the condition Ready."),
+    column("Replicas", ".status.readyReplicas", "integer", "Number of ready pods."),
+    column("Desired", ".spec.replicas", "integer", "Desired number of pods."),
+    column("URL", ".status.url", description="Address of the API in the cluster."),
+    AGE,
 ]
-del COLUMNS[-1]["description"]
 
 
 def manifest() -> dict[str, Any]:
-    """The CustomResourceDefinition."""
+    """The CustomResourceDefinition of LLMDeployments."""
     spec = object_schema(api.LLMDeploymentSpec, "Desired state.")
-    schema = {
-        "type": "object",
-        "description": "A large language model, served with an OpenAI-compatible API by pods of the Octavo engine "
-        "behind one Service.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string", "description": "Version of this kind: octavo.dev/v1alpha1."},
-            "kind": {"type": "string", "description": "LLMDeployment."},
-            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
-            "spec": spec,
-            "status": STATUS,
-        },
-        "x-kubernetes-validations": [{**rule.schema(), "fieldPath": ".metadata.name"} for rule in NAME_RULES],
-    }
-    version = {
-        "name": api.VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": COLUMNS,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
+    about = (
+        "A large language model, served with an OpenAI-compatible API by pods of the Octavo engine behind one Service."
+    )
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
     }
     names = {
         "kind": api.KIND, "listKind": f"{api.KIND}List", "plural": api.PLURAL, "singular": "llmdeployment",
         "shortNames": ["llmd"], "categories": ["all"],
     }  # fmt: skip
+    return definition(names, version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": scale}))
+
+
+def version(
+    kind: str,
+    about: str,
+    spec: dict[str, Any],
+    status: dict[str, Any],
+    columns: list[dict[str, Any]],
+    subresources: dict[str, Any],
+) -> dict[str, Any]:
+    """The version of a kind whose objects name a Service."""
+    schema = {
+        "type": "object",
+        "description": about,
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "description": f"Version of this kind: {api.API_VERSION}."},
+            "kind": {"type": "string", "description": f"{kind}."},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "spec": spec,
+            "status": status,
+        },
+        "x-kubernetes-validations": [{**rule.schema(), "fieldPath": ".metadata.name"} for rule in NAME_RULES],
+    }
+    return {
+        "name": api.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": subresources,
+    }
+
+
+def definition(names: dict[str, Any], version: dict[str, Any]) -> dict[str, Any]:
+    """A CustomResourceDefinition of one version."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{api.PLURAL}.{api.GROUP}"},
+        "metadata": {"name": f"{names['plural']}.{api.GROUP}"},
         "spec": {"group": api.GROUP, "names": names, "scope": "Namespaced", "versions": [version]},
     }
 
@@ -150,9 +183,32 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+class _Flow(dict[str, Any]):
+    """A mapping that is written in flow style."""
+
+
+_Dumper.add_representer(
+    _Flow, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), flow_style=True)
+)
+
+
+def _flowing(value: Any, limit: int) -> Any:
+    if isinstance(value, list):
+        return [_flowing(one, limit) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if len(yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)) <= limit:
+        return _Flow(value)
+    return {key: _flowing(one, limit) for key, one in value.items()}
+
+
 def text() -> str:
     """The CRD as YAML."""
+    return yaml_text(manifest())
+
+
+def yaml_text(crd: dict[str, Any], flow: int = 0, width: int = 120) -> str:
+    """A CRD as YAML. `flow`: mappings of so many characters are written in flow style, whatever they hold."""
+    crd = _flowing(crd, flow) if flow else crd
     # Flow style for leaves (None): otherwise over half of the text would be indentation.
-    return yaml.dump(
-        manifest(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True, default_flow_style=None
-    )
+    return yaml.dump(crd, Dumper=_Dumper, sort_keys=False, width=width, allow_unicode=True, default_flow_style=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -211,6 +212,13 @@ class KubeClient:
         params = {"fieldManager": manager}
         return await self.call("PATCH", path, operations, params=params, content_type="application/json-patch+json")
 
+    async def scale(self, kind: str, namespace: str, name: str, replicas: int, version: str, manager: str) -> None:
+        """Writes `replicas` through /scale, if the object still has this resourceVersion (else ApiError 409)."""
+        path = RESOURCES[kind].path(namespace, name, "scale")
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        params = {"fieldManager": manager}
+        await self.call("PATCH", path, body, params=params, content_type="application/merge-patch+json")
+
     async def delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Deletes the object of this `uid`; does nothing when it is gone, or when another one has its name."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
@@ -229,6 +237,11 @@ class KubeClient:
                 return set()
             raise
         return {resource["kind"] for resource in found["resources"]}
+
+    async def version(self) -> tuple[int, int]:
+        """Major and minor version of the API server."""
+        found = await self.call("GET", "/version")
+        return int(found["major"]), int("".join(itertools.takewhile(str.isdigit, found["minor"])))  # "34+" of some
 
     async def close(self) -> None:
         """Closes the session."""

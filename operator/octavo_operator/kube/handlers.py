@@ -20,11 +20,12 @@ from typing import Any, Protocol
 
 import kopf
 
-from octavo_operator.api import KIND, OWNER_LABEL
+from octavo_operator.api import FIELD_MANAGER
+from octavo_operator.api.common import MANAGED_BY_LABEL
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import RESOURCES, WATCHED_KINDS
-from octavo_operator.kube.store import Key, Store
+from octavo_operator.kube.store import OWNER_KINDS, Key, Store
 from octavo_operator.kube.watch_health import WatchHealth
 
 
@@ -44,7 +45,7 @@ class ChangeHandler(Protocol):
         """The cluster has these of OPTIONAL_KINDS."""
 
     def on_listing(self, kind: str, changed: set[Key]) -> None:
-        """A kind was listed; that changed what is known of these LLMDeployments."""
+        """A kind was listed; that changed what is known of these owners."""
 
     def on_all_listed(self) -> None:
         """All kinds were listed."""
@@ -93,11 +94,17 @@ def registry(
     return out
 
 
+def label_selector(kind: str, config: OperatorConfig) -> str:
+    """Of the objects of a watched kind that are watched and listed; empty: all. A selector cannot name the label of
+    LLMDeployments or that of LLMGateways, so it names one that the objects of both have."""
+    return config.selector if kind in OWNER_KINDS else f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
+
+
 def settings(config: OperatorConfig) -> kopf.OperatorSettings:
     """kopf's settings: watches filtered by label, and everything else switched off."""
     out = kopf.OperatorSettings()
     for kind in WATCHED_KINDS:  # filtered by the API server: a cluster's other pods cost nothing
-        if selector := config.selector if kind == KIND else OWNER_LABEL:
+        if selector := label_selector(kind, config):
             out.watching.label_selectors[RESOURCES[kind].api_version, RESOURCES[kind].plural] = selector
     out.posting.enabled = False
     out.peering.standalone = True

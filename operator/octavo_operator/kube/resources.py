@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo_operator.api import API_VERSION, KIND, PLURAL
+from octavo_operator.api import API_VERSION, KIND, PLURAL, gateway
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,22 @@ class Resource:
 
 RESOURCES = {
     KIND: Resource(API_VERSION, PLURAL),
+    gateway.KIND: Resource(API_VERSION, gateway.PLURAL),
     "ServiceAccount": Resource("v1", "serviceaccounts"),
+    "ConfigMap": Resource("v1", "configmaps"),
     "PersistentVolumeClaim": Resource("v1", "persistentvolumeclaims"),
     "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
     "Service": Resource("v1", "services"),
     "Deployment": Resource("apps/v1", "deployments"),
+    "Job": Resource("batch/v1", "jobs"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "PodMonitor": Resource("monitoring.coreos.com/v1", "podmonitors"),
     "ServiceMonitor": Resource("monitoring.coreos.com/v1", "servicemonitors"),
     "HorizontalPodAutoscaler": Resource("autoscaling/v2", "horizontalpodautoscalers"),
     "ScaledObject": Resource("keda.sh/v1alpha1", "scaledobjects"),
+    "InferencePool": Resource("inference.networking.k8s.io/v1", "inferencepools"),
+    "Ingress": Resource("networking.k8s.io/v1", "ingresses"),
+    "HTTPRoute": Resource("gateway.networking.k8s.io/v1", "httproutes"),
     "EndpointSlice": Resource("discovery.k8s.io/v1", "endpointslices"),
     "Pod": Resource("v1", "pods"),
     "Event": Resource("v1", "events"),
@@ -41,8 +47,12 @@ RESOURCES = {
 }
 
 CHILD_KINDS = (
-    "ServiceAccount", "PersistentVolumeClaim", "NetworkPolicy", "Service", "Deployment", "PodDisruptionBudget",
-    "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
+    "ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment",
+    "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
+    "InferencePool", "Ingress", "HTTPRoute",
 )  # fmt: skip
-OPTIONAL_KINDS = ("PodMonitor", "ServiceMonitor", "ScaledObject")  # not every cluster has their CRDs
-WATCHED_KINDS = (KIND, *CHILD_KINDS, "Pod")
+OPTIONAL_KINDS = (  # CRDs, not everywhere
+    gateway.KIND, "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute",
+)  # fmt: skip
+IMAGE_VOLUMES, IMAGE_VOLUMES_VERSION = "ImageVolume", (1, 35)  # a feature of the API server, and since when it is on
+WATCHED_KINDS = (KIND, gateway.KIND, *CHILD_KINDS, "Pod")

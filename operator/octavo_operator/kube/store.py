@@ -1,4 +1,4 @@
-"""The objects as watches, listings and our own writes reported them last: LLMDeployments, their children and pods.
+"""The objects as watches, listings and our own writes reported them last: LLMDeployments, LLMGateways, what they own.
 
 Objects are kept as compact JSON text without managedFields: a tenth of the memory of decoded dictionaries, and decoding
 one takes less time than a request would.
@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api import FIELD_MANAGER, KIND, OWNER_LABEL
+from octavo_operator.api import FIELD_MANAGER, KIND, OWNER_LABEL, gateway
+from octavo_operator.api import Key as Key
+from octavo_operator.api.common import GATEWAY_LABEL, gateway_key
 from octavo_operator.kube.field_ownership import foreign_additions, other_managers
 
-Key = tuple[str, str]  # namespace and name of an LLMDeployment
-ObjectRef = tuple[str, str]  # kind and name of one of its objects
+ObjectRef = tuple[str, str]  # kind and name of an object of an owner
 Json = dict[str, Any]
+
+OWNER_KINDS = (KIND, gateway.KIND)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Observed:
         meta = dict(body["metadata"])
         foreign: tuple[str, ...] = ()
         managers: tuple[str, ...] = ()
-        if kind not in (KIND, "Pod", "PersistentVolumeClaim"):
+        if kind not in (*OWNER_KINDS, "Pod", "PersistentVolumeClaim", "Job"):
             foreign = tuple(foreign_additions(body, FIELD_MANAGER))
             managers = tuple(other_managers(body, FIELD_MANAGER))
         meta.pop("managedFields", None)
@@ -64,19 +67,25 @@ class Observed:
 
     @property
     def owner(self) -> Key | None:
-        """The LLMDeployment that it belongs to by its label."""
+        """The LLMDeployment or LLMGateway that it belongs to by its label."""
         if self.kind == KIND:
-            return (self.namespace, self.name)
-        name = (self.body["metadata"].get("labels") or {}).get(OWNER_LABEL)
-        return (self.namespace, name) if name else None
+            return self.namespace, self.name
+        if self.kind == gateway.KIND:
+            return gateway_key(self.namespace, self.name)
+        labels = self.body["metadata"].get("labels") or {}
+        if name := labels.get(OWNER_LABEL):
+            return self.namespace, name
+        name = labels.get(GATEWAY_LABEL)
+        return gateway_key(self.namespace, name) if name else None
 
 
 class Store:
-    """Objects by kind, namespace and name, found by their LLMDeployment."""
+    """Objects by kind, namespace and name, found by their owner."""
 
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], tuple[Observed, Key | None]] = {}
         self._children: defaultdict[Key, set[tuple[str, str, str]]] = defaultdict(set)
+        self._owners: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # names by kind and namespace
         self._deleted: OrderedDict[tuple[str, str, str], int] = OrderedDict()  # and at which resourceVersion
 
     def is_stale(self, kind: str, body: Mapping[str, Any]) -> bool:
@@ -93,7 +102,7 @@ class Store:
         return version <= max(int(known[0].resource_version) if known else 0, self._deleted.get(identity, 0))
 
     def put(self, one: Observed) -> Key | None:
-        """Stores it. Returns the LLMDeployment to reconcile, or None when the object is stale."""
+        """Stores it. Returns the owner to reconcile, or None when the object is stale."""
         if self._is_known((one.kind, one.namespace, one.name), int(one.resource_version)):
             return None
         return self._set(one)
@@ -105,13 +114,15 @@ class Store:
         if known and known[1] != owner and known[1]:
             self._children[known[1]].discard(identity)
         self._objects[identity] = (one, owner)
+        if one.kind in OWNER_KINDS:
+            self._owners[one.kind, one.namespace].add(one.name)
         if owner:
             self._children[owner].add(identity)
         return owner
 
     def delete(self, kind: str, namespace: str, name: str, uid: str, version: str | None = None) -> Key | None:
         """Removes it, if it is still the one of `uid`. `version`: resourceVersion of the deletion. Returns the
-        LLMDeployment to reconcile."""
+        owner to reconcile."""
         identity = (kind, namespace, name)
         known = self._objects.get(identity)
         if known and known[0].uid != uid:
@@ -123,6 +134,7 @@ class Store:
         if known is None:
             return None
         del self._objects[identity]
+        self._owners.get((kind, namespace), set()).discard(name)
         owner = known[1]
         if owner:
             self._children[owner].discard(identity)
@@ -140,13 +152,22 @@ class Store:
         return known[0] if known else None
 
     def children(self, key: Key) -> list[Observed]:
-        """Children and pods of an LLMDeployment."""
+        """Children and pods of an owner."""
         identities = sorted(self._children.get(key, ()))
-        return [self._objects[identity][0] for identity in identities if identity[0] != KIND]
+        return [self._objects[identity][0] for identity in identities if identity[0] not in OWNER_KINDS]
 
     def deployments(self) -> list[Key]:
         """All LLMDeployments."""
         return [(namespace, name) for kind, namespace, name in self._objects if kind == KIND]
+
+    def owner_keys(self) -> list[Key]:
+        """Of all LLMDeployments and LLMGateways."""
+        kinds = {KIND: lambda namespace, name: (namespace, name), gateway.KIND: gateway_key}
+        return [kinds[kind](namespace, name) for kind, namespace, name in self._objects if kind in kinds]
+
+    def owners(self, kind: str, namespace: str) -> list[Observed]:
+        """The LLMDeployments or the LLMGateways of a namespace."""
+        return [self._objects[kind, namespace, name][0] for name in sorted(self._owners.get((kind, namespace), ()))]
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -194,7 +215,7 @@ class Listing:
 
     def finish(self, version: str | None = None) -> set[Key]:
         """The list is complete: what is not in it is deleted. `version`: of the list; None: the cluster does not have
-        the kind. Returns the LLMDeployments to reconcile."""
+        the kind. Returns the owners to reconcile."""
         for identity, one in self._unlisted.items():
             deleted = min(int(one.resource_version), int(version)) if version else None
             if owner := self._store.delete(*identity, one.uid, str(deleted) if deleted else None):

@@ -14,11 +14,17 @@ import time
 
 import kopf
 
-from octavo_operator.api import KIND, OWNER_LABEL
+from octavo_operator.api import KIND, gateway
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube import handlers
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
-from octavo_operator.kube.resources import OPTIONAL_KINDS, RESOURCES, WATCHED_KINDS
+from octavo_operator.kube.resources import (
+    IMAGE_VOLUMES,
+    IMAGE_VOLUMES_VERSION,
+    OPTIONAL_KINDS,
+    RESOURCES,
+    WATCHED_KINDS,
+)
 from octavo_operator.kube.store import Key
 from octavo_operator.kube.thread_loop import run_in_thread_loop
 from octavo_operator.kube.watch_health import WatchHealth
@@ -35,7 +41,7 @@ class Watches:
 
     def __init__(self, client: KubeClient, config: OperatorConfig, controller: handlers.ChangeHandler) -> None:
         self._client, self._config, self._controller = client, config, controller
-        self._served: frozenset[str] | None = None  # of KIND and OPTIONAL_KINDS, those that the cluster has
+        self._served: frozenset[str] | None = None  # of KIND, OPTIONAL_KINDS and IMAGE_VOLUMES, what the cluster has
         self._restart = asyncio.Event()
         self._listing_wanted = asyncio.Event()
         self._listing_wanted.set()
@@ -102,15 +108,20 @@ class Watches:
             served: set[str] = set()
             for version in {RESOURCES[kind].api_version for kind in wanted}:
                 served |= await self._client.kinds(version)
+            if await self._client.version() >= IMAGE_VOLUMES_VERSION:
+                served.add(IMAGE_VOLUMES)
         except (*TRANSPORT_ERRORS, ApiError) as error:
             logger.warning("API discovery failed: %s", str(error) or type(error).__name__)
             await asyncio.sleep(_RETRY_SECONDS)
             return
-        found = frozenset(served & set(wanted))
+        found = frozenset(served & {*wanted, IMAGE_VOLUMES})
         if found == self._served:
             return
-        logger.info("optional kinds in this cluster: %s", ", ".join(sorted(found)) or "none")
+        logger.info("optional kinds and features of this cluster: %s", ", ".join(sorted(found)) or "none")
         first = self._served is None
+        if {KIND} == found & {KIND, gateway.KIND} and (first or gateway.KIND in (self._served or ())):
+            logger.warning("the CRD of LLMGateway is not installed, so there are no gateways; this version's chart "
+                           "installs it")  # fmt: skip
         self._served = found
         namespaces = self._config.watch_namespaces or (None,)
         expected = [kind for kind in WATCHED_KINDS if kind not in wanted or kind in found]
@@ -148,7 +159,7 @@ class Watches:
         self._controller.on_all_listed()
 
     async def _list(self, kind: str, namespace: str | None, is_served: bool) -> set[Key]:
-        selector = self._config.selector if kind == KIND else OWNER_LABEL
+        selector = handlers.label_selector(kind, self._config)
         listing, version = self._controller.store.listing(kind, namespace), None
         if is_served:
             async for page in self._client.list_pages(kind, namespace, selector):

@@ -35,7 +35,7 @@ def _horizontal_pod_autoscaler(deployment: LLMDeployment) -> Json:
     target = {"type": "AverageValue", "averageValue": str(autoscaling.queue_depth.target_per_replica)}
     body: Json = {
         "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": deployment.name},
-        "minReplicas": autoscaling.min_replicas,
+        "minReplicas": max(1, autoscaling.min_replicas),  # the last one is stopped, and started, by the operator
         "maxReplicas": autoscaling.max_replicas,
         "metrics": [{"type": "External", "external": {"metric": metric, "target": target}}],
     }
@@ -62,11 +62,14 @@ def _scaled_object(deployment: LLMDeployment, config: OperatorConfig) -> Json:
     }
     body: Json = {
         "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": deployment.name},
-        "minReplicaCount": autoscaling.min_replicas,
+        "minReplicaCount": max(1, autoscaling.min_replicas),
         "maxReplicaCount": autoscaling.max_replicas,
         "pollingInterval": 15,
         "triggers": [trigger],
     }
     if autoscaling.behavior:
         body["advanced"] = {"horizontalPodAutoscalerConfig": {"behavior": autoscaling.behavior}}
-    return names.manifest(deployment, "keda.sh/v1alpha1", "ScaledObject", {"spec": body})
+    out = names.manifest(deployment, "keda.sh/v1alpha1", "ScaledObject", {"spec": body})
+    if deployment.is_woken_by_requests:  # otherwise KEDA starts minReplicaCount replicas at once
+        out["metadata"]["annotations"] = {"autoscaling.keda.sh/paused": "true"}
+    return out

@@ -19,6 +19,9 @@ def model_argument(deployment: LLMDeployment) -> str:
     if model.source == "pvc":
         _, _, path = rest.partition("/")
         return _escape(f"{names.MODEL_PATH}/{path}".rstrip("/"))
+    if model.source == "oci":
+        _, _, path = rest.partition("//")
+        return _escape(f"{names.MODEL_PATH}/{path}".rstrip("/"))
     return _escape(rest if model.source == "file" else model.uri)
 
 
@@ -121,12 +124,14 @@ def expected_fetch(deployment: LLMDeployment, image: str) -> Json | None:
     if not model.is_fetched:
         return None
     revision = ["--revision", model.revision] if model.revision else []
+    limit = model.cache.node.max_size if model.cache.node else None
+    bounded = ["--max-cache-size", f"{quantity(str(limit)):.0f}"] if limit is not None else []
     return {
         "name": names.FETCH,
         "image": image,
         "imagePullPolicy": deployment.spec.engine.image_pull_policy,
         "command": ["octavo", "fetch"],
-        "args": [model_argument(deployment), *revision, "--quiet"],
+        "args": [model_argument(deployment), *revision, *bounded, "--quiet"],
         "env": _environment(deployment, engine=False),
         **_env_from(deployment),
         "resources": _fetch_resources(deployment),
@@ -213,11 +218,13 @@ def _from_key(variable: str, kind: str, name: str, key: str) -> Json:
 
 
 def _mounts(deployment: LLMDeployment) -> list[Json]:
+    # A folder of a node has a subfolder for each namespace, made by the kubelet, which follows no symbolic links out.
+    folder = {"subPath": deployment.namespace} if deployment.spec.model.cache.node else {}
     out: list[Json] = [
-        {"name": "cache", "mountPath": names.CACHE_PATH},
+        {"name": "cache", "mountPath": names.CACHE_PATH, **folder},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    if deployment.spec.model.source == "pvc":
+    if deployment.spec.model.source in ("pvc", "oci"):
         out.append({"name": "model", "mountPath": names.MODEL_PATH, "readOnly": True})
     return out + [dict(mount) for mount in deployment.spec.volume_mounts]

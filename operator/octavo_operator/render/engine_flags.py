@@ -63,6 +63,7 @@ FLAGS = (
     "--ignore-patterns",
     "--kv-cache-dtype",
     "--kv-cache-memory-bytes",
+    "--kv-events-config",
     "--language-model-only",
     "--limit-mm-per-prompt",
     "--load-format",
@@ -136,6 +137,7 @@ FLAGS = (
     "--shutdown-timeout",
     "--skip-mm-profiling",
     "--skip-tokenizer-init",
+    "--speculative-config",
     "--ssl-ca-certs",
     "--ssl-cert-reqs",
     "--ssl-certfile",
@@ -166,5 +168,6 @@ FLAGS = (
     "-pp",
     "-q",
     "-r",
+    "-sc",
     "-tp",
 )

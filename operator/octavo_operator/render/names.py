@@ -13,22 +13,38 @@ MANAGEMENT_PORT = 8001
 CACHE_PATH = "/cache"
 MODEL_PATH = "/models"
 ENGINE, FETCH = "engine", "fetch"  # the containers
+ROUTER = "router"  # component and container
+PREFETCH = "prefetch"  # component of a Job and its pod
+ROUTER_METRICS_PORT = 8002
+PICKER = "picker"  # container beside the router
+PICKER_PORT = 9001  # where it tells what it holds, and its metrics
+CONTROL_PORT = 9003  # where the operator alone tells it whom to refuse, and what is about to be stopped
 QUEUE_DEPTH_METRIC = "octavo_queue_depth"  # which autoscalers read
 USER_ID = 65532
 
 
-def labels(deployment: LLMDeployment) -> dict[str, str]:
+def labels(deployment: LLMDeployment, component: str = ENGINE) -> dict[str, str]:
     """Labels of all children and pods."""
     return {
         OWNER_LABEL: deployment.name, "app.kubernetes.io/name": "octavo",
-        "app.kubernetes.io/instance": deployment.name, COMPONENT_LABEL: ENGINE,
+        "app.kubernetes.io/instance": deployment.name, COMPONENT_LABEL: component,
         "app.kubernetes.io/part-of": "octavo", "app.kubernetes.io/managed-by": FIELD_MANAGER,
     }  # fmt: skip
 
 
-def selector(deployment: LLMDeployment) -> dict[str, str]:
-    """Labels that select the engine pods. Never change them: a Deployment's selector is immutable."""
-    return {OWNER_LABEL: deployment.name, COMPONENT_LABEL: ENGINE}
+def selector(deployment: LLMDeployment, component: str = ENGINE) -> dict[str, str]:
+    """Labels that select the pods of a component. Never change them: a Deployment's selector is immutable."""
+    return {OWNER_LABEL: deployment.name, COMPONENT_LABEL: component}
+
+
+def router(name: str) -> str:
+    """Name of the routers' objects."""
+    return f"{name}-router"
+
+
+def pods_service(name: str) -> str:
+    """Name of the headless Service of the engine pods, by which routers find them."""
+    return f"{name}-pods"
 
 
 def selector_text(deployment: LLMDeployment) -> str:
@@ -58,13 +74,14 @@ def manifest(
     body: dict[str, Any],
     name: str | None = None,
     owned: bool = True,
+    component: str = ENGINE,
 ) -> dict[str, Any]:
     """A child object: labelled, and (unless not `owned`) garbage collected with the LLMDeployment. `body`: the fields
     besides metadata; `name`: if it is not the LLMDeployment's."""
     metadata: dict[str, Any] = {
         "name": name or deployment.name,
         "namespace": deployment.namespace,
-        "labels": labels(deployment),
+        "labels": labels(deployment, component),
     }
     if owned:
         metadata["ownerReferences"] = [deployment.owner_reference()]

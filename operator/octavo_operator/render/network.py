@@ -5,54 +5,82 @@ from __future__ import annotations
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.api.common import GATEWAY_LABEL
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
+from octavo_operator.render.router.objects import Stage
 
 Json = dict[str, Any]
 
+GATEWAYS: Json = {  # routers of the namespace's LLMGateways
+    "podSelector": {
+        "matchLabels": {names.COMPONENT_LABEL: names.ROUTER},
+        "matchExpressions": [{"key": GATEWAY_LABEL, "operator": "Exists"}],
+    }
+}
 
-def expected_service(deployment: LLMDeployment) -> Json:
-    """The Service in front of the pods."""
+
+def expected_service(deployment: LLMDeployment, stage: Stage) -> Json:
+    """The Service that clients use, in front of the engine's pods or of the routers."""
     spec = deployment.spec
     ports = [
         {"name": "http", "port": spec.service.port, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     ]
-    if spec.monitoring.enabled and spec.monitoring.kind == "ServiceMonitor":
+    if has_service_monitor(deployment) and not stage.has_routers:
         # Prometheus uses the port's name, so any number will do that is not the API's.
         number = names.MANAGEMENT_PORT + (spec.service.port == names.MANAGEMENT_PORT)
         ports.append({"name": "management", "port": number, "targetPort": "management", "protocol": "TCP"})
     body: Json = {
         "type": spec.service.type,
-        "selector": names.selector(deployment),
+        "selector": names.selector(deployment, names.ROUTER if stage.is_routed else names.ENGINE),
         "ports": ports,
-        "sessionAffinity": "None",
+        **_session_affinity(deployment, stage),
     }
     if spec.service.load_balancer_class is not None:
         body["loadBalancerClass"] = spec.service.load_balancer_class
     if spec.service.external_traffic_policy is not None:
         body["externalTrafficPolicy"] = spec.service.external_traffic_policy
-    if spec.routing.strategy == "clientIP":
-        seconds = spec.routing.client_ip.timeout_seconds if spec.routing.client_ip else 10800
-        body["sessionAffinity"] = "ClientIP"
-        body["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": seconds}}
     out = names.manifest(deployment, "v1", "Service", {"spec": body})
     if spec.service.annotations:
         out["metadata"]["annotations"] = dict(spec.service.annotations)
     return out
 
 
-def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig) -> Json | None:
-    """The NetworkPolicy; None: spec.networkPolicy.enabled is false."""
+def client_affinity(seconds: int = 10800) -> Json:
+    """Fields of a Service that sends what one address asks to one pod."""
+    return {"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": seconds}}}
+
+
+def _session_affinity(deployment: LLMDeployment, stage: Stage) -> Json:
+    """Routers do not tell each other which replica has a conversation, so one client is to keep to one router."""
+    routing = deployment.spec.routing
+    if routing.strategy == "clientIP":
+        return client_affinity(routing.client_ip.timeout_seconds) if routing.client_ip else client_affinity()
+    return client_affinity() if stage.is_routed else {"sessionAffinity": "None"}
+
+
+def has_service_monitor(deployment: LLMDeployment) -> bool:
+    """Whether a Service has to name the port of the pods' metrics."""
+    monitoring = deployment.spec.monitoring
+    return monitoring.enabled and monitoring.kind == "ServiceMonitor"
+
+
+def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, stage: Stage) -> Json | None:
+    """The NetworkPolicy of the engine's pods; None: spec.networkPolicy.enabled is false."""
     policy = deployment.spec.network_policy
     if not policy.enabled:
         return None
     api: Json = {"ports": [{"port": "http", "protocol": "TCP"}]}
-    if policy.ingress_from:
-        api["from"] = [dict(peer) for peer in policy.ingress_from]
-    management_from = [dict(peer) for peer in policy.management_from] or _default_management_peers(config)
+    routers = [*([router_peer(deployment)] if stage is not Stage.NONE else []), GATEWAYS]
+    if stage is Stage.CLOSED and deployment.spec.inference_pool is None:  # its gateways ask the pods themselves
+        api["from"] = routers
+    elif policy.ingress_from:
+        api["from"] = [*(dict(peer) for peer in policy.ingress_from), *routers]
+    management_from = [dict(peer) for peer in policy.management_from] or default_management_peers(config)
+    if policy.management_from:
+        management_from += routers  # their health checks
     if deployment.spec.autoscaling:  # the operator scrapes the pods
-        named = {"kubernetes.io/metadata.name": config.namespace}
-        management_from = [*management_from, {"namespaceSelector": {"matchLabels": named}}]
+        management_from = [*management_from, operator_peer(config)]
     body: Json = {
         "podSelector": {"matchLabels": names.selector(deployment)},
         "policyTypes": ["Ingress"],
@@ -64,7 +92,57 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig) -
     return names.manifest(deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body})
 
 
-def _default_management_peers(config: OperatorConfig) -> list[Json]:
+def expected_router_policy(deployment: LLMDeployment, config: OperatorConfig) -> Json | None:
+    """The NetworkPolicy of the routers; None: spec.networkPolicy.enabled is false."""
+    policy = deployment.spec.network_policy
+    if not policy.enabled:
+        return None
+    api: Json = {"ports": [{"port": "http", "protocol": "TCP"}]}
+    if policy.ingress_from:
+        api["from"] = [dict(peer) for peer in policy.ingress_from]
+    metrics_from = [dict(peer) for peer in policy.management_from] or default_management_peers(config)
+    # The operator asks what is held, where replicas may be 0.
+    asks = [*metrics_from, *([operator_peer(config)] if deployment.routers_hold else [])]
+    body: Json = {
+        "podSelector": {"matchLabels": names.selector(deployment, names.ROUTER)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            api,
+            {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": metrics_from},
+            {"ports": [{"port": "management", "protocol": "TCP"}], "from": asks},
+        ],
+    }
+    if deployment.routers_hold:
+        control = {"ports": [{"port": "control", "protocol": "TCP"}], "from": [operator_peer(config)]}
+        body["ingress"].append(control)
+    if policy.egress is not None:  # what the engine's pods may reach is no matter of theirs
+        engine = {"podSelector": {"matchLabels": names.selector(deployment)}}
+        body["policyTypes"] = ["Ingress", "Egress"]
+        body["egress"] = [
+            {
+                "ports": [{"port": port, "protocol": "TCP"} for port in (names.API_PORT, names.MANAGEMENT_PORT)],
+                "to": [engine],
+            },
+            {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]},
+        ]
+    return names.manifest(
+        deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body}, names.router(deployment.name),
+        component=names.ROUTER,
+    )  # fmt: skip
+
+
+def router_peer(deployment: LLMDeployment) -> Json:
+    """The routers, as a peer of a NetworkPolicy."""
+    return {"podSelector": {"matchLabels": names.selector(deployment, names.ROUTER)}}
+
+
+def operator_peer(config: OperatorConfig) -> Json:
+    """The operator, as a peer."""
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": config.namespace}}}
+
+
+def default_management_peers(config: OperatorConfig) -> list[Json]:
+    """Who may reach health and metrics where a spec names nobody."""
     peers: list[Json] = [{"podSelector": {}}]
     if config.management_namespaces:
         named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(config.management_namespaces)}

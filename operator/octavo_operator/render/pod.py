@@ -11,6 +11,8 @@ from octavo_operator.render.engine import expected_engine, expected_fetch
 from octavo_operator.render.pod_patches import patched
 from octavo_operator.render.restricted import violations
 from octavo_operator.render.template_checks import (
+    IMAGE_VOLUMES_UNSUPPORTED,
+    NODE_CACHE_NOT_ALLOWED,
     PRIVILEGED_POD,
     READ_ONLY_PATH,
     UNKNOWN_ARGUMENT,
@@ -22,21 +24,38 @@ from octavo_operator.render.template_checks import (
 Json = dict[str, Any]
 
 
-def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json:
-    """The pod template, patched. Raises InvalidTemplateError."""
+def expected_template(deployment: LLMDeployment, config: OperatorConfig, image_volumes: bool = True) -> Json:
+    """The pod template, patched, with the administrator's defaults. ``image_volumes``: the cluster mounts images as
+    volumes. Raises InvalidTemplateError."""
+    if deployment.spec.model.source == "oci" and not image_volumes:
+        raise InvalidTemplateError(
+            "model.uri: oci:// needs Kubernetes 1.35 or newer, which mounts images as volumes: an older one starts the "
+            "pods without the model; use hf://, pvc:// or https://, or upgrade the cluster",
+            IMAGE_VOLUMES_UNSUPPORTED,
+        )
+    node = deployment.spec.model.cache.node
+    if node and node.path not in config.node_cache_paths:
+        allowed = ", ".join(config.node_cache_paths) or "none"
+        raise InvalidTemplateError(
+            f"model.cache.node.path: {node.path} is not allowed as a folder of nodes (allowed: {allowed}); use "
+            "cache.mode pvc, or have the administrator prepare the folder and name it in cache.nodePaths of the "
+            "operator's chart",
+            NODE_CACHE_NOT_ALLOWED,
+        )
+    deployment = config.defaults.fill(deployment)
     spec = deployment.spec
     metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
     if spec.pod_annotations:
         metadata["annotations"] = dict(spec.pod_annotations)
     template = patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
     if not config.allow_privileged_pods:
-        for offence in violations(template, deployment.name):
+        for offence in violations(template, deployment.name, _cache_volume(deployment), deployment.namespace):
             raise InvalidTemplateError(
                 f"{offence}: podPatches, volumes and podAnnotations must not raise the privileges of the pods; change "
                 "them, or have the administrator set allowPrivilegedPods in the operator's chart",
                 PRIVILEGED_POD,
             )
-    for unknown in unknown_arguments(deployment, spec.engine.image or config.engine_image):
+    for unknown in unknown_arguments(deployment, spec.engine.image or config.image(spec.accelerator)):
         raise InvalidTemplateError(unknown, UNKNOWN_ARGUMENT)
     for unwritable in unwritable_paths(template):
         raise InvalidTemplateError(unwritable, READ_ONLY_PATH)
@@ -45,7 +64,7 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig) -> Json
 
 def _pod_spec(deployment: LLMDeployment, config: OperatorConfig) -> Json:
     spec = deployment.spec
-    image = spec.engine.image or config.engine_image
+    image = spec.engine.image or config.image(spec.accelerator)
     fetch = expected_fetch(deployment, image)
     secrets = dict.fromkeys((*config.image_pull_secrets, *spec.engine.image_pull_secrets))
     scheduling = spec.scheduling
@@ -98,17 +117,24 @@ def _tolerations(deployment: LLMDeployment) -> list[Json]:
 
 def _volumes(deployment: LLMDeployment) -> list[Json]:
     spec = deployment.spec
-    if claim := names.cache_claim(deployment):
-        cache: Json = {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
-    else:
-        limit = spec.model.cache.size_limit
-        cache = {"name": "cache", "emptyDir": {} if limit is None else {"sizeLimit": str(limit)}}
     out = [
-        cache,
+        _cache_volume(deployment),
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(spec.shm.size)}},
     ]
     if spec.model.source == "pvc":
         claim = spec.model.uri.removeprefix("pvc://").partition("/")[0]
         out.append({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
+    if spec.model.source == "oci":
+        reference = spec.model.uri.removeprefix("oci://").partition("//")[0]
+        out.append({"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}})
     return out + [dict(volume) for volume in spec.volumes]
+
+
+def _cache_volume(deployment: LLMDeployment) -> Json:
+    cache = deployment.spec.model.cache
+    if cache.node:  # it must be there: the kubelet would make one that root alone can write
+        return {"name": "cache", "hostPath": {"path": cache.node.path, "type": "Directory"}}
+    if claim := names.cache_claim(deployment):
+        return {"name": "cache", "persistentVolumeClaim": {"claimName": claim}}
+    return {"name": "cache", "emptyDir": {} if cache.size_limit is None else {"sizeLimit": str(cache.size_limit)}}

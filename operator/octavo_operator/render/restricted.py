@@ -32,11 +32,12 @@ _SYSCTLS = frozenset(
 _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
-def violations(template: Json, service_account: str) -> Iterator[str]:
-    """Violations in `template`: JSON pointers, each with what is required there."""
+def violations(template: Json, service_account: str, cache: Json = None, folder: str = "") -> Iterator[str]:
+    """Violations in `template`: JSON pointers, each with what is required there. `cache`: a volume that is allowed as
+    it is, whatever its kind; of one on the node pods may mount `folder` alone."""
     pod = _map(template.get("spec"))
     yield from _identity(pod, service_account)
-    yield from _volumes(pod)
+    yield from _volumes(pod, cache)
     context = _map(pod.get("securityContext"))
     for index, sysctl in enumerate(_items(context.get("sysctls"))):
         if sysctl.get("name") not in _SYSCTLS:
@@ -45,6 +46,8 @@ def violations(template: Json, service_account: str) -> Iterator[str]:
     for kind in ("initContainers", "containers", "ephemeralContainers"):
         for index, container in enumerate(_items(pod.get(kind))):
             yield from _container(container, context, f"/spec/{kind}/{index}")
+            if "hostPath" in _map(cache):
+                yield from _mounts(container, folder, f"/spec/{kind}/{index}")
     for name, value in _map(_map(template.get("metadata")).get("annotations")).items():
         if str(name).startswith(_APPARMOR) and not str(value).startswith(("runtime/default", "localhost/")):
             yield f"/metadata/annotations: {name} must be runtime/default or localhost/..."
@@ -64,15 +67,26 @@ def _identity(pod: Json, service_account: str) -> Iterator[str]:
         yield "/spec/automountServiceAccountToken must stay false"
 
 
-def _volumes(pod: Json) -> Iterator[str]:
+def _volumes(pod: Json, cache: Json) -> Iterator[str]:
     for index, volume in enumerate(_items(pod.get("volumes"))):
         where = f"/spec/volumes/{index}"
         for kind in volume:
-            if kind != "name" and kind not in _VOLUMES:
+            if kind != "name" and kind not in _VOLUMES and volume != cache:
                 yield f"{where}/{kind} is not allowed; use {', '.join(sorted(_VOLUMES))}"
         for number, source in enumerate(_items(_map(volume.get("projected")).get("sources"))):
             if "serviceAccountToken" in source:
                 yield f"{where}/projected/sources/{number}/serviceAccountToken is not allowed"
+
+
+def _mounts(container: Json, folder: str, path: str) -> Iterator[str]:
+    """The folder of a node is everybody's: a pod gets the part of its namespace."""
+    for index, mount in enumerate(_items(container.get("volumeMounts"))):
+        part = mount.get("subPath", "")
+        own = (
+            isinstance(part, str) and (part == folder or part.startswith(f"{folder}/")) and ".." not in part.split("/")
+        )
+        if mount.get("name") == "cache" and (not own or "subPathExpr" in mount):
+            yield f"{path}/volumeMounts/{index}/subPath must be {folder}, or a folder in it"
 
 
 def _context(context: Json, where: str) -> Iterator[str]:

@@ -48,6 +48,40 @@ def expected_cache_claim(deployment: LLMDeployment) -> Json | None:
     return names.manifest(deployment, "v1", "PersistentVolumeClaim", {"spec": body}, name, owned=not pvc.retain)
 
 
+def expected_inference_pool(deployment: LLMDeployment) -> Json | None:
+    """The InferencePool of the engine's pods, for gateways of the Gateway API; None: not asked for."""
+    pool = deployment.spec.inference_pool
+    if pool is None:
+        return None
+    picker = pool.endpoint_picker_ref
+    body: Json = {
+        "selector": {"matchLabels": names.selector(deployment)},
+        "targetPorts": [{"number": names.API_PORT}],
+        "endpointPickerRef": {
+            "group": "", "kind": "Service", "name": picker.name, "port": {"number": picker.port},
+            "failureMode": "FailOpen",  # a picker that is down costs prefix hits, not answers
+        },
+    }  # fmt: skip
+    return names.manifest(deployment, "inference.networking.k8s.io/v1", "InferencePool", {"spec": body})
+
+
+def expected_router_monitor(deployment: LLMDeployment) -> Json | None:
+    """The PodMonitor of the routers, whatever the kind of the engine's: the Service of clients has no port for
+    metrics. None: disabled."""
+    monitoring = deployment.spec.monitoring
+    if not monitoring.enabled or deployment.spec.routing.routers is None:
+        return None
+    named = {"sourceLabels": [_OWNER_META_LABEL], "targetLabel": "llmdeployment"}
+    endpoint = {"port": "metrics", "path": "/stats/prometheus", "interval": monitoring.interval, "relabelings": [named]}
+    endpoints = [endpoint, {**endpoint, "port": "management", "path": "/metrics"}]
+    selector = {"matchLabels": names.selector(deployment, names.ROUTER)}
+    body: Json = {"selector": selector, "podMetricsEndpoints": endpoints}
+    name = names.router(deployment.name)
+    out = names.manifest(deployment, MONITORING_API, "PodMonitor", {"spec": body}, name, component=names.ROUTER)
+    out["metadata"]["labels"] = {**monitoring.labels, **out["metadata"]["labels"]}
+    return out
+
+
 def expected_monitor(deployment: LLMDeployment) -> Json | None:
     """PodMonitor or ServiceMonitor for the Prometheus operator; None: disabled. Both scrape every pod."""
     monitoring = deployment.spec.monitoring

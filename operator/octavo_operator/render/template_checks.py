@@ -15,10 +15,15 @@ from octavo_operator.render.engine_flags import FLAGS
 
 Json = dict[str, Any]
 
-BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH = (
-    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath",
+BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED, NODE_CACHE_NOT_ALLOWED = (
+    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath", "ImageVolumesUnsupported", "NodeCacheNotAllowed",
 )  # fmt: skip
-TEMPLATE_PROBLEMS = frozenset({BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH})
+TEMPLATE_PROBLEMS = frozenset(
+    {
+        BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED,
+        NODE_CACHE_NOT_ALLOWED,
+    }
+)  # fmt: skip
 
 
 class InvalidTemplateError(ValueError):

@@ -1,0 +1,215 @@
+"""Reconciliation of one LLMGateway, without I/O: from observed objects to a plan and a status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+from octavo_operator.api import SpecError, stable_json
+from octavo_operator.api.engine import FOLLOW
+from octavo_operator.api.gateway import KIND, InvalidLLMGateway, LLMGateway
+from octavo_operator.children import child, pods_of
+from octavo_operator.config import OperatorConfig
+from octavo_operator.diagnosis import Events, Problem, is_finished
+from octavo_operator.diff import digest
+from octavo_operator.gateway_links import is_available
+from octavo_operator.kube.store import Observed
+from octavo_operator.plan import (
+    Annotate,
+    Plan,
+    PodFields,
+    compute_plan,
+    kept_annotation,
+    ownership_of,
+    pinned,
+    record_annotation,
+    recorded_image,
+)
+from octavo_operator.reconcile import Outcome
+from octavo_operator.render import names
+from octavo_operator.render.exposure import external_url, refusal, render_exposure
+from octavo_operator.render.gateway import (
+    SETTINGS,
+    GatewayPods,
+    expected_template,
+    render_gateway,
+    settings_digest,
+    url,
+)
+from octavo_operator.render.router.gateway import MODEL_FILES, files
+from octavo_operator.render.router.objects import FILES, unchanged_files
+from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
+from octavo_operator.routing import router_problem
+from octavo_operator.status import degraded, make_condition, set_times
+
+Json = dict[str, Any]
+
+MAX_FILES_BYTES = 1_000_000  # of a ConfigMap; the API server takes 1 MiB
+_POD_FIELDS = ("routing", "tls", "tenants")
+
+
+def parse(body: Json) -> LLMGateway | InvalidLLMGateway:
+    """The LLMGateway of an object of the API; an InvalidLLMGateway where its spec does not parse."""
+    try:
+        return LLMGateway.from_json(body)
+    except SpecError as error:
+        return InvalidLLMGateway.of(body, error)
+
+
+def reconcile_invalid(gateway: InvalidLLMGateway, now: float) -> Outcome:
+    """Changes nothing until the spec is valid; running routers stay."""
+    problem = Problem("InvalidSpec", f"{gateway.error}; correct it. Running routers are unchanged")
+    conditions = [make_condition("Ready", False, problem.reason, problem.message), degraded(problem)]
+    set_times(conditions, gateway, now)
+    kept = {name: value for name, value in gateway.status.items() if name in ("url", "models")}
+    return Outcome(status={"observedGeneration": gateway.generation, **kept, "conditions": conditions})
+
+
+def reconcile(
+    gateway: LLMGateway,
+    children: list[Observed],
+    candidates: Sequence[Candidate],
+    config: OperatorConfig,
+    now: float,
+    problem: Problem | None = None,
+    *,
+    has_namesake: bool = False,
+    contested: Problem | None = None,
+    pod_events: Events = MappingProxyType({}),
+    apis: frozenset[str] = frozenset(),
+) -> Outcome:
+    """`children`: observed objects of the gateway; `candidates`: the LLMDeployments that it selects; `problem`: of the
+    last execution of the plan; `has_namesake`: an LLMDeployment has its name; `contested`: an object that others keep
+    changing; `pod_events`: of hanging pods; `apis`: optional kinds that the cluster has."""
+    if gateway.deleting:
+        return Outcome()
+    served = served_models(gateway, candidates)
+    plan = Plan()
+    if has_namesake:
+        text = (
+            f"an LLMDeployment is named {gateway.name}, too, and both would name their Service so; rename one of them"
+        )
+        problem = Problem("NameConflict", text)
+    if not has_namesake or _has_service(gateway, children):
+        plan, planning = _plan(gateway, children, candidates, config, apis)
+        problem = problem or planning
+    pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
+    pod_problem, requeue_after = router_problem(pods, pod_events, now)
+    if plan.waits:
+        requeue_after = 2.0
+    live = child(children, "Deployment", names.router(gateway.name))
+    available = ((live or {}).get("status") or {}).get("availableReplicas", 0)
+    ready = _ready(gateway, available, problem or pod_problem)
+    conditions = [
+        ready,
+        degraded(problem or pod_problem or _conflict(served) or _unexposed(gateway, children, apis) or contested),
+    ]
+    set_times(conditions, gateway, now)
+    is_ready = {one.deployment.name: is_available(one.deployment.status) for one in candidates}
+    models = [
+        {"name": one.name, "llmdeployment": one.owner, "ready": any(is_ready[pool] for pool in one.pools)}
+        for one in served.models
+    ]
+    outside = external_url(
+        gateway, *(child(children, kind, gateway.name) for kind in ("Ingress", "HTTPRoute", "Service"))
+    )
+    status = {
+        "observedGeneration": gateway.generation, "url": outside or url(gateway, config.cluster_domain),
+        "models": models, "conditions": conditions,
+    }  # fmt: skip
+    return Outcome(plan, status, requeue_after)
+
+
+def _has_service(gateway: LLMGateway, children: list[Observed]) -> bool:
+    """Whether the Service of the gateway's name is its own: it was there before its namesake."""
+    service = child(children, "Service", gateway.name)
+    return service is not None and ownership_of(service, gateway) == "ours"
+
+
+def _plan(
+    gateway: LLMGateway,
+    children: list[Observed],
+    candidates: Sequence[Candidate],
+    config: OperatorConfig,
+    apis: frozenset[str],
+) -> tuple[Plan, Problem | None]:
+    pods = _choose_pods(gateway, children, candidates, config)
+    size = sum(len(content.encode()) for content in pods.files.values())
+    if size > MAX_FILES_BYTES:
+        text = (
+            f"the configuration of its routers has {size} bytes, and a ConfigMap takes {MAX_FILES_BYTES}; select fewer "
+            "LLMDeployments and use several gateways. Routers go on with the last one that fitted"
+        )
+        return Plan(), Problem("ConfigTooLarge", text)
+    desired = [*render_gateway(gateway, candidates, config, pods), *render_exposure(gateway, apis)]
+    plan = compute_plan(gateway, desired, children)
+    stamp = {FILES: digest(pods.files)}
+    for one in children:
+        if one.kind != "Pod" or "deletionTimestamp" in one.body["metadata"]:
+            continue
+        annotations = one.body["metadata"].get("annotations") or {}
+        if annotations and not stamp.items() <= annotations.items():
+            plan.actions.append(Annotate(one, stamp))
+    problem = None
+    if plan.conflicts:
+        text = f"{', '.join(plan.conflicts)} exists and is not managed by this {KIND}; delete it or choose another name"
+        problem = Problem("NameConflict", text)
+    return plan, problem
+
+
+def _choose_pods(
+    gateway: LLMGateway, children: list[Observed], candidates: Sequence[Candidate], config: OperatorConfig
+) -> GatewayPods:
+    """What the routers are made of. Running ones stay as they are until the spec changes, or, with imagePolicy Follow,
+    the operator's image of routers: files for another version of Envoy could be rejected. What names the models always
+    follows them."""
+    content = files(gateway_spec(gateway, candidates, config))
+    live = child(children, "Deployment", names.router(gateway.name))
+    fields = _pod_fields(gateway)
+    template = pinned(gateway, live, fields)
+    is_behind = config.image_policy == FOLLOW and live is not None and recorded_image(live) != config.router_image
+    if template is None or live is None or is_behind:
+        template = expected_template(gateway, config, content)
+        return GatewayPods(template, content, record_annotation(gateway, template, fields, config.router_image))
+    config_map = child(children, "ConfigMap", names.router(gateway.name))
+    annotations = (config_map or {}).get("metadata", {}).get("annotations") or {}
+    kept = unchanged_files(config_map)
+    if kept and annotations.get(SETTINGS) == settings_digest(gateway):
+        content = {**kept, **{name: content[name] for name in MODEL_FILES}}
+    return GatewayPods(template, content, kept_annotation(live))
+
+
+def _pod_fields(gateway: LLMGateway) -> PodFields:
+    def of(fields: Json) -> str:
+        return digest({name: fields[name] for name in _POD_FIELDS if name in fields})
+
+    return PodFields(of(stable_json(gateway.spec)), of(stable_json(gateway.spec, or_default=True)))
+
+
+def _ready(gateway: LLMGateway, available: int, problem: Problem | None) -> Json:
+    count = f"{available} of {gateway.spec.replicas} routers serve requests"
+    if available >= gateway.spec.replicas:
+        return make_condition("Ready", True, "Ready", count)
+    if problem:
+        return make_condition("Ready", False, problem.reason, f"{count}; {problem.message}")
+    return make_condition("Ready", False, "Starting", count)
+
+
+def _conflict(served: Served) -> Problem | None:
+    return Problem("ModelNameConflict", "; ".join(served.conflicts)) if served.conflicts else None
+
+
+def _unexposed(gateway: LLMGateway, children: list[Observed], apis: frozenset[str]) -> Problem | None:
+    """Why it cannot be reached as its spec wants it; in the cluster it serves all the same."""
+    if gateway.spec.http_route is None:
+        return None
+    if "HTTPRoute" not in apis:
+        return Problem(
+            "GatewayAPINotInstalled",
+            "this cluster has no HTTPRoutes (gateway.networking.k8s.io/v1); install the Gateway API, or remove "
+            "spec.httpRoute. The Service serves all the same",
+        )
+    if why := refusal(child(children, "HTTPRoute", gateway.name)):
+        return Problem("RouteNotAccepted", f"the HTTPRoute is not accepted; correct spec.httpRoute. {why}")
+    return None

@@ -1,0 +1,341 @@
+"""Envoy's configuration of a router: affinity by a Lua filter's key, a ring hash with bounded load, health checks and
+retries; with a picker, the replica that it names, and the ring hash without its answer. Pure.
+
+Envoy reads its listeners and clusters from files and watches their directory, so a change needs no restart, and the
+data path needs neither the operator nor the API server.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from octavo_operator.diff import digest
+from octavo_operator.render.router.replies import MAX_BODY_BYTES, local_replies
+
+Json = dict[str, Any]
+
+KEY_HEADER = "x-octavo-key"
+PICK_HEADER = "x-gateway-destination-endpoint"  # the endpoint picker protocol's: "ADDRESS:PORT,..." in order
+CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt")  # a gateway's alone
+LOAD_FACTOR_HEADER = "x-octavo-load-factor"  # to the picker: percent
+_HEALTH_SECONDS = 1
+_MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
+ADMIN, _PICKER = "_admin", "_picker"  # clusters of the router itself: no pool can have these names
+_FILTER, _EXTENSION = "envoy.filters.http", "type.googleapis.com/envoy.extensions.filters.http"
+_MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+_DNS = "envoy.extensions.clusters.dns.v3.DnsCluster"
+_UPSTREAM = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where replicas listen: an address, or a DNS name of all of them."""
+
+    address: str
+    port: int = 8000
+    health_port: int = 8001
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Replicas that serve the same. `name`: in Envoy's metrics."""
+
+    name: str
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True)
+class RouterSpec:
+    """Settings of a router. `load_factor`: percent of the mean load that one replica may have; `key_bytes`: of a
+    completion's prompt; `directory`: of the configuration; `picker_port`: on loopback, 0: there is no picker;
+    `hold_seconds`: for so long the picker may hold requests of a pool without replicas."""
+
+    session_headers: tuple[str, ...] = ("x-session-id",)
+    load_factor: int = 125
+    key_bytes: int = 2048
+    address: str = "0.0.0.0"
+    port: int = 8000
+    metrics_port: int = 8002
+    admin_port: int = 9901
+    picker_port: int = 0
+    hold_seconds: int = 0
+    directory: str = "/etc/octavo-router"
+
+
+def files(spec: RouterSpec, pool: Pool) -> dict[str, str]:
+    """All files of the configuration, by name. JSON is YAML."""
+    lua = key_lua(spec)
+    return {
+        "envoy.yaml": _text(bootstrap(spec)),
+        "lds.yaml": _text({"version_info": digest([spec.__dict__, lua]), "resources": [listener(spec, pool)]}),
+        "cds.yaml": _text({"resources": [cluster(spec, pool)]}),
+        "key.lua": lua,
+    }
+
+
+def key_lua(spec: RouterSpec) -> str:
+    """The Lua filter, with its settings."""
+    headers = ", ".join(json.dumps(name.lower()) for name in spec.session_headers)
+    return f"local SESSION_HEADERS, KEY_BYTES = {{{headers}}}, {spec.key_bytes}\n{_lua()}"
+
+
+@functools.cache
+def _lua() -> str:
+    return resources.files(__package__).joinpath("key.lua").read_text()
+
+
+def bootstrap(spec: RouterSpec) -> Json:
+    """What Envoy is started with: never changed while it runs. Its admin API listens on loopback alone; metrics and
+    readiness are served by a listener that has these two paths only."""
+    admin = {"socket_address": {"address": "127.0.0.1", "port_value": spec.admin_port}}
+    paths = [{"match": {"path": path}, "route": {"cluster": ADMIN}} for path in ("/stats/prometheus", "/ready")]
+    return {
+        "node": {"id": "octavo-router", "cluster": "octavo-router"},
+        "admin": {"address": admin},
+        "dynamic_resources": {
+            f"{kind}_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {
+                    "path": f"{spec.directory}/{kind}.yaml", "watched_directory": {"path": spec.directory},
+                },
+            }
+            for kind in ("lds", "cds")
+        },
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": "metrics",
+                    "address": {"socket_address": {"address": spec.address, "port_value": spec.metrics_port}},
+                    "filter_chains": [{"filters": [_manager("metrics", _hosts(paths), [_router()])]}],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": ADMIN, "type": "STATIC", "connect_timeout": "1s",
+                    "load_assignment": _at(ADMIN, admin),
+                },
+                *([_picker_cluster(spec)] if spec.picker_port else []),
+            ],
+        },
+    }  # fmt: skip
+
+
+def listener(spec: RouterSpec, pool: Pool) -> Json:
+    """The listener for clients."""
+    route = {"match": {"prefix": "/"}, "route": {"cluster": pool.name, **to_a_replica()}}
+    hosts = _hosts([{**route, "request_headers_to_remove": list(CALLER_HEADERS)}])
+    return client_listener(spec, key_lua(spec), hosts, [])
+
+
+def to_a_replica() -> Json:
+    """What a route to replicas says, besides which ones."""
+    return {
+        "timeout": "0s",  # an answer may take as long as it takes; stream_idle_timeout ends what is silent
+        "hash_policy": [{"header": {"header_name": KEY_HEADER}}],
+        "retry_policy": _retries(),
+    }
+
+
+def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[Json]) -> Json:
+    """A listener for clients. `script`: key.lua; `filters` come between it and the router."""
+    lua = {
+        "name": f"{_FILTER}.lua",
+        "typed_config": {
+            "@type": f"{_EXTENSION}.lua.v3.Lua",
+            "default_source_code": {"filename": f"{spec.directory}/key.lua"},
+        },
+    }
+    picker = [_picker(spec)] if spec.picker_port else []
+    manager = _manager("clients", routes, [lua, *filters, *picker, _router()])
+    manager["typed_config"] |= {
+        "stream_idle_timeout": "600s",
+        "request_headers_timeout": "30s",
+        "use_remote_address": True,
+        "generate_request_id": False,
+        "server_header_transformation": "PASS_THROUGH",
+        "local_reply_config": local_replies(),
+    }
+    return {
+        "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
+        "name": "clients",
+        "address": {"socket_address": {"address": spec.address, "port_value": spec.port}},
+        "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
+        # A file that the listener names is read with the listener: another text has to make another listener.
+        "metadata": {"filter_metadata": {"octavo": {"key.lua": digest(script)}}},
+        "filter_chains": [{"filters": [manager]}],
+    }
+
+
+def cluster(spec: RouterSpec, pool: Pool) -> Json:
+    """The replicas, how one is chosen, and when one is left out."""
+    seconds = f"{_HEALTH_SECONDS}s"
+    limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    return {
+        "@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+        "name": pool.name,
+        "cluster_type": {  # every address of a name is a replica
+            "name": "envoy.cluster.dns",
+            "typed_config": {
+                "@type": f"type.googleapis.com/{_DNS}",
+                "dns_refresh_rate": "1s",
+                "dns_lookup_family": "ALL",
+            },
+        },
+        "connect_timeout": "2s",
+        "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
+        "ignore_health_on_host_removal": True,
+        "circuit_breakers": {"thresholds": [dict.fromkeys(limits, _MANY)]},
+        "load_balancing_policy": _choice(spec),
+        "common_lb_config": {
+            "healthy_panic_threshold": {"value": 0},
+            "ignore_new_hosts_until_first_hc": True,
+            "update_merge_window": "0s",  # a dead replica leaves the ring at once, not up to a second later
+        },
+        "health_checks": [
+            {
+                "timeout": seconds, "interval": seconds, "no_traffic_interval": seconds,
+                "unhealthy_threshold": 2, "healthy_threshold": 1,
+                "http_health_check": {"path": "/readyz"},
+            }
+        ],
+        "outlier_detection": _left_out_at_once(),
+        "typed_extension_protocol_options": {
+            _UPSTREAM: {
+                "@type": f"type.googleapis.com/{_UPSTREAM}",
+                "explicit_http_config": {"http_protocol_options": {}},
+                # Below the 75 s of the engine, or a request may meet a connection that the engine is closing.
+                "common_http_protocol_options": {"idle_timeout": "60s"},
+            }
+        },
+        "load_assignment": {
+            "cluster_name": pool.name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": _endpoint(one)} for one in pool.endpoints]}],
+        },
+    }  # fmt: skip
+
+
+def _choice(spec: RouterSpec) -> Json:
+    """The replica that the picker names, else the ring hash with bounded load."""
+    ring = _policy("ring_hash", "RingHash", {
+        "minimum_ring_size": 1024, "consistent_hashing_lb_config": {"hash_balance_factor": spec.load_factor},
+    })  # fmt: skip
+    if not spec.picker_port:
+        return ring
+    sources = [{"header": PICK_HEADER}]
+    return _policy("override_host", "OverrideHost", {"override_host_sources": sources, "fallback_policy": ring})
+
+
+def _policy(name: str, kind: str, config: Json) -> Json:
+    full = f"envoy.load_balancing_policies.{name}"
+    url = f"type.googleapis.com/envoy.extensions.load_balancing_policies.{name}.v3.{kind}"
+    return {"policies": [{"typed_extension_config": {"name": full, "typed_config": {"@type": url, **config}}}]}
+
+
+def _picker(spec: RouterSpec) -> Json:
+    """The filter that asks the picker: it gets head and body of a request, and sees no answer. When it is dead, slow or
+    wrong, the request goes on without."""
+    return {
+        "name": f"{_FILTER}.ext_proc",
+        "typed_config": {
+            "@type": f"{_EXTENSION}.ext_proc.v3.ExternalProcessor",
+            "grpc_service": {
+                "envoy_grpc": {"cluster_name": _PICKER},
+                "initial_metadata": [{"key": LOAD_FACTOR_HEADER, "value": str(spec.load_factor)}],
+            },
+            "failure_mode_allow": True,
+            "message_timeout": "1s",
+            "max_message_timeout": f"{spec.hold_seconds + 10}s",  # where the picker asks for it: it holds the request
+            "send_body_without_waiting_for_header_response": True,
+            "forward_rules": {"allowed_headers": {"patterns": [{"exact": KEY_HEADER}]}},
+            "processing_mode": {
+                "request_header_mode": "SEND", "request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP",
+                "response_header_mode": "SKIP", "response_body_mode": "NONE", "response_trailer_mode": "SKIP",
+            },
+            "request_attributes": [
+                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)), "xds.cluster_name",
+            ],
+        },
+    }  # fmt: skip
+
+
+def _picker_cluster(spec: RouterSpec) -> Json:
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": spec.picker_port}}
+    return {
+        "name": _PICKER, "type": "STATIC", "connect_timeout": "0.25s",
+        "circuit_breakers": {"thresholds": [{"max_requests": _MANY, "max_pending_requests": _MANY}]},
+        "typed_extension_protocol_options": {
+            _UPSTREAM: {"@type": f"type.googleapis.com/{_UPSTREAM}",
+                        "explicit_http_config": {"http2_protocol_options": {}}},
+        },
+        "load_assignment": _at(_PICKER, address),
+    }  # fmt: skip
+
+
+def _at(cluster: str, address: Json) -> Json:
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}]}
+
+
+def _endpoint(one: Endpoint) -> Json:
+    return {
+        "address": {"socket_address": {"address": one.address, "port_value": one.port}},
+        "health_check_config": {"port_value": one.health_port},
+    }
+
+
+def _left_out_at_once() -> Json:
+    """A replica that refuses or resets a connection is left out until a health check succeeds. Otherwise a dead one has
+    the least load until its health checks have failed, and bounded load sends it all requests of the full others, their
+    retries too. Never more than half of all are left out. Answers do not count: a replica that says 500 is there."""
+    answers = ("consecutive_5xx", "consecutive_gateway_failure", "success_rate", "failure_percentage",
+               "local_origin_success_rate", "failure_percentage_local_origin")  # fmt: skip
+    return {
+        "split_external_local_origin_errors": True,
+        "consecutive_local_origin_failure": 1,
+        "interval": "1s",
+        "base_ejection_time": "3s",
+        "max_ejection_percent": 50,
+        **{f"enforcing_{kind}": 0 for kind in answers},
+    }
+
+
+def _retries() -> Json:
+    """A replica that refuses, dies before the head of its answer, or drains: another one. Not for 429: the ring has
+    chosen already, and others would only be asked in vain."""
+    return {
+        "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
+        "retriable_status_codes": [503],
+        # Until the ring without a dead replica has reached all threads, bounded load may choose it again and again.
+        "num_retries": 5,
+        "retry_back_off": {"base_interval": "0.05s", "max_interval": "1s"},
+        "retry_host_predicate": [
+            {
+                "name": "envoy.retry_host_predicates.previous_hosts",
+                "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+                },
+            }
+        ],
+        "host_selection_retry_max_attempts": 5,
+    }
+
+
+def _router() -> Json:
+    kind = f"{_EXTENSION}.router.v3.Router"
+    return {"name": f"{_FILTER}.router", "typed_config": {"@type": kind, "suppress_envoy_headers": True}}
+
+
+def _hosts(routes: list[Json]) -> Json:
+    return {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]}
+
+
+def _manager(name: str, routes: Json, filters: list[Json]) -> Json:
+    config = {"@type": _MANAGER, "stat_prefix": name, "route_config": routes, "http_filters": filters}
+    return {"name": "envoy.filters.network.http_connection_manager", "typed_config": config}
+
+
+def _text(value: Json) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

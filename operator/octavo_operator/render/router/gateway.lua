@@ -1,0 +1,263 @@
+-- A gateway's part of a request, before its key is made: who asks, for which model, and so which pool answers. Lists of
+-- models, and what is asked of a gateway alone, are answered here. Stands behind key.lua; SETTINGS stand above.
+-- Models and tenants' keys are files of their own, looked at once a second: a change of them disturbs no connection.
+local affinity = envoy_on_request
+local format, gsub, match = string.format, string.gsub, string.match
+local ror = bit.ror
+local OPEN = {["/"] = true, ["/health"] = true, ["/livez"] = true, ["/readyz"] = true, ["/ping"] = true}
+local KINDS = {
+  [400] = {"invalid_request_error", "invalid_request_error"}, [401] = {"authentication_error", "authentication_error"},
+  [404] = {"invalid_request_error", "not_found_error"},
+}
+local state = {checked = 0, models = {}, names = {}, keys = {}, texts = {}}
+
+local function content(path)
+  local file = io.open(path, "rb")
+  if not file then return nil end
+  local text = file:read("*a")
+  file:close()
+  return text
+end
+
+local ROUND = {}  -- SHA-256's constants: the first bits of the cube roots of the first primes
+do
+  local n = 2
+  while #ROUND < 64 do
+    local prime = true
+    for divisor = 2, math.floor(math.sqrt(n)) do prime = prime and n % divisor ~= 0 end
+    if prime then ROUND[#ROUND + 1] = bit.tobit(math.floor((n ^ (1 / 3) % 1) * 2 ^ 32)) end
+    n = n + 1
+  end
+end
+
+local function sha256(text)
+  local h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19}
+  local bits = #text * 8
+  text = text .. "\128" .. string.rep("\0", (55 - #text) % 64) .. "\0\0\0\0" ..
+    char(rshift(bits, 24), band(rshift(bits, 16), 255), band(rshift(bits, 8), 255), band(bits, 255))
+  local w = {}
+  for chunk = 1, #text, 64 do
+    for i = 1, 16 do
+      local a, b, c, d = byte(text, chunk + 4 * i - 4, chunk + 4 * i - 1)
+      w[i] = lshift(a, 24) + lshift(b, 16) + lshift(c, 8) + d
+    end
+    for i = 17, 64 do
+      local x, y = w[i - 15], w[i - 2]
+      w[i] = bit.tobit(w[i - 16] + w[i - 7] + bxor(ror(x, 7), ror(x, 18), rshift(x, 3)) +
+        bxor(ror(y, 17), ror(y, 19), rshift(y, 10)))
+    end
+    local a, b, c, d, e, f, g, z = unpack(h)
+    for i = 1, 64 do
+      local one = z + bxor(ror(e, 6), ror(e, 11), ror(e, 25)) + bxor(band(e, f), band(bit.bnot(e), g)) + ROUND[i] + w[i]
+      local two = bxor(ror(a, 2), ror(a, 13), ror(a, 22)) + bxor(band(a, b), band(a, c), band(b, c))
+      z, g, f, e, d, c, b, a = g, f, e, bit.tobit(d + one), c, b, a, bit.tobit(one + two)
+    end
+    for i, value in ipairs({a, b, c, d, e, f, g, z}) do h[i] = bit.tobit(h[i] + value) end
+  end
+  for i = 1, 8 do h[i] = bit.tohex(h[i]) end
+  return table.concat(h)
+end
+
+local function look_again()
+  local now = os.time()
+  if now == state.checked then return end
+  state.checked = now
+  local text = content(SETTINGS.models)
+  if text and text ~= state.text then
+    local read = loadstring(text)
+    if read then
+      state.text, state.models, state.names = text, read(), {}
+      for _, model in ipairs(state.models) do state.names[model.name] = model end
+    end
+  end
+  local keys = {}
+  for _, tenant in ipairs(SETTINGS.tenants) do
+    local key = match(content(tenant.key_file) or "", "^%s*(.-)%s*$")
+    if key ~= "" and state.texts[tenant.name] ~= key then
+      state.texts[tenant.name] = key
+      -- Nobody can make these up who does not know the key: the engine can be reached beside the gateway, too.
+      tenant.id = sha256("octavo-tenant-id\0" .. tenant.name .. "\0" .. key)
+      tenant.salt = tenant.isolated and sha256("octavo-cache-salt\0" .. tenant.name .. "\0" .. key)
+    end
+    if key ~= "" and not keys[key] then keys[key] = tenant end
+  end
+  state.keys = keys
+end
+
+local function quoted(text)
+  return '"' .. gsub(text, '[%c"\\]', function(c) return format("\\u%04x", byte(c)) end) .. '"'
+end
+
+-- What a client has sent, for a message: its bytes may be anything.
+local function shown(text) return "'" .. gsub(sub(text, 1, 200), "[^\32-\126]", "?") .. "'" end
+
+local function tagged(name) return find(name, ":[^/]*$") and name or name .. ":latest" end
+
+local function is_anthropic(ask) return find(ask.path, "/v1/messages", 1, true) == 1 or ask.anthropic end
+
+local function answer(ask, status, body, headers)
+  headers = headers or {}
+  headers[":status"], headers["content-type"] = tostring(status), headers["content-type"] or "application/json"
+  ask.handle:respond(headers, body)
+end
+
+local function refuse(ask, status, code, message, param)
+  local kind = KINDS[status]
+  local body
+  if find(ask.path, "/api/", 1, true) == 1 then
+    body = format('{"error":%s}', quoted(message))
+  elseif is_anthropic(ask) then
+    body = format('{"type":"error","error":{"type":"%s","message":%s}}', kind[2], quoted(message))
+  else
+    body = format('{"error":{"message":%s,"type":"%s","param":%s,"code":"%s"}}', quoted(message), kind[1],
+      param and quoted(param) or "null", code)
+  end
+  answer(ask, status, body, status == 401 and {["www-authenticate"] = "Bearer"} or nil)
+end
+
+local function allowed(ask, model)
+  local models = ask.tenant and ask.tenant.models
+  return not models or models[model.name]
+end
+
+local function model_of(ask, name)
+  local found = state.names[name] or state.names[match(name, "^(.*):latest$")]
+  return found and allowed(ask, found) and found or nil
+end
+
+local function no_such_model(ask, name)
+  local names = {}
+  for _, model in ipairs(state.models) do
+    if allowed(ask, model) then names[#names + 1] = "'" .. model.name .. "'" end
+    if #names > 10 then break end
+  end
+  local serves = #names == 0 and "no model" or #names > 10 and "those of GET /v1/models" or table.concat(names, ", ")
+  refuse(ask, 404, "model_not_found", format("model %s does not exist; this gateway serves %s", shown(name), serves),
+    "model")
+end
+
+local function openai_card(model)
+  return format('{"id":%s,"object":"model","created":%d,"owned_by":%s}', quoted(model.name), model.created,
+    quoted(model.owner))
+end
+
+local function moment(model) return os.date("!%Y-%m-%dT%H:%M:%SZ", model.created) end
+
+local function anthropic_card(model)
+  local name = quoted(model.name)
+  return format('{"type":"model","id":%s,"display_name":%s,"created_at":"%s"}', name, name, moment(model))
+end
+
+local function ollama_card(model)
+  local name = quoted(tagged(model.name))
+  return format('{"name":%s,"model":%s,"modified_at":"%s","size":0,"digest":"%s","details":{"format":"","family":"",' ..
+    '"families":null,"parameter_size":"","quantization_level":""},"expires_at":"2242-03-16T12:56:32Z","size_vram":0}',
+    name, name, moment(model), string.rep(hash(model.name), 8))
+end
+
+local function listed(ask, card)
+  local cards = {}
+  for _, model in ipairs(state.models) do
+    if allowed(ask, model) then cards[#cards + 1] = card(model) end
+  end
+  return table.concat(cards, ",")
+end
+
+local function list_models(ask)
+  if not is_anthropic(ask) then return answer(ask, 200, format('{"object":"list","data":[%s]}', listed(ask, openai_card))) end
+  local first, last
+  for _, model in ipairs(state.models) do
+    if allowed(ask, model) then first, last = first or model, model end
+  end
+  answer(ask, 200, format('{"data":[%s],"has_more":false,"first_id":%s,"last_id":%s}', listed(ask, anthropic_card),
+    first and quoted(first.name) or "null", last and quoted(last.name) or "null"))
+end
+
+local function get(ask)
+  local name = match(ask.path, "^/v1/models/(.+)$")
+  if ask.path == "/v1/models" then
+    list_models(ask)
+  elseif name then
+    name = gsub(name, "%%(%x%x)", function(digits) return char(tonumber(digits, 16)) end)
+    local model = model_of(ask, name)
+    if not model then return no_such_model(ask, name) end
+    answer(ask, 200, is_anthropic(ask) and anthropic_card(model) or openai_card(model))
+  elseif ask.path == "/api/tags" or ask.path == "/api/ps" then
+    answer(ask, 200, format('{"models":[%s]}', listed(ask, ollama_card)))
+  elseif ask.path == "/api/version" then
+    answer(ask, 200, format('{"version":"%s"}', SETTINGS.ollama_version))
+  else
+    refuse(ask, 404, "not_found", "a gateway has no GET " .. shown(ask.path) .. ": ask the model's own Service")
+  end
+end
+
+-- The tenant whose key the request has; nil: none.
+local function tenant_of(headers)
+  local bearer = match(headers:get("authorization") or "", "^[Bb][Ee][Aa][Rr][Ee][Rr] +(.-) *$")
+  return state.keys[bearer or ""] or state.keys[headers:get("x-api-key") or ""]
+end
+
+-- The body with another model: of members of one name a reader of JSON takes the last.
+local function renamed(text, name)
+  local to = #text
+  while to > 0 and byte(text, to) ~= 125 do to = to - 1 end
+  return sub(text, 1, to - 1) .. ',"model":' .. quoted(name) .. sub(text, to)
+end
+
+local function wanted(text, path)
+  local model, name
+  local start = find(text, "[^%s]")
+  if not start or byte(text, start) ~= OBJECT then return nil end
+  members(text, start, function(member, from, to)
+    if member == "model" then model = string_at(text, from, to) end
+    if member == "name" then name = string_at(text, from, to) end
+  end)
+  return model or (find(path, "/api/", 1, true) == 1 and name) or nil
+end
+
+local function route(ask)
+  local body = ask.handle:body()
+  local text = body and body:length() > 0 and body:getBytes(0, body:length()) or ""
+  local name = wanted(text, ask.path)
+  if not name or name == "" then
+    return refuse(ask, 400, "model_required", "model is required: name one that GET /v1/models lists", "model")
+  end
+  local model = model_of(ask, name)
+  if not model then return no_such_model(ask, name) end
+  local backend = model.backends and backend_of(ask.handle, model, text) or model
+  if backend.served ~= model.name then
+    local length = ask.handle:body():setBytes(renamed(text, backend.served))
+    local headers = ask.handle:headers()
+    if headers:get("content-length") then headers:replace("content-length", tostring(length)) end
+  end
+  ask.handle:headers():add(SETTINGS.pool_header, backend.pool)
+  affinity(ask.handle)
+end
+
+function envoy_on_request(handle)
+  look_again()
+  local headers = handle:headers()
+  local path, method = match(headers:get(":path"), "^[^?]*"), headers:get(":method")
+  local ask = {handle = handle, path = path, anthropic = headers:get("anthropic-version") ~= nil}
+  headers:remove(SETTINGS.pool_header)
+  for _, name in ipairs({"x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt"}) do headers:remove(name) end
+  if OPEN[path] and (method == "GET" or method == "HEAD") then
+    return answer(ask, 200, "Octavo gateway\n", {["content-type"] = "text/plain"})
+  end
+  if #SETTINGS.tenants > 0 then
+    ask.tenant = tenant_of(headers)
+    if not ask.tenant then
+      return refuse(ask, 401, "invalid_api_key", "Send a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY")
+    end
+    headers:add("x-octavo-tenant", ask.tenant.name)
+    headers:add("x-octavo-tenant-id", ask.tenant.id)
+    if ask.tenant.salt then headers:add("x-octavo-cache-salt", ask.tenant.salt) end
+    headers:remove("authorization")
+    headers:remove("x-api-key")
+  end
+  if method == "GET" or method == "HEAD" then return get(ask) end
+  if find(path, "^/v1/files") or find(path, "^/v1/batches") then
+    return refuse(ask, 404, "not_found", "a gateway has no files and batches: ask the model's own Service")
+  end
+  route(ask)
+end

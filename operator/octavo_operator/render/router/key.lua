@@ -1,0 +1,184 @@
+-- The affinity key of a request, for the ring hash: requests of one conversation get the same key in every turn.
+-- The first that exists: a session header; prompt_cache_key; of a chat its messages through the first one of the user;
+-- of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
+-- is scanned, not checked. SESSION_HEADERS and KEY_BYTES stand above: the operator puts them there.
+local CHAT_BYTES, SCANNED_BYTES, MOST_PARTS = 16384, 1048576, 1000000
+local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
+local byte, char, find, sub = string.byte, string.char, string.find, string.sub
+local QUOTE, COMMA, COLON, OBJECT, ARRAY = 34, 44, 58, 123, 91
+local TEXT = {text = true, url = true, data = true, image_url = true, source = true, content = true}
+local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
+
+local function utf8(code)
+  if code < 0x80 then return char(code) end
+  if code < 0x800 then return char(0xC0 + rshift(code, 6), 0x80 + band(code, 63)) end
+  if code < 0x10000 then
+    return char(0xE0 + rshift(code, 12), 0x80 + band(rshift(code, 6), 63), 0x80 + band(code, 63))
+  end
+  return char(0xF0 + rshift(code, 18), 0x80 + band(rshift(code, 12), 63), 0x80 + band(rshift(code, 6), 63),
+    0x80 + band(code, 63))
+end
+
+local function unescaped(text)
+  if not find(text, "\\", 1, true) then return text end
+  text = text:gsub("\\(.)(%x?%x?%x?%x?)", function(letter, digits)
+    if letter == "u" and #digits == 4 then return utf8(tonumber(digits, 16)) end
+    return (ESCAPES[letter] or letter) .. digits
+  end)
+  -- Two halves of a character beyond U+FFFF are one character, as without escapes.
+  return (text:gsub("\237([\160-\175])([\128-\191])\237([\176-\191])([\128-\191])", function(a, b, c, d)
+    local high = lshift(band(byte(a), 15), 6) + band(byte(b), 63)
+    return utf8(0x10000 + lshift(high, 10) + lshift(band(byte(c), 15), 6) + band(byte(d), 63))
+  end))
+end
+
+-- The position after the string that begins at `i`; nil: the body ends before.
+local function after_string(body, i)
+  local from = i + 1
+  while true do
+    local at = find(body, '["\\]', from)
+    if not at then return nil end
+    if byte(body, at) == QUOTE then return at + 1 end
+    from = at + 2
+  end
+end
+
+local function after_value(body, i)
+  local first = byte(body, i)
+  if first == QUOTE then return after_string(body, i) end
+  if first ~= OBJECT and first ~= ARRAY then return find(body, "[%s,%]}]", i) end
+  local depth = 0
+  for _ = 1, MOST_PARTS do  -- a body of nothing but brackets must not hold up a thread of Envoy's
+    local at = find(body, '["%[%]{}]', i)
+    if not at then return nil end
+    local c = byte(body, at)
+    if c == QUOTE then
+      i = after_string(body, at)
+      if not i then return nil end
+    else
+      depth = depth + ((c == OBJECT or c == ARRAY) and 1 or -1)
+      if depth == 0 then return at + 1 end
+      i = at + 1
+    end
+  end
+end
+
+-- visit(name, from, to) for each member of the object or array at `i` (an array's have no name), until it returns true.
+local function members(body, i, visit)
+  local named = byte(body, i) == OBJECT
+  i = find(body, "[^%s]", i + 1)
+  while i do
+    local name
+    if named then
+      local to = byte(body, i) == QUOTE and after_string(body, i)
+      if not to then return end
+      name = unescaped(sub(body, i + 1, to - 2))
+      i = find(body, "[^%s]", to)
+      if not i or byte(body, i) ~= COLON then return end
+      i = find(body, "[^%s]", i + 1)
+    elseif byte(body, i) == 93 then
+      return
+    end
+    if not i then return end
+    local to = after_value(body, i)
+    if visit(name, i, to or #body + 1) or not to then return end
+    i = find(body, "[^%s]", to)
+    if not i or byte(body, i) ~= COMMA then return end
+    i = find(body, "[^%s]", i + 1)
+  end
+end
+
+local function string_at(body, from, to)
+  if byte(body, from) == QUOTE then return unescaped(sub(body, from + 1, to - 2)) end
+end
+
+-- Appends the texts of a value (a string, parts, token ids) to `out`, about `limit` bytes of them.
+local function append_texts(body, from, to, out, limit)
+  local first = byte(body, from)
+  if first == QUOTE then
+    local text = unescaped(sub(body, from + 1, math.min(to - 2, from + 6 * limit)))
+    out[#out + 1], out.size = sub(text, 1, limit), out.size + #text
+  elseif first == OBJECT or first == ARRAY then
+    members(body, from, function(name, i, after)
+      if not name or TEXT[name] then append_texts(body, i, after, out, limit) end
+      return out.size >= limit
+    end)
+  else
+    out[#out + 1], out.size = sub(body, from, to - 1), out.size + to - from
+  end
+end
+
+-- Of a list of messages: roles and texts through the first message of the user; false: it is no list of messages.
+local function append_messages(body, from, out)
+  local found = false
+  if byte(body, from) ~= ARRAY then return false end
+  members(body, from, function(_, i)
+    if byte(body, i) ~= OBJECT then return true end
+    local role, content, content_end
+    members(body, i, function(name, at, after)
+      if name == "role" then role = string_at(body, at, after) end
+      if name == "content" then content, content_end = at, after end
+    end)
+    found = found or role ~= nil
+    out[#out + 1] = role or ""
+    if content then append_texts(body, content, content_end, out, CHAT_BYTES) end
+    return role == "user" or out.size >= CHAT_BYTES
+  end)
+  return found
+end
+
+local function key_text(body, salt)
+  local start = find(body, "[^%s]")
+  if not start or byte(body, start) ~= OBJECT then return nil end
+  local at = {}
+  members(body, start, function(name, from, to) at[name] = {from, to} end)
+  local function string_of(name) return at[name] and string_at(body, at[name][1], at[name][2]) or "" end
+  local out = {size = 0, string_of("model"), string_of("cache_salt"), salt}
+  local key = string_of("prompt_cache_key")
+  if key ~= "" then
+    out[#out + 1] = key
+  elseif not (at.messages and append_messages(body, at.messages[1], out)) then
+    local text = at.prompt or at.input
+    if not text then return nil end
+    if not append_messages(body, text[1], out) then append_texts(body, text[1], text[2], out, KEY_BYTES) end
+  end
+  return table.concat(out, "\0")
+end
+
+-- Bob Jenkins' one-at-a-time hash over words of 4 bytes.
+local function hash(text)
+  local h = #text
+  for i = 1, #text, 4 do
+    local a, b, c, d = byte(text, i, i + 3)
+    h = bit.tobit(h + bxor(a, lshift(b or 0, 8), lshift(c or 0, 16), lshift(d or 0, 24)))
+    h = bit.tobit(h + lshift(h, 10))
+    h = bxor(h, rshift(h, 6), rol(h, 17))
+  end
+  h = bit.tobit(h + lshift(h, 3))
+  h = bxor(h, rshift(h, 11))
+  return bit.tohex(bit.tobit(h + lshift(h, 15)))
+end
+
+local function session_of(headers)
+  for _, name in ipairs(SESSION_HEADERS) do
+    local session = headers:get(name)
+    if session and session ~= "" then return session end
+  end
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  headers:remove("x-octavo-key")
+  headers:remove("x-gateway-destination-endpoint")
+  local salt = headers:get("x-octavo-cache-salt") or ""
+  local session = session_of(headers)
+  if session then
+    headers:add("x-octavo-key", "=" .. hash(session .. salt))  -- nobody else's: the picker keeps it at one replica
+    return
+  end
+  local body = handle:body()
+  if not body or body:length() == 0 then return end
+  local text = key_text(body:getBytes(0, math.min(body:length(), SCANNED_BYTES)), salt)
+  -- Headers are to be asked for anew once the body has arrived: the old object is out of scope then.
+  if text then handle:headers():add("x-octavo-key", hash(text)) end
+end

@@ -1,0 +1,150 @@
+"""The way from the engine's pods to routers and back, one step at a time, and the condition RouterReady. Pure.
+
+Nothing is lost on the way: the Service of clients selects routers only once one of them serves, and routers end only
+once the Service selects the engine's pods again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo_operator.api import LLMDeployment
+from octavo_operator.children import child, pods_of
+from octavo_operator.diagnosis import Events, Problem, diagnose, is_finished, most_severe
+from octavo_operator.kube.store import ObjectRef, Observed
+from octavo_operator.render import names
+from octavo_operator.render.network import GATEWAYS, router_peer
+from octavo_operator.render.router.objects import Stage
+from octavo_operator.times import parse_time
+
+Json = dict[str, Any]
+
+KIND = "RouterReady"
+NOT_READY = "RouterNotReady"  # reason of Ready, Available and Degraded
+# Connections to pods that were made before there were routers are used until then; policies may drop them silently.
+OPEN_SECONDS = 120.0
+_STEP_SECONDS = 1.0  # until the next step after a write of our own, of which no watch tells
+# A router listens a second after it has started, unless Envoy rejects its configuration.
+_LISTENS_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Routers:
+    """What is observed of routers."""
+
+    stage: Stage = Stage.NONE
+    live: Json | None = None  # their Deployment
+    pods: list[Json] = field(default_factory=list)
+    problem: Problem | None = None  # of a pod of them
+    requeue_after: float | None = None
+
+    @property
+    def available(self) -> int:
+        """Number of routers that serve."""
+        count: int = ((self.live or {}).get("status") or {}).get("availableReplicas", 0)
+        return count
+
+
+def observe(deployment: LLMDeployment, children: list[Observed], events: Events, now: float) -> Routers:
+    """The routers of an LLMDeployment. `events`: of hanging pods, by uid."""
+    live = child(children, "Deployment", names.router(deployment.name))
+    pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
+    routers = Routers(live=live, pods=pods)
+    stage, stage_due = _stage(deployment, children, routers, now)
+    if not stage.has_routers:
+        return Routers(stage, live, pods, requeue_after=stage_due)
+    problem, problem_due = router_problem(pods, events, now)
+    due = min((one for one in (stage_due, problem_due) if one is not None), default=None)
+    return Routers(stage, live, pods, problem, due)
+
+
+def router_problem(pods: list[Json], events: Events, now: float) -> tuple[Problem | None, float | None]:
+    """The problem of one of these routers, and seconds until there may be one. `events`: of hanging pods, by uid."""
+    found = [one for pod in pods if (one := diagnose(pod, None, events.get(pod["metadata"].get("uid", ""), [])))]
+    problem = most_severe(found)
+    if problem and problem.reason == "CrashLoop" and "configuration" in problem.message:
+        problem = Problem("ConfigRejected", problem.message)
+    silent, due = _not_listening(pods, now)
+    return problem or silent, due
+
+
+def kept_objects(deployment: LLMDeployment, stage: Stage) -> frozenset[ObjectRef]:
+    """Objects of routers that are no longer desired, and are not to be deleted yet."""
+    router = names.router(deployment.name)
+    routes = {("ConfigMap", router), ("NetworkPolicy", router), ("Service", names.pods_service(deployment.name))}
+    if stage is Stage.LEAVING:
+        return frozenset({*routes, ("Deployment", router), ("PodDisruptionBudget", router), ("PodMonitor", router)})
+    return frozenset(routes if stage is Stage.DRAINING else ())
+
+
+def _stage(
+    deployment: LLMDeployment, children: Iterable[Observed], routers: Routers, now: float
+) -> tuple[Stage, float | None]:
+    """The stage, and seconds until the next one."""
+    service = child(children, "Service", deployment.name)
+    selected = ((service or {}).get("spec") or {}).get("selector") or {}
+    is_routed = selected.get(names.COMPONENT_LABEL) == names.ROUTER
+    if deployment.spec.routing.routers is None:
+        if is_routed:
+            return Stage.LEAVING, _STEP_SECONDS
+        if routers.live:
+            return Stage.DRAINING, _STEP_SECONDS
+        return (Stage.DRAINING if routers.pods else Stage.NONE), None
+    if service is None:
+        return Stage.CLOSED, None  # nobody has reached the pods yet
+    if not is_routed and not routers.available:
+        return Stage.STARTING, None
+    policy = child(children, "NetworkPolicy", deployment.name) or {}
+    rules = (policy.get("spec") or {}).get("ingress") or [{}]
+    own = router_peer(deployment)
+    if rules[0].get("from") in ([own], [own, GATEWAYS]):  # the first by an operator that knew no gateways
+        return Stage.CLOSED, None
+    conditions = deployment.status.get("conditions") or []
+    since = next((c["lastTransitionTime"] for c in conditions if (c["type"], c["status"]) == (KIND, "True")), None)
+    if not is_routed or since is None:
+        return Stage.ROUTED, OPEN_SECONDS
+    remaining = parse_time(since) + OPEN_SECONDS - now
+    return (Stage.ROUTED, remaining) if remaining > 0 else (Stage.CLOSED, None)
+
+
+def _not_listening(pods: list[Json], now: float) -> tuple[Problem | None, float | None]:
+    """The problem of a router that runs and does not listen, or seconds until it would be one."""
+    due = None
+    for pod in pods:
+        for status in (pod.get("status") or {}).get("containerStatuses") or []:
+            started = ((status.get("state") or {}).get("running") or {}).get("startedAt")
+            if status["name"] != names.ROUTER or status.get("ready") or not started:
+                continue
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
+            remaining = parse_time(started) + _LISTENS_SECONDS - now
+            if remaining <= 0:
+                name = pod["metadata"]["name"]
+                text = f"router {name} runs and does not listen: Envoy rejects its configuration; `kubectl logs` of it"
+                return Problem("ConfigRejected", f"{text} names the reason"), None
+            due = min(remaining, due or remaining)
+    return None, due
+
+
+def router_ready(deployment: LLMDeployment, routers: Routers, replicas: int) -> tuple[bool, str, str] | None:
+    """Status, reason and message of RouterReady; None: there are no routers. `replicas`: of the engine that serve."""
+    prefix = deployment.spec.routing.routers
+    if prefix is None:
+        return None
+    if deployment.spec.suspend:
+        return False, "Suspended", "spec.suspend is true: no router runs"
+    count = f"{routers.available} of {prefix.replicas} routers serve requests"
+    if routers.available < prefix.replicas or routers.stage is Stage.STARTING:
+        reason, text = "Starting", count
+        if routers.problem:
+            reason, text = routers.problem.reason, f"{count}; {routers.problem.message}"
+        if routers.stage is Stage.STARTING:
+            text += "; until one does, the Service sends requests to the pods directly"
+        return False, reason, text
+    if not replicas and deployment.routers_hold:  # by design; why a replica does not start, Available says
+        return True, "Holding", f"{count}; requests wait in them until a replica has started"
+    if not replicas:
+        return False, "NoBackend", "no replica serves requests, so the routers answer 503"
+    return True, "Ready", count

@@ -1,0 +1,65 @@
+"""python -m octavo_router: the picker beside an Envoy in one pod."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from octavo_router import management, replicas, tenants
+from octavo_router.hold import Hold
+from octavo_router.server import Processor, start
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Until SIGTERM or SIGINT. Requests under way go on without a picker."""
+    processor = Processor(Hold(args.hold_requests, args.hold_seconds))
+    server = await start(processor, args.port)
+    told = {"GET /metrics": processor.page, "GET /held": processor.held}
+    asked = {
+        "GET /held": processor.held, "POST /refuse": processor.refuse, "POST /pause": processor.pause,
+        "POST /resume": processor.resume,
+    }  # fmt: skip
+    address = args.management_address
+    managing = [await management.start(told, address, args.management_port)]
+    managing.append(await management.start(asked, address, args.control_port))
+    tasks = [asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas))]
+    if args.tenants:
+        limits = tenants.follow_limits(args.tenants, processor.tenants, processor.limits_changed)
+        usage = tenants.follow_usage(
+            processor.tenants, processor.replicas, args.engine_port, processor.metrics.usage_read
+        )
+        tasks += [asyncio.create_task(limits), asyncio.create_task(usage)]
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    stopped = asyncio.create_task(ended.wait())
+    await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for one in managing:
+        one.close()
+    await server.stop(0)
+    for task in tasks:
+        if task.done():
+            task.result()  # none ends by itself: a fault of ours
+
+
+def main() -> None:
+    """Parses the command line and serves."""
+    parser = argparse.ArgumentParser(prog="octavo_router", description="Name the replica of each request to Envoy.")
+    parser.add_argument("--port", type=int, default=9002, help="port for Envoy, on loopback")
+    parser.add_argument("--admin-port", type=int, default=9901, help="port of Envoy's admin API, on loopback")
+    parser.add_argument("--management-address", default="0.0.0.0", help="address of both ports")
+    parser.add_argument("--management-port", type=int, default=9001, help="port for metrics and what is held")
+    parser.add_argument("--control-port", type=int, default=9003, help="port for the operator alone")
+    parser.add_argument("--hold-requests", type=int, default=0, help="requests that may wait for a first replica")
+    parser.add_argument("--hold-seconds", type=float, default=300, help="how long they may wait")
+    parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
+    parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' metrics; 0: of their API")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

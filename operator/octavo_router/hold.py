@@ -1,0 +1,58 @@
+"""Requests that wait for the first replica of their pool. Pure: no clock, no I/O.
+
+They are bounded in number and in time, and go in the order in which they came.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A place in the queue. `deadline`: when the wait ends in vain."""
+
+    number: int
+    pool: str
+    deadline: float
+
+
+class Hold:
+    """The queue of all pools of one router. `max_requests` 0: nothing waits."""
+
+    def __init__(self, max_requests: int, max_seconds: float) -> None:
+        self.max_requests, self.max_seconds = max_requests, max_seconds
+        self._arrivals: Counter[str] = Counter()  # by pool
+        self._number = 0
+        self._waiting: dict[int, Ticket] = {}  # in the order of their numbers
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Waiting requests by pool."""
+        return dict(Counter(one.pool for one in self._waiting.values()))
+
+    def arrivals(self, pool: str | None) -> int:
+        """How many have ever waited, of one pool or of all: the operator asks for what it has not seen yet."""
+        return self._arrivals.total() if pool is None else self._arrivals[pool]
+
+    def add(self, pool: str, now: float) -> Ticket | None:
+        """A place for a request that comes now. None: all are taken."""
+        if len(self._waiting) >= self.max_requests:
+            return None
+        self._arrivals[pool] += 1
+        self._number += 1
+        ticket = Ticket(self._number, pool, now + self.max_seconds)
+        self._waiting[ticket.number] = ticket
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its client has gone, or its time is over. Without effect where it waits no more."""
+        self._waiting.pop(ticket.number, None)
+
+    def release(self, pool: str) -> list[Ticket]:
+        """All of a pool that has a replica now, or cannot have one, the oldest first. They wait no more."""
+        ready = [one for one in self._waiting.values() if one.pool == pool]
+        for one in ready:
+            del self._waiting[one.number]
+        return ready

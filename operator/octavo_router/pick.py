@@ -1,0 +1,195 @@
+"""Which replica a request goes to. Pure: no clock, no I/O, no Envoy.
+
+A conversation (a session that the client names, or prompts that grow) stays where its last turn was, as long as that
+replica has not far more to do than others. A new one gets
+a home: of the replicas that have no more than their share of live conversations, the first in the order that its key
+gives, so that routers which know nothing of each other agree; or the one that knows far more of its beginning.
+
+Even homes are what keeps caches of limited size from evicting what is still needed; requests are spilled only where
+they would wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+# Found with benchmarks/routing: lower ones agree less between routers, higher ones are less even.
+HOME_SHARE = 1.1  # of the mean live conversations: above that a replica is no new one's home
+LOAD_FACTOR = 1.25  # of the mean requests in flight, unless told otherwise: above that a conversation moves on,
+SPILL_FLOOR = 8  # but never below so many, which no replica makes wait long
+DEEPER = 0.25  # of a prompt: to know so much more of it makes another replica the home
+CONTINUES = 0.5  # of a prompt: so much of it was a conversation's last request
+SHORT = 8  # blocks: an answer may be longer than such a request, and so hide that the next one continues it
+LIVE_SECONDS = 600.0  # a conversation without a request for so long is over
+MAX_BLOCKS = 2**17  # known, of all replicas of all pools together
+MAX_CONVERSATIONS = 2**15
+_FEW = 2**8  # of either, which a pool always has
+ALTERNATIVES = 2
+SESSION = "="  # begins the key of a session that the client has named
+
+
+class _Replica:
+    """What one replica has, as far as it is known. `blocks`: an LRU, in which a prefix outlives what follows it."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.live = 0
+        self.blocks: OrderedDict[int, None] = OrderedDict()
+
+    def matched(self, blocks: Sequence[int]) -> int:
+        """How many of the first blocks are here."""
+        return bisect_left(blocks, True, key=lambda one: one not in self.blocks)
+
+    def learn(self, blocks: Sequence[int], most: int) -> None:
+        for one in reversed(blocks):
+            self.blocks[one] = None
+            self.blocks.move_to_end(one)
+        while len(self.blocks) > most:
+            self.blocks.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class Pick:
+    """`order`: the replica, then where to go if it fails. `reason`: home, conversation, match, or spill. `matched`: the
+    share of the prompt that is known at the replica."""
+
+    order: tuple[str, ...]
+    reason: str
+    matched: float
+    replica: _Replica = field(repr=False, compare=False)
+
+
+class Picker:
+    """Picks for one pool of replicas. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.share = 1.0  # of what all pools of a router may know together
+        self.load_factor = LOAD_FACTOR
+        self._replicas: dict[str, _Replica] = {}
+        # Of each conversation what it is known by: where it went, and when. The oldest first.
+        self._last: OrderedDict[int | str, tuple[str, float]] = OrderedDict()
+
+    @property
+    def replicas(self) -> list[str]:
+        """All that may be picked."""
+        return list(self._replicas)
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """By replica: requests that were sent there and have not ended."""
+        return {name: one.in_flight for name, one in self._replicas.items()}
+
+    @property
+    def known_blocks(self) -> int:
+        """The size of the index."""
+        return sum(len(one.blocks) for one in self._replicas.values())
+
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Those that are healthy now. What one that went away had is forgotten: it may come back empty."""
+        wanted = set(names)
+        gone = set(self._replicas) - wanted
+        if gone:
+            for one in [one for one, (name, _) in self._last.items() if name in gone]:
+                del self._last[one]
+        self._replicas = {name: self._replicas.get(name) or _Replica() for name in sorted(wanted)}
+
+    def pick(self, key: str, blocks: Sequence[int], now: float) -> Pick | None:
+        """The replica for a request that begins now, which counts until `end`. `key`: of its conversation, or empty;
+        one that begins with SESSION is nobody else's.
+        `now`: seconds, never falling. None: there is no replica."""
+        if not self._replicas:
+            return None
+        self._forget(now)
+        last = self._conversation(key, blocks)
+        if last is not None:
+            pick, reason = self._last[last][0], "conversation"
+        else:
+            pick, reason = self._home(key, blocks) if blocks or key else (self._idlest(key), "home")
+        floor = SPILL_FLOOR if blocks or last is not None else 1  # so short a prompt is as fast elsewhere
+        if self._is_busy(pick, floor):
+            idlest = self._idlest(key)
+            if not self._is_busy(idlest, floor):
+                pick, reason = idlest, "spill"
+        chosen = self._replicas[pick]
+        matched = chosen.matched(blocks) / len(blocks) if blocks else 0.0
+        by_key = key and (key.startswith(SESSION) or len(blocks) < SHORT)
+        self._note(last, key if by_key else blocks[-1] if blocks else None, pick, now)
+        chosen.learn(blocks, self._bounded(MAX_BLOCKS) // len(self._replicas))
+        chosen.in_flight += 1
+        return Pick((pick, *self._others(pick, blocks, key)), reason, matched, chosen)
+
+    def end(self, pick: Pick) -> None:
+        """The request has ended."""
+        pick.replica.in_flight -= 1
+
+    def _load(self, name: str, key: str) -> tuple[int, int, bytes]:
+        one = self._replicas[name]
+        return one.in_flight, one.live, _rank(key, name)
+
+    def _idlest(self, key: str) -> str:
+        return min(self._replicas, key=lambda name: self._load(name, key))
+
+    def _is_busy(self, name: str, floor: int = SPILL_FLOOR) -> bool:
+        mean = (sum(one.in_flight for one in self._replicas.values()) + 1) / len(self._replicas)
+        return self._replicas[name].in_flight >= max(math.ceil(self.load_factor * mean), floor)
+
+    def _conversation(self, key: str, blocks: Sequence[int]) -> int | str | None:
+        """What the conversation that this request continues is known by: its session, the last block of its last
+        request, or its key, if that was short."""
+        if key.startswith(SESSION):
+            return key if key in self._last else None
+        for depth in range(len(blocks) - 1, math.ceil(CONTINUES * len(blocks)) - 2, -1):
+            if depth >= 0 and blocks[depth] in self._last:
+                return blocks[depth]
+        return key if blocks and key in self._last else None
+
+    def _home(self, key: str, blocks: Sequence[int]) -> tuple[str, str]:
+        live = sum(one.live for one in self._replicas.values())
+        most = math.ceil(HOME_SHARE * (live + 1) / len(self._replicas))
+        with_room = [name for name, one in self._replicas.items() if one.live < most]
+        home = max(with_room, key=lambda name: _rank(key, name))
+        matched = {name: self._replicas[name].matched(blocks) for name in with_room}
+        best = max(with_room, key=lambda name: matched[name])
+        if matched[best] - matched[home] >= max(1, DEEPER * len(blocks)):
+            return best, "match"
+        return home, "home"
+
+    def _others(self, pick: str, blocks: Sequence[int], key: str) -> list[str]:
+        def cost(name: str) -> tuple[object, ...]:
+            return self._is_busy(name), -self._replicas[name].matched(blocks), self._load(name, key)
+
+        return sorted((name for name in self._replicas if name != pick), key=cost)[:ALTERNATIVES]
+
+    def _note(self, last: int | str | None, new: int | str | None, pick: str, now: float) -> None:
+        for one in (last, new):
+            if one is not None and one in self._last:
+                self._drop(one)
+        if new is not None:
+            self._last[new] = (pick, now)
+            self._replicas[pick].live += 1
+        while len(self._last) > self._bounded(MAX_CONVERSATIONS):
+            self._drop(next(iter(self._last)))
+
+    def _bounded(self, most: int) -> int:
+        return max(_FEW, int(most * self.share))
+
+    def _drop(self, conversation: int | str) -> None:
+        replica, _ = self._last.pop(conversation)
+        self._replicas[replica].live -= 1
+
+    def _forget(self, now: float) -> None:
+        while self._last:
+            oldest = next(iter(self._last))
+            if self._last[oldest][1] > now - LIVE_SECONDS:
+                return
+            self._drop(oldest)
+
+
+def _rank(key: str, replica: str) -> bytes:
+    """Rendezvous hashing: equal in every router."""
+    return hashlib.blake2b(f"{key}\0{replica}".encode(errors="surrogatepass"), digest_size=8).digest()

@@ -1,0 +1,72 @@
+"""The text of a request's prompt in any dialect, cut into hashed blocks: what prefixes are compared by. Pure.
+
+The text need not be what the engine computes. It has to grow at its end alone from one turn of a conversation to the
+next; a wrong comparison costs a prefix hit, never an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+BLOCK_BYTES = 128
+MAX_BLOCKS = 2048  # later text does not count
+_CHUNK_FIELDS = ("text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls")
+
+
+def blocks(body: bytes, salt: str = "") -> list[int]:
+    """A hash for each whole block of the prompt's beginning; each depends on all text before its end. They are equal
+    within this process and for one `salt` only. Empty: there is no prompt, or it is no JSON."""
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(request, dict):
+        return []
+    text, size, limit = [], 0, BLOCK_BYTES * MAX_BLOCKS
+    for piece in _pieces(request):
+        text.append(piece)
+        size += len(piece)
+        if size >= limit:
+            break
+    data = "\0".join(text).encode(errors="surrogatepass")[:limit]
+    # Others' prompts: they share nothing, whatever they say.
+    chain = hash((request_text(request, "model"), request_text(request, "cache_salt"), salt))
+    hashes = []
+    for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
+        chain = hash((chain, data[end - BLOCK_BYTES : end]))
+        hashes.append(chain)
+    return hashes
+
+
+def request_text(request: dict[str, Any], name: str) -> str:
+    """The field, where it is a string."""
+    value = request.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _pieces(request: dict[str, Any]) -> Iterator[str]:
+    """What stands first in prompts comes first: tools, instructions, then messages, prompt or input."""
+    if tools := request.get("tools"):
+        yield json.dumps(tools, sort_keys=True)
+    for name in ("system", "instructions", "messages", "prompt", "input"):
+        yield from _texts(request.get(name), 8)
+
+
+def _texts(value: object, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and depth:
+        if value and all(isinstance(one, int) for one in value):
+            yield ",".join(map(str, value)) + ","  # token ids
+            return
+        for one in value:
+            yield from _texts(one, depth - 1)
+    elif isinstance(value, dict) and depth:
+        if isinstance(role := value.get("role"), str):
+            yield role
+        if isinstance(name := value.get("name"), str):
+            yield name
+        for field in _CHUNK_FIELDS:
+            yield from _texts(value.get(field), depth - 1)

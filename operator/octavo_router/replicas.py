@@ -1,0 +1,62 @@
+"""Which replicas Envoy would send requests to: read from its admin API, which listens on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+Replicas = dict[str, set[str]]  # by cluster: "ADDRESS:PORT"
+
+_SECONDS = 0.25  # between two readings, or longer:
+_SHARE = 20  # readings take no more than a twentieth of the time
+logger = logging.getLogger(__name__)
+
+
+def healthy(clusters: dict[str, Any]) -> Replicas:
+    """From the answer of /clusters?format=json: of each pool the replicas that are not left out for any reason. Names
+    that begin with "_" are the router's own clusters."""
+    found: Replicas = {}
+    for cluster in clusters.get("cluster_statuses", []):
+        if cluster["name"].startswith("_"):
+            continue
+        pool = found.setdefault(cluster["name"], set())
+        for host in cluster.get("host_statuses", []):
+            flags = dict(host.get("health_status", {}))
+            known = flags.pop("eds_health_status", "HEALTHY") == "HEALTHY"
+            if known and not any(flags.values()):
+                address = host["address"]["socket_address"]
+                name = address["address"]
+                pool.add(f"[{name}]:{address['port_value']}" if ":" in name else f"{name}:{address['port_value']}")
+    return found
+
+
+def read(port: int) -> Replicas:
+    """Asks Envoy. Raises OSError, ValueError."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/clusters?format=json", timeout=5) as answer:
+        return healthy(json.load(answer))
+
+
+async def follow(port: int, on_change: Callable[[Replicas], None]) -> None:
+    """Calls `on_change` with every other state, for ever. Without an answer from Envoy the last state holds."""
+    last: Replicas | None = None
+    failing = False
+    while True:
+        began = time.thread_time()
+        try:
+            found = await asyncio.to_thread(read, port)
+            if failing:
+                logger.info("Envoy answers again")
+            failing = False
+            if found != last:
+                on_change(found)
+                last = found
+        except (OSError, ValueError, KeyError) as error:
+            if not failing:
+                logger.warning("Envoy does not tell its replicas: %s", error)
+            failing = True
+        await asyncio.sleep(max(_SECONDS, _SHARE * (time.thread_time() - began)))

