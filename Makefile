@@ -15,12 +15,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers bench bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-routing claims bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
 
-demo:  ## a cluster, both images, the operator, a model, an answer; KEEP=1, KUBE_CONTEXT=name (Linux, root)
+demo:  ## a cluster, all images, the operator, a model, an answer; KEEP=1, KUBE_CONTEXT=name (Linux, root)
 	@$(PYTHON) examples/demo.py
 
 setup: $(VENV)/.installed  ## .venv with everything pinned, tests and linters too, and the CPU kernels built
@@ -68,7 +68,7 @@ coverage: setup  ## line coverage by the quick tests in one process, with a tent
 
 # Also a part of .ci/run, where the machine may.
 test-smoke: setup  ## install, serve, roll, drain and heal on a real Kubernetes (Linux, root, 8 minutes once all is built)
-	OCTAVO_CLUSTER_TESTS=require OCTAVO_DRAINS=1,0 python -m pytest -m smoke tests/operator tests/e2e $(ARGS)
+	OCTAVO_CLUSTER_TESTS=require OCTAVO_DRAINS=1,0 OCTAVO_ROUTER_ROUNDS=0 python -m pytest -m smoke tests/operator tests/e2e $(ARGS)
 
 lint: setup
 	ruff check .
@@ -83,14 +83,30 @@ format: setup
 peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or OCTAVO_PEERS), for make bench
 	python benchmarks/peers/install.py $(ARGS)
 
+CLIENTS ?= $(HOME)/.cache/octavo/clients
+clients: setup  ## other people's clients of Python and JavaScript, installed outside the tree and run against a server
+	test -x $(CLIENTS)/bin/python || uv venv --quiet --python 3.11 $(CLIENTS)
+	uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/support/clients/requirements.txt
+	cp tests/support/clients/package.json $(CLIENTS) && npm install --prefix $(CLIENTS) --no-audit --no-fund --silent
+	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest tests/server/api/test_clients.py $(ARGS)
+
 bench: setup  ## our server against whichever peers are installed (20 minutes; ARGS=--quick: 3; ARGS=--files: files, --encoders)
 	python benchmarks/peers/compare.py $(ARGS)
+
+bench-client: setup  ## bench serve beside vLLM's (make peers) and beside the least that a client can be; ARGS
+	python benchmarks/bench_client.py $(ARGS)
+
+bench-routing: setup  ## prefix hits and evenness behind our router, round robin and others' (peers: ARGS=routers); ARGS
+	python benchmarks/routing/bench.py $(ARGS)
+
+claims: setup  ## what the project claims, measured here: docs/claims.md with plots (10 minutes; ARGS=--quick: 3)
+	python benchmarks/claims.py $(ARGS)
 
 bench-parts: setup  ## what each part of the engine costs on this machine
 	python benchmarks/run.py $(ARGS)
 
-image:  ## both images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
-	for name in operator server; do \
+image:  ## all images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
+	for name in operator router server; do \
 	  $(PYTHON) tests/cluster/rig.py build $(IMAGE_PREFIX)/octavo-$$name:$(TAG) . --target $$name \
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
 	    --build-arg WITH_MODEL=$(WITH_MODEL) $(BASE:%=--build-arg BASE=%) || exit 1; \
@@ -118,10 +134,10 @@ cluster-down:
 test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTAVO_E2E_KUBECONFIG
 	python tests/cluster/suite.py $(ARGS)
 
-crd: setup  ## generate the CRD, the chart's copy and the operator's list of the engine's flags
+crd: setup  ## generate the CRDs, the chart's copies and the operator's list of the engine's flags
 	python tests/support/engine_flags.py > operator/octavo_operator/render/engine_flags.py
-	python -m octavo_operator.crd > crds/octavo.dev_llmdeployments.yaml
-	cp crds/octavo.dev_llmdeployments.yaml charts/octavo/files/
+	python -m octavo_operator.crd crds
+	cp crds/*.yaml charts/octavo/files/
 
 reference: setup  ## generate docs/reference from the code
 	cd docs && python -m generate
@@ -132,7 +148,7 @@ docs: reference  ## build the documentation's site in build/site
 	  || { echo 'the site must load nothing from elsewhere'; exit 1; }
 
 pins:  ## resolve requirements/*.in anew
-	for name in dev server serve operator engine build; do \
+	for name in dev server serve operator router engine build; do \
 	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
 	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
 	    $$([ $$name != serve ] || echo --excludes requirements/serve.excludes) \

@@ -37,6 +37,9 @@ ENVIRONMENT = {
     "OCTAVO_REAL_DURATIONS": "1",  # alerts wait as long as they say
     "OCTAVO_CHAOS": "100",
     "OCTAVO_ROLLOUTS": "20",
+    "OCTAVO_ROUTER_ROUNDS": "20",
+    "OCTAVO_ZERO_ROUNDS": "20",
+    "OCTAVO_KILLS": "20",
     "OCTAVO_SCALE": "200",
 }
 COUNTED = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}

@@ -12,6 +12,7 @@ PAGES = {
     "commands.md": commands.other_pages,
     "environment.md": environment.page,
     "llmdeployment.md": crd.page,
+    "llmgateway.md": crd.gateway_page,
     "chart.md": chart.page,
     "metrics.md": metrics.page,
     "routes.md": routes.page,

@@ -14,7 +14,7 @@ _DEFAULT = re.compile(r"\s*\(default: (.*)\)$", re.DOTALL)
 
 
 def parser(command: str) -> argparse.ArgumentParser:
-    module = importlib.import_module(f"octavo.cli.{command}")
+    module = importlib.import_module(f"octavo.cli.{command.replace('-', '_')}")
     found = CommandParser(prog=f"octavo {command}", description=COMMANDS[command])
     module.add_arguments(found)
     return found

@@ -1,4 +1,4 @@
-"""Every field of an LLMDeployment, from the CustomResourceDefinition."""
+"""Every field of an LLMDeployment, and of an LLMGateway, from the CustomResourceDefinitions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,33 @@ import yaml
 from generate import markdown
 from generate.source import ROOT
 
-FILE = ROOT / "crds/octavo.dev_llmdeployments.yaml"
 Schema = dict[str, Any]
 
 
 def page() -> str:
-    manifest = yaml.load(FILE.read_text(), yaml.CSafeLoader)
+    return _page(
+        "llmdeployments", "What several fields do together: [LLMDeployments in practice](../llmdeployments.md)."
+    )
+
+
+def gateway_page() -> str:
+    return _page("llmgateways", "What they do together: [gateways](../gateways.md).")
+
+
+def definition(plural: str) -> Schema:
+    """The CustomResourceDefinition, as it is checked in."""
+    return dict(yaml.load((ROOT / f"crds/octavo.dev_{plural}.yaml").read_text(), yaml.CSafeLoader))
+
+
+def _page(plural: str, guide: str) -> str:
+    manifest = definition(plural)
     spec = manifest["spec"]
     version = spec["versions"][0]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
     head = (
         f"`apiVersion: {spec['group']}/{version['name']}`, `kind: {spec['names']['kind']}`, short name "
         f"`{spec['names']['shortNames'][0]}`. `kubectl explain {spec['names']['shortNames'][0]}.spec --recursive` says "
-        "the same of the version that is installed. What several fields do together: "
-        "[LLMDeployments in practice](../llmdeployments.md)."
+        f"the same of the version that is installed. {guide}"
     )
     parts = [head]
     for name, inner in properties["spec"]["properties"].items():
@@ -32,7 +45,7 @@ def page() -> str:
     parts += ["## status", _table(_rows("status", properties["status"], False))]
     columns = [(f"`{one['name']}`", f"`{one['jsonPath']}`") for one in version["additionalPrinterColumns"]]
     parts += ["## Columns of kubectl get", markdown.table(("column", "path"), columns)]
-    return markdown.page("LLMDeployment", *parts)
+    return markdown.page(spec["names"]["kind"], *parts)
 
 
 def _section(path: str, schema: Schema, required: bool) -> str:

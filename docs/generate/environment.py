@@ -10,7 +10,8 @@ from generate import markdown
 from generate.source import KERNELS, OPERATOR, SERVER, trees
 
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX")  # names of os.sysconf; set for processes of ours
+# Names of os.sysconf, and variables that are set for processes of ours.
+_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY")
 
 # name -> (default, meaning)
 ENGINE = {
@@ -21,7 +22,14 @@ ENGINE = {
         "Folder for models that are not from Hugging Face, and for what is derived from files; after `--download-dir`.",
     ),
     "OCTAVO_CACHE_SEED": ("none", "Read-only folder with files as in OCTAVO_CACHE; the engine's image has one."),
-    "OCTAVO_HTTP_TOKEN": ("none", "Bearer token for models from `https://` addresses."),
+    "OCTAVO_HTTP_TOKEN": ("none", "Bearer token for models from `https://` and `gs://` addresses."),
+    "AWS_ACCESS_KEY_ID": ("none", "Key for models from `s3://`, or HMAC key for those from `gs://`."),
+    "AWS_SECRET_ACCESS_KEY": ("none", "Its secret."),
+    "AWS_SESSION_TOKEN": ("none", "Token of keys that expire."),
+    "AWS_REGION": ("us-east-1", "Region of the buckets of `s3://`."),
+    "AWS_DEFAULT_REGION": ("none", "As AWS_REGION, which comes first."),
+    "AWS_ENDPOINT_URL": ("AWS", "Address of another store that speaks S3's protocol, such as MinIO."),
+    "AWS_ENDPOINT_URL_S3": ("none", "As AWS_ENDPOINT_URL, before it."),
     "OCTAVO_CPU_ISA": ("the best that the CPU has", "Instruction set of the CPU kernels, such as `avx2`."),
     "OCTAVO_KERNEL_BACKEND": ("auto", "As `--attention-backend`, which comes first."),
     "OCTAVO_FULL_TORCH_IMPORT": ("0", "1: import all of torch without a GPU, too (250 MB more)."),
@@ -40,7 +48,7 @@ ENGINE = {
     "OMP_NUM_THREADS": ("as the CPU affinity and the cgroup allow", "Maximum number of threads that compute on a CPU."),
     "GOMP_SPINCOUNT": ("1000", "How long an idle OpenMP thread spins before it sleeps."),
     "OTEL_SERVICE_NAME": ("octavo", "Name of the service in traces."),
-    "OPENAI_API_KEY": ("none", "Key that `octavo chat --url` and `octavo bench serve` send."),
+    "OPENAI_API_KEY": ("none", "Key that `octavo chat --url`, `octavo dashboard --url` and `octavo bench serve` send."),
     "NO_COLOR": ("none", "Set: `octavo chat` writes without colours."),
     "TERM": ("", "`dumb`: `octavo chat` writes without colours."),
     "CC": ("cc, gcc or clang", "C compiler for the CPU kernels."),
@@ -48,10 +56,13 @@ ENGINE = {
 }  # fmt: skip
 OPERATOR_VARIABLES = {
     "OCTAVO_ENGINE_IMAGE": ("the release's image", "Engine image of LLMDeployments that name none: `engine.image`."),
+    "OCTAVO_ROUTER_IMAGE": ("the release's image", "Image of the routers: `router.image`."),
     "OCTAVO_IMAGE_PULL_SECRETS": ("none", "Secrets for pulling it: `engine.imagePullSecrets`."),
+    "OCTAVO_DEFAULTS": ("none", "What specs leave empty, as JSON: `defaults`."),
     "OCTAVO_IMAGE_POLICY": ("Pinned", "Image policy of specs that name none: `engine.imagePolicy`."),
     "OCTAVO_IMAGE_ROLLOUTS": ("1", "Maximum number of simultaneous rollouts of a new image: `engine.imageRollouts`."),
     "OCTAVO_ALLOW_PRIVILEGED_PODS": ("false", "`allowPrivilegedPods`."),
+    "OCTAVO_NODE_CACHE_PATHS": ("none", "Folders of nodes that may hold models: `cache.nodePaths`."),
     "OCTAVO_CLUSTER_ASSIGNED_IDS": ("false", "`clusterAssignedIds`."),
     "OCTAVO_MANAGEMENT_NAMESPACES": ("none", "Namespaces whose pods may read metrics: `monitoring.namespaces`."),
     "OCTAVO_CLUSTER_DOMAIN": ("cluster.local", "`clusterDomain`."),

@@ -18,7 +18,8 @@ def page() -> str:
         "`param` names the field that is wrong. A wrong field is a 400 of type `invalid_request_error` whose message "
         "says the field, its value, the limit and the way out. The errors with a code or another status are below, "
         "with `...` for what depends on the request. An error after the first event of a stream comes as an event of "
-        "the same form.",
+        'the same form. Below `/v1/messages` the form is Anthropic\'s, with the same status and message: `{"type": '
+        '"error", "error": {"type", "message"}}`.',
         markdown.table(("status", "type", "code", "message"), sorted(set(answers()))),
         "## Python",
         "`octavo.LLM` raises these; each message is one line.",

@@ -20,7 +20,7 @@ def page() -> str:
         "At `/metrics` of the main port and of the management port (8001 in pods).",
         _table(engine_registry()),
         "## Operator",
-        "At `/metrics` of port 8080 of its pods. Only the leader exports metrics of LLMDeployments.",
+        "At `/metrics` of port 8080 of its pods. Only the leader exports metrics of LLMDeployments and LLMGateways.",
         _table(operator_registry()),
     )
 
@@ -28,6 +28,7 @@ def page() -> str:
 def engine_registry() -> Any:
     module, configs = module_defining("EngineMetrics", SERVER), module_defining("CacheConfig", SERVER)
     config = SimpleNamespace(cache=configs.CacheConfig(), scheduler=configs.SchedulerConfig())
+    config.speculative = configs.SpeculativeConfig("ngram", 1)  # its metrics are there where it is on
     found = module.EngineMetrics(config, "MODEL")
     found.record_cache(config, 2, 1)
     progress = SimpleNamespace(alive=True, ready=True, heartbeat_age=0.0, stalled=0.0, num_steps=0)

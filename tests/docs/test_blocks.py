@@ -2,7 +2,7 @@
 
 `bash` and `python` blocks run in their order on the page, against one server on the embedded model. `sh` blocks hold
 commands that cannot run here; `NOT_RUN` says why, and what can be checked of them is: make's targets, the flags of
-`octavo serve`, values of the chart, files. LLMDeployments are checked against the CRD.
+`octavo serve`, values of the chart, files. LLMDeployments and LLMGateways are checked against their CRDs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
-from generate import chart, crd  # noqa: E402
+from generate import chart, crd, walkthrough  # noqa: E402
+from generate.blocks import Block, blocks_of  # noqa: E402
 from generate.commands import parser  # noqa: E402
 
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.parent.name != "reference")
@@ -42,39 +41,22 @@ NOT_RUN = {
     "make": "makes everything anew",
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
+    "curl http://models.default.svc": "needs a cluster",
     "octavo serve": "serves until it is stopped",
+    "octavo dashboard": "serves until it is stopped",
     "git": "needs a change",
     "export": "sets what the commands below it use",
 }
 LANGUAGES = {"sh", "bash", "python", "yaml", "text", ""}
 
 
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    line: int
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        text = page.read_text()
-        for found in re.finditer(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
-            line = text.count("\n", 0, found.start()) + 1
-            inner = re.sub(rf"^{found[1]}", "", found[3], flags=re.MULTILINE)
-            yield Block(page, line, found[2], inner)
-
-
-BLOCKS = list(blocks())
+BLOCKS = [one for page in PAGES for one in blocks_of(page)]
 
 
 def of(*languages: str) -> Any:
-    """Blocks of these languages; of equal ones on several pages the first."""
-    found = {one.text: one for one in reversed(BLOCKS) if one.language in languages}
+    """Blocks of these languages, the walk-through's own left out; of equal ones on several pages the first."""
+    alone = {id(one) for one in BLOCKS if one.page == walkthrough.PAGE and one.language in ("bash", "python")}
+    found = {one.text: one for one in reversed(BLOCKS) if one.language in languages and id(one) not in alone}
     return pytest.mark.parametrize("block", list(found.values())[::-1], ids=str)
 
 
@@ -111,10 +93,10 @@ def test_a_command_that_does_not_run_here_says_why_and_exists(block: Block) -> N
         if words[0] == "make":
             assert words[1] in targets
             for setting in words[2:]:
-                if setting.startswith("ARGS="):
+                if words[1] == "serve" and setting.startswith("ARGS="):
                     parser("serve").parse_args(setting.removeprefix("ARGS=").split())
-        elif words[:2] == ["octavo", "serve"]:
-            parser("serve").parse_args(words[2:])
+        elif words[:2] in (["octavo", "serve"], ["octavo", "dashboard"]):
+            parser(words[1]).parse_args(words[2:])
         elif words[0] == "helm":
             for flag, setting in itertools.pairwise(words):
                 assert flag != "--set" or setting.partition("=")[0] in values, setting
@@ -140,21 +122,28 @@ def strict(schema: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def schema() -> Any:
-    manifest = yaml.load(crd.FILE.read_text(), yaml.CSafeLoader)
-    found = strict(manifest["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
-    found["properties"]["metadata"] = {"type": "object"}
-    return found
+def schemas() -> dict[str, Any]:
+    """By kind."""
+    made = {}
+    for manifest in map(crd.definition, ("llmdeployments", "llmgateways")):
+        found = strict(manifest["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+        found["properties"]["metadata"] = {"type": "object"}
+        made[manifest["spec"]["names"]["kind"]] = found
+    return made
 
 
 @of("yaml")
-def test_yaml_is_what_it_says(block: Block, schema: Any) -> None:
+def test_yaml_is_what_it_says(block: Block, schemas: dict[str, Any]) -> None:
     (value,) = yaml.safe_load_all(block.text)
-    if set(value) == {"spec"}:  # a part of an LLMDeployment
+    if set(value) == {"spec"} and block.page.name == "gateways.md":
+        value = {"kind": "LLMGateway", "metadata": {}, **value}
+    elif set(value) == {"spec"}:  # a part of an LLMDeployment
         model = {"uri": "smollm2-135m-instruct"}
         value = {"kind": "LLMDeployment", "metadata": {}, "spec": {"model": model, **value["spec"]}}
-    if value.get("kind") == "LLMDeployment":
-        jsonschema_rs.validate(schema, value)
+    if value.get("kind") in schemas:
+        jsonschema_rs.validate(schemas[value["kind"]], value)
+    elif set(value) <= set(yaml.safe_load((chart.CHART / "values.yaml").read_text())):
+        jsonschema_rs.validate(json.loads((chart.CHART / "values.schema.json").read_text()), value)
     elif "max-model-len" in value:  # a file for --config
         known = set(parser("serve").parse_args.__self__.flags())
         assert {f"--{name}" for name in value} <= known
@@ -163,24 +152,9 @@ def test_yaml_is_what_it_says(block: Block, schema: Any) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_examples_are_llmdeployments(path: Path, schema: Any) -> None:
-    jsonschema_rs.validate(schema, yaml.safe_load(path.read_text()))
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server on the embedded model."""
-    log = tmp_path_factory.mktemp("docs") / "log"
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", "--host", "127.0.0.1", "--port", "0"]
-    with log.open("wb") as out, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process:
-        try:
-            deadline = time.monotonic() + 300
-            while (found := re.search(r"serving .* at (http\S+)", log.read_text())) is None:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-            yield found[1]
-        finally:
-            process.kill()
+def test_examples_are_of_our_kinds(path: Path, schemas: dict[str, Any]) -> None:
+    for value in yaml.safe_load_all(path.read_text()):
+        jsonschema_rs.validate(schemas[value["kind"]], value)
 
 
 @pytest.mark.slow
@@ -208,6 +182,17 @@ def test_python_runs(block: Block, url: str, capsys: pytest.CaptureFixture[str])
         assert "Paris" in out
     if "json_schema" in block.text:
         assert set(json.loads(out)) == {"city", "country"}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_walk_through_runs_as_it_is_pasted() -> None:
+    ports = walkthrough.free_ports()
+    with walkthrough.laboratory() as folder:
+        outputs = [walkthrough.run(one, folder, {**walkthrough.SMALL, **ports}) for one in walkthrough.steps()]
+    everything = "".join(outputs)
+    for word in ("KV cache", "Hugging Face, bfloat16", "times Hugging Face", "TTFT p50", "Paris", "dashboard at"):
+        assert word in everything
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 # Of other programs, and one that is an example of a wrong one.
 FOREIGN_FLAGS = {
-    "--agreement", "--all", "--as", "--create-namespace", "--files", "--help", "--index-url", "--max-model", "--merge",
-    "--no-deps", "--only", "--page", "--previous", "--quick", "--readme", "--recursive", "--replicas", "--resume",
-    "--set", "--strict", "--target",
+    "--agreement", "--all", "--as", "--create-namespace", "--encoders", "--files", "--help", "--index-url",
+    "--max-model", "--merge",
+    "--model-server-metrics-port", "--no-deps", "--only", "--page", "--previous", "--quick", "--readme", "--recursive",
+    "--replicas", "--resume", "--set", "--strict", "--target",
 }  # fmt: skip
 
 
@@ -39,8 +40,9 @@ def test_flags_exist(page: Path) -> None:
 
 @pages
 def test_fields_of_the_spec_exist(page: Path) -> None:
-    known = names("llmdeployment.md", r"\| `((?:spec|status)[\w.\[\]]*)` \|")
-    maps = names("llmdeployment.md", r"\| `(spec[\w.]*)` \| map of")
+    kinds = ("llmdeployment.md", "llmgateway.md")
+    known = {one for kind in kinds for one in names(kind, r"\| `((?:spec|status)[\w.\[\]]*)` \|")}
+    maps = {one for kind in kinds for one in names(kind, r"\| `(spec[\w.]*)` \| map of")}
     said = set(re.findall(r"`((?:spec|status)(?:\.[A-Za-z]+)+)", page.read_text()))
     said = {one for one in said if one.rpartition(".")[0] not in maps}
     assert said - {one.replace("[]", "") for one in known} == set()
@@ -49,7 +51,9 @@ def test_fields_of_the_spec_exist(page: Path) -> None:
 @pages
 def test_metrics_exist(page: Path) -> None:
     known = names("metrics.md", r"\| `([\w:]+)` \|")
-    said = set(re.findall(r"((?:vllm|octavo):[a-z_]+|octavo_(?:operator|llmdeployment)_[a-z_]+)", page.read_text()))
+    said = set(
+        re.findall(r"((?:vllm|octavo):[a-z_]+|octavo_(?:operator|llmdeployment|llmgateway)_[a-z_]+)", page.read_text())
+    )
     said = {re.sub(r"_(total|bucket|sum|count)$", "", one) for one in said if not one.endswith("_")}
     assert said - known - {re.sub(r"_total$", "", one) for one in known} - {"octavo_operator"} == set()
 

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [ROOT / "server/octavo", ROOT / "kernels/octavo_kernels", ROOT / "operator/octavo_operator"]
+PACKAGES = [
+    ROOT / one
+    for one in ("server/octavo", "kernels/octavo_kernels", "operator/octavo_operator", "operator/octavo_router")
+]
 
 
 def test_no_module_is_named_like_one_of_the_standard_library() -> None:

@@ -1,4 +1,4 @@
-"""The wheel: all of the packages, with the CPU kernels where they could be compiled."""
+"""The wheel: all of the packages, with the CPU kernels where they could be compiled; where it is installed, it runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PACKAGES = {
     "server/octavo": "octavo",
     "kernels/octavo_kernels": "octavo_kernels",
     "operator/octavo_operator": "octavo_operator",
+    "operator/octavo_router": "octavo_router",
 }
 
 
@@ -71,3 +72,42 @@ def test_compiled_kernels_come_along_for_every_instruction_set(tmp_path: Path) -
     assert wheel.filename and not wheel.filename.endswith("any.whl"), "it is for this kind of machine"
     (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert b"octavo = octavo.cli.main:main" in wheel.read(entry_points)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.skipif(compiler.find_compiler() is None, reason="a wheel with kernels needs a compiler once")
+@pytest.mark.parametrize(
+    "ways",
+    [
+        # as docs/install.md tells people without a GPU who have PyPI alone, and `make serve` does: 0.6 GB
+        pytest.param([["--no-deps", "-r", str(ROOT / "requirements/serve.txt")], ["--no-deps", "WHEEL"]], id="small"),
+        # with all that PyPI's torch asks for, in the versions that `make setup` has fetched already: 2.8 GB
+        pytest.param([["-c", str(ROOT / "requirements/dev.txt"), "WHEEL[server]"]], id="all", marks=pytest.mark.long),
+    ],
+)
+def test_in_an_empty_environment_without_a_compiler_run_answers(ways: list[list[str]], tmp_path: Path) -> None:
+    folder = source_tree(tmp_path)
+    libraries = folder / "kernels/octavo_kernels/cpu/lib"
+    libraries.mkdir()
+    for isa in compiler.all_isas():
+        if (compiled := compiler.LIBRARIES / compiler.library_name(isa)).exists():  # by `make setup`; else now
+            shutil.copy(compiled, libraries)
+    wheel, _ = build(folder)
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
+    for way in ways:
+        words = [word.replace("WHEEL", str(wheel.filename)) for word in way]
+        subprocess.run([*uv, *words], check=True, timeout=600)
+    bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
+    done = subprocess.run(
+        [environment / "bin" / "octavo", "run", "smollm2-135m-instruct", "Name the capital of France."],
+        cwd=tmp_path, env={**bare, "PATH": str(environment / "bin")}, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Paris" in done.stdout, done.stdout + done.stderr
+    assert "slower" not in done.stderr, "torch computes in place of the kernels"
+    installed = {path.name for path in environment.rglob("octavo_kernels/cpu/lib/*.so")}
+    assert compiler.library_name(compiler.supported_isas()[0]) in installed
+    shutil.rmtree(environment)
