@@ -129,7 +129,7 @@ def test_blocks_light_up(tab: Callable[[str], Any]) -> None:
         page.keyboard.press("Enter")
         page.get_by_text(re.compile(rf"of {one[:24]}, shared 32$")).wait_for()
     page.get_by_text("used 0", exact=True).wait_for()
-    assert page.get_by_text(re.compile("^shared")).count() == 0
+    page.get_by_text(re.compile("^shared")).first.wait_for(state="detached")
     cached = page.get_by_text(re.compile(r"^cached \d"))
     assert int(cached.inner_text().split()[-1].replace(",", "")) >= 32
     with page.expect_request(re.compile("/queue/")):

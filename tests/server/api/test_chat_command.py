@@ -111,7 +111,8 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(shared_server):
     terminal.type("\x03")
     terminal.wait_for("Ctrl-C again")
     terminal.type("\x03")
-    assert terminal.exit_code(again="\x03") == 130
+    # A key that was typed once too often may come while Python ends. A shell says 130 either way.
+    assert terminal.exit_code(again="\x03") in (130, -signal.SIGINT)
     assert shared_server.get("/load").json()["server_load"] == 0
 
 

@@ -184,7 +184,7 @@ def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(15)
     assert time.monotonic() - began < 10
-    wait_until(lambda: not any(map(is_running, tree)), 5)
+    wait_until(lambda: not any(map(is_running, tree)), 15)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_kill_9_of_either_process_leaves_none_behind(start, victim, stopped):
     os.kill(api if victim == "api" else core, signal.SIGKILL)
     if victim == "api":
         server.process.wait(5)
-    wait_until(lambda: not any(map(is_running, tree)), 5)
+    wait_until(lambda: not any(map(is_running, tree)), 15)
     stream.join(10)
     assert not stream.is_alive()
     if victim == "core":
@@ -229,7 +229,7 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 15
 
 
 STALL_ON_SIGNAL = """
@@ -260,7 +260,7 @@ def test_sigterm_while_the_model_loads(launch):
     wait_until(lambda: "importing the server" in server.log, 60)
     tree = [server.process.pid, *children(server.process.pid)]
     assert server.stop() in (0, -signal.SIGTERM)
-    wait_until(lambda: not any(map(is_running, tree)), 5)
+    wait_until(lambda: not any(map(is_running, tree)), 15)
 
 
 def test_while_the_model_loads_the_server_is_alive_but_not_ready(launch):
