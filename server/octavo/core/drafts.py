@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+from octavo.core.draft_lengths import DraftLengths
+from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request
 from octavo.interface.messages import SpecDecodeStats
 
@@ -20,22 +22,41 @@ def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
 class Drafter(Protocol):
     """Guesses the tokens that come next. A wrong guess costs time, never a token."""
 
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        """A sequence begins. ``scope``: only sequences of one may learn of each other's tokens."""
+
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        """Up to ``most`` tokens to follow ``token_ids``, the prompt and output of a sequence so far."""
+        """Up to ``most`` tokens to follow ``token_ids``, the prompt and output of a sequence so far: always the same
+        list, which grows."""
 
     def forget(self, req_id: str) -> None:
-        """The sequence has ended; it may be unknown."""
+        """A sequence has ended."""
 
 
 class Drafts:
     """Asks a drafter where drafts can be verified, believes nothing it says, and counts what is accepted."""
 
-    def __init__(self, drafter: Drafter, num_speculative_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self, drafter: Drafter, num_speculative_tokens: int, vocab_size: int, lengths: DraftLengths | None = None
+    ) -> None:
+        """``lengths``: what decides how many tokens are guessed; None: always as many as can be."""
         self.num_speculative_tokens = num_speculative_tokens
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._lengths = lengths
+        self._started: set[str] = set()
         self._failed = False
         self._stats = SpecDecodeStats()
+
+    def begin_step(self, num_decoding: int) -> None:
+        """A step is made in which so many sequences get a token."""
+        if self._lengths is not None:
+            self._lengths.begin_step(num_decoding)
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """A step of ``num_tokens``, none of a prompt, has taken ``seconds``."""
+        if self._lengths is not None:
+            self._lengths.times.observe(num_tokens, seconds)
 
     def propose(self, request: Request, most: int) -> list[int]:
         """Drafts for a sequence whose tokens are all known, at most ``most``. None with a grammar: which tokens it
@@ -43,18 +64,32 @@ class Drafts:
         most = min(most, self.num_speculative_tokens)
         if most < 1 or request.grammar is not None:
             return []
+        req_id = request.req_id
+        if self._lengths is not None:
+            most = self._lengths.choose(req_id, most)
+            if most < 1:
+                return []
         try:
-            proposed = self._drafter.propose(request.req_id, request.all_token_ids, most)[:most]
+            if req_id not in self._started:
+                self._started.add(req_id)
+                scope = root_hash(request.core_request.cache_salt)  # as of the prefix cache
+                self._drafter.start(req_id, scope, request.num_prompt_tokens)
+            proposed = self._drafter.propose(req_id, request.all_token_ids, most)[:most]
             known = [type(token) is int and 0 <= token < self._vocab_size for token in proposed]
         except Exception:
             if not self._failed:
                 logger.exception("the drafter failed; sequences go on without drafts where it does")
             self._failed = True
             return []
-        return proposed if all(known) else proposed[: known.index(False)]
+        drafts = proposed if all(known) else proposed[: known.index(False)]
+        if self._lengths is not None:
+            self._lengths.add(req_id, len(drafts))
+        return drafts
 
-    def count(self, num_drafts: int, num_accepted: int) -> None:
+    def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """A step has accepted ``num_accepted`` of a sequence's ``num_drafts``."""
+        if self._lengths is not None:
+            self._lengths.count(request.req_id, num_drafts, num_accepted)
         stats = self._stats
         stats.num_drafts += 1
         stats.num_draft_tokens += num_drafts
@@ -70,6 +105,11 @@ class Drafts:
 
     def forget(self, request: Request) -> None:
         """The sequence has ended."""
+        if self._lengths is not None:
+            self._lengths.forget(request.req_id)
+        if request.req_id not in self._started:
+            return
+        self._started.discard(request.req_id)
         try:
             self._drafter.forget(request.req_id)
         except Exception:

@@ -91,7 +91,7 @@ class ResultProcessor:
         if scheduled.epoch == request.epoch:
             request.num_computed_tokens -= num_rejected
         if self._drafts is not None:
-            self._drafts.count(len(scheduled.drafts), num_accepted)
+            self._drafts.count(request, len(scheduled.drafts), num_accepted)
 
     def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
         """End all samples of a request: the others may share KV that the failed step was to write."""

@@ -183,9 +183,10 @@ class Scheduler:
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
+        decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
         if self._drafts is not None:
             step.draft_budget = self._draft_budget(self._drafts)
-        decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
+            self._drafts.begin_step(len(decoding))
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
                 break

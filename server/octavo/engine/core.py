@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.drafts import Drafts
+from octavo.core.draft_lengths import DraftLengths
+from octavo.core.drafts import Drafter, Drafts
 from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.kv_events import KVEventLog
@@ -18,10 +19,11 @@ from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.errors import ConfigError, DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
-from octavo.interface.engine_config import EngineConfig, KVEventsConfig
+from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.spec_decode.ngram import NgramDrafter
+from octavo.spec_decode.suffix import SuffixDrafter
 from octavo.worker.advice import out_of_memory
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class EngineCore:
         cache = self.config.cache
         layout = self.executor.kv_layout
         self.scheduler: Scheduler | EncoderScheduler
+        self._drafts: Drafts | None = None
         if self.config.model.is_encoder:
             self.scheduler = EncoderScheduler(self.config.scheduler)
         else:
@@ -56,7 +59,8 @@ class EngineCore:
                 self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
                 self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
             )  # fmt: skip
-            self.scheduler = Scheduler(self.config.scheduler, kv, _make_drafts(self.config))
+            self._drafts = _make_drafts(self.config)
+            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])
                 self._kv_event_log = kv.log_events()
@@ -169,6 +173,8 @@ class EngineCore:
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
         stats.step_time = time.perf_counter() - started
+        if self._drafts is not None and taken is not None and not taken.num_prompt_tokens:
+            self._drafts.observe_step(taken.total_num_scheduled_tokens, stats.step_time)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
 
@@ -244,8 +250,18 @@ def _make_drafts(config: EngineConfig) -> Drafts | None:
     speculative = config.speculative
     if not speculative.is_on:
         return None
-    drafter = NgramDrafter(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
-    return Drafts(drafter, speculative.num_speculative_tokens, config.model.vocab_size)
+    return Drafts(
+        _make_drafter(speculative), speculative.num_speculative_tokens, config.model.vocab_size, DraftLengths()
+    )
+
+
+def _make_drafter(config: SpeculativeConfig) -> Drafter:
+    if config.method == "suffix":
+        return SuffixDrafter(
+            config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests,
+            config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob,
+        )  # fmt: skip
+    return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
 def _make_publisher(config: KVEventsConfig) -> KVEventsPublisher | None:

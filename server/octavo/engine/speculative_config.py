@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import SpeculativeConfig
 from octavo.system.suggestions import did_you_mean
 
-METHODS = ("none", "ngram")
 MAX_SPECULATIVE_TOKENS = 64
 MAX_LOOKUP = 64
+
+
+class _Number(NamedTuple):
+    least: float
+    most: float
+    is_integer: bool = True
+
+
+_LOOKUP = {name: _Number(1, MAX_LOOKUP) for name in ("prompt_lookup_max", "prompt_lookup_min")}
+_SUFFIX = {
+    "suffix_decoding_max_tree_depth": _Number(2, MAX_LOOKUP),
+    "suffix_decoding_max_cached_requests": _Number(0, 1_000_000),
+    "suffix_decoding_max_spec_factor": _Number(0.1, 64, is_integer=False),
+    "suffix_decoding_min_token_prob": _Number(0, 1, is_integer=False),
+}
+# The keys of each method besides num_speculative_tokens, and their limits.
+METHODS: dict[str, dict[str, _Number]] = {"none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX}
 
 
 def parse_speculative_config(values: Any) -> SpeculativeConfig:
@@ -30,27 +46,39 @@ def parse_speculative_config(values: Any) -> SpeculativeConfig:
     method = values.get("method")
     if method not in METHODS:
         what = "needs a method" if method is None else f"method {method!r} is not there"
-        raise ConfigError(f"speculative_config: {what}; there are {' and '.join(METHODS)}")
+        raise ConfigError(f"speculative_config: {what}; there are {', '.join(METHODS)}")
     if method == "none":
         return SpeculativeConfig()
+    numbers = {"num_speculative_tokens": _Number(1, MAX_SPECULATIVE_TOKENS), **METHODS[method]}
+    for name, value in values.items():
+        if name in numbers:
+            _check(name, value, numbers[name])
+        elif name != "method":
+            raise ConfigError(f"speculative_config: {name} is not of method {method}, which has {', '.join(numbers)}")
+    if method == "suffix":  # vLLM's default
+        depth = values.get("suffix_decoding_max_tree_depth", SpeculativeConfig.suffix_decoding_max_tree_depth)
+        values.setdefault("num_speculative_tokens", depth)
     if "num_speculative_tokens" not in values:
         raise ConfigError("speculative_config needs num_speculative_tokens, 4 for a start")
-    for name, most in (
-        ("num_speculative_tokens", MAX_SPECULATIVE_TOKENS),
-        ("prompt_lookup_max", MAX_LOOKUP),
-        ("prompt_lookup_min", MAX_LOOKUP),
-    ):
-        _check(name, values.get(name, 1), most)
+    _complete_lookup(values)
+    return SpeculativeConfig(**values)
+
+
+def _complete_lookup(values: dict[str, Any]) -> None:
+    """One of the two lengths alone sets both."""
     shortest, longest = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     if shortest is None and longest is None:
-        return SpeculativeConfig(**values)
+        return
     values["prompt_lookup_min"] = shortest if shortest is not None else longest
     values["prompt_lookup_max"] = longest if longest is not None else shortest
     if values["prompt_lookup_min"] > values["prompt_lookup_max"]:
         raise ConfigError(f"speculative_config: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
-    return SpeculativeConfig(**values)
 
 
-def _check(name: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"speculative_config: {name} must be an integer from 1 to {most}, got {value!r}")
+def _check(name: str, value: Any, number: _Number) -> None:
+    kinds = int if number.is_integer else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not number.least <= value <= number.most:
+        kind = "an integer" if number.is_integer else "a number"
+        raise ConfigError(
+            f"speculative_config: {name} must be {kind} from {number.least:g} to {number.most:g}, got {value!r}"
+        )

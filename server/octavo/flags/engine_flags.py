@@ -61,7 +61,8 @@ ENGINE_HELP = {
     "and publisher (zmq, null) (default: nothing is published)",
     "speculative_config": "Guess tokens and verify several in one step, which changes none, as a JSON object: "
     '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
-    "text did where its last tokens stood before (CPUs only) (default: no speculation)",
+    "text did where its last tokens stood before, "
+    '{"method": "suffix"} as recent answers did, too (CPUs only) (default: no speculation)',
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
 CHOICES = {

@@ -130,10 +130,15 @@ class KVEventsConfig:
 class SpeculativeConfig:
     """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
 
-    method: str = "none"  # none | ngram: what followed the last tokens where they stood before
+    # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers
+    method: str = "none"
     num_speculative_tokens: int = 0  # guessed in one step
     prompt_lookup_max: int = 5  # the longest and the shortest end that is looked for
     prompt_lookup_min: int = 5
+    suffix_decoding_max_tree_depth: int = 24  # tokens of a match that count
+    suffix_decoding_max_cached_requests: int = 10_000  # recent answers that are kept; 0: only the sequence's own text
+    suffix_decoding_max_spec_factor: float = 1.0  # tokens guessed for each that matches
+    suffix_decoding_min_token_prob: float = 0.1  # of a whole guess, by counts
 
     @property
     def is_on(self) -> bool:

@@ -50,7 +50,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("serve --max-model-len eight", "'eight'", 'a number or "auto"'),
     ("serve --gpu-memory-utilization 90", "got 90", "at most 1"),
     ("serve --enable-lora", "--enable-lora is not supported yet", "leave it out"),
-    ("serve --speculative-config {}", "speculative_config", "there are none and ngram"),
+    ("serve --speculative-config {}", "speculative_config", "there are none, ngram, suffix"),
     ("serve -tp 2", "2 is not supported yet", "give 1"),
     ("serve --config missing.yaml", "missing.yaml", "give the path of a YAML file"),
     ("serve --config bad.yaml", "bad.yaml", "a flag a line"),

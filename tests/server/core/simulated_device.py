@@ -70,9 +70,12 @@ class SimulatedDrafter:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     known: set[str] = field(default_factory=set)
 
-    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        assert most >= 1
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        assert req_id not in self.known
         self.known.add(req_id)
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        assert most >= 1 and req_id in self.known
         index, _, request_id = req_id.partition("#")
         request = self.requests[request_id]
         fingerprint = root_fingerprint(request.cache_salt)
@@ -92,7 +95,7 @@ class SimulatedDrafter:
         return drafts
 
     def forget(self, req_id: str) -> None:
-        self.known.discard(req_id)
+        self.known.remove(req_id)
         if self.kind == "rubbish":
             raise RuntimeError("the drafter is broken")
 

@@ -23,6 +23,9 @@ class FixedDrafter:
     def __init__(self, drafts: list[int]) -> None:
         self.drafts = drafts
 
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        pass
+
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
         return self.drafts
 

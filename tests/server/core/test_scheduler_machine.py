@@ -12,6 +12,7 @@ from simulated_device import POISON, SimulatedDevice, SimulatedDrafter, Truth, c
 from support.kv_events import CacheMirror
 
 from octavo.core.block_pool import BlockPool
+from octavo.core.draft_lengths import DraftLengths
 from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hash import root_hash
@@ -39,6 +40,7 @@ configs = st.fixed_dictionaries(
         # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
         "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
         "num_speculative_tokens": st.integers(0, 4),
+        "adaptive": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
 )
@@ -56,6 +58,7 @@ tight_configs = st.fixed_dictionaries(
         "max_in_flight": st.sampled_from([2, 3]),
         "windows": st.sampled_from([(1,), (2,), (3,), (None, 1), (None, 2), (1, 4), (None, 1, 9)]),
         "num_speculative_tokens": st.integers(0, 4),
+        "adaptive": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
 )
@@ -99,9 +102,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests: dict[str, EngineCoreRequest] = {}
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
         num_drafts = config["num_speculative_tokens"]
-        self.scheduler = Scheduler(
-            self.config, self.kv, Drafts(self.drafter, num_drafts, EOS + 1) if num_drafts else None
-        )
+        lengths = DraftLengths() if config["adaptive"] else None
+        self.drafts = Drafts(self.drafter, num_drafts, EOS + 1, lengths) if num_drafts else None
+        self.scheduler = Scheduler(self.config, self.kv, self.drafts)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
@@ -188,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.results) < self.max_in_flight)
     @rule(mishap=st.sampled_from([None] * 10 + ["step fails", "NaN"]), which=st.integers(0, 1000))
     def schedule(self, mishap: str | None, which: int) -> None:
-        self._schedule(failing=mishap == "step fails", nan_row=which if mishap == "NaN" else None)
+        self._schedule(failing=mishap == "step fails", nan_row=which if mishap == "NaN" else None, which=which)
 
     @precondition(lambda self: self.results)
     @rule()
@@ -208,7 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._deliver(self.scheduler.update_from_output(self.results.popleft()))
         self.scheduler.check_integrity()
 
-    def _schedule(self, failing: bool = False, nan_row: int | None = None) -> bool:
+    def _schedule(self, failing: bool = False, nan_row: int | None = None, which: int = 1) -> bool:
         decoding = [r for r in self.scheduler.running.values() if self._wants_to_decode(r)]
         prompt_tokens_left = {r.req_id: r.num_prompt_tokens - r.num_computed_tokens for r in self._requests()}
         step = self.scheduler.schedule(now=1.0)
@@ -216,6 +219,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not step.num_scheduled_tokens:
             return False
         self._check_step(step, decoding, prompt_tokens_left)
+        if self.drafts is not None:
+            self.drafts.observe_step(total := step.total_num_scheduled_tokens, 1.0 + which % 7 * total)
         req_ids = list(step.num_scheduled_tokens)
         nan_rows = [] if nan_row is None else [req_ids[nan_row % len(req_ids)]]
         self.results.append(self.device.execute(step, failing, nan_rows))

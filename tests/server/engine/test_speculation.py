@@ -32,6 +32,9 @@ class Oracle:
         self.truths = [[*(o.prompt_token_ids or []), *one.token_ids] for o in outputs for one in o.outputs]
         self.kind, self.vocab_size, self.rng = kind, vocab_size, random.Random(kind)
 
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        pass
+
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
         truth = next(truth for truth in self.truths if truth[: len(token_ids)] == token_ids)
         right = {"right": 1.0, "half": 0.7, "wrong": 0.0}[self.kind]
@@ -208,9 +211,11 @@ def test_metrics_tell_of_drafts(embedded: tuple[LLM, LLM]) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"method": "ngrm", "num_speculative_tokens": 4}, "method 'ngrm' is not there; there are none and ngram"),
-        ({"method": "eagle", "num_speculative_tokens": 4}, "method 'eagle' is not there; there are none and ngram"),
-        ({"num_speculative_tokens": 4}, "needs a method; there are none and ngram"),
+        ({"method": "ngrm", "num_speculative_tokens": 4}, "method 'ngrm' is not there; there are none, ngram"),
+        ({"method": "eagle", "num_speculative_tokens": 4}, "method 'eagle' is not there; there are none, ngram"),
+        ({"num_speculative_tokens": 4}, "needs a method; there are none, ngram, suffix"),
+        ({**NGRAM, "suffix_decoding_max_spec_factor": 2}, "suffix_decoding_max_spec_factor is not of method ngram"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "must be a number from 0 to 1, got 2"),
         ({**NGRAM, "prompt_lookup_mx": 4}, "no key 'prompt_lookup_mx'; did you mean prompt_lookup_max"),
         ({"method": "ngram"}, "needs num_speculative_tokens"),
         ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer from 1 to 64, got 0"),
@@ -243,6 +248,19 @@ def test_an_encoder_has_nothing_to_guess(tmp_path: Path) -> None:
         LLM(str(tmp_path), speculative_config=NGRAM)
 
 
+def test_suffix_guesses_as_vllm_does_by_default(tiny_checkpoints: dict[str, Path]) -> None:
+    """And changes nothing, with an answer that has been given before."""
+    llm = tiny(tiny_checkpoints["llama"], speculative_config={"method": "suffix"})
+    assert llm.config.speculative.num_speculative_tokens == 24
+    prompts, params = prompts_of("suffix", 2), SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    first = llm.generate(prompts, params, use_tqdm=False)
+    before = accepted(llm)
+    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == all_of(first)
+    drafts, right = (now - then for now, then in zip(accepted(llm), before, strict=True))
+    assert 40 < right == drafts, "each was right, and few tokens were not guessed"
+    llm.engine.check_integrity()
+
+
 def test_method_none_is_off(tiny_checkpoints: dict[str, Path]) -> None:
     llm = tiny(tiny_checkpoints["llama"], speculative_config={"method": "none"})
     assert not llm.config.speculative.is_on and llm.engine.scheduler._drafts is None
@@ -260,8 +278,13 @@ def test_method_none_is_off(tiny_checkpoints: dict[str, Path]) -> None:
     ],
 )
 def test_prompt_lookup_continues_where_the_last_tokens_stood(tokens: list[int], expected: list[int]) -> None:
-    assert NgramDrafter(2, 4).propose("0#r", tokens, 5) == expected
-    growing = NgramDrafter(2, 4)
+    def drafter() -> NgramDrafter:
+        ngram = NgramDrafter(2, 4)
+        ngram.start("0#r", b"", 1)
+        return ngram
+
+    assert drafter().propose("0#r", tokens, 5) == expected
+    growing = drafter()
     for length in range(1, len(tokens)):
         growing.propose("0#r", tokens[:length], 5)
     assert growing.propose("0#r", tokens, 5) == expected

@@ -1,0 +1,94 @@
+"""How many tokens are guessed: what makes tokens come fastest, in simulated time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.draft_lengths import DraftLengths, StepTimes
+
+
+def serve(
+    lengths: DraftLengths, users: int, acceptance: float, most: int, fixed: float, each: float, steps: int = 300
+) -> float:
+    """Tokens per second of ``users`` whose guesses are right with a chance of ``acceptance``."""
+    rng = random.Random(f"{users} {acceptance} {most}")
+    tokens, seconds = 0, 0.0
+    for _ in range(steps):
+        lengths.begin_step(users)
+        rows = users
+        for i in range(users):
+            k = lengths.choose(f"{i}", most)
+            assert 0 <= k <= most
+            if k:
+                lengths.add(f"{i}", k)
+                right = next((j for j in range(k) if rng.random() >= acceptance), k)
+                lengths.count(f"{i}", k, right)
+                tokens, rows = tokens + right, rows + k
+        took = (fixed + each * rows) * rng.uniform(0.97, 1.03) * (8 if rng.random() < 0.01 else 1)
+        lengths.times.observe(rows, took)
+        seconds += fixed + each * rows
+        tokens += users
+    return tokens / seconds
+
+
+def fixed_length(users: int, acceptance: float, k: int, fixed: float, each: float) -> float:
+    tokens = users * sum(acceptance**i for i in range(k + 1))
+    return tokens / (fixed + each * users * (k + 1))
+
+
+@pytest.mark.parametrize("each", [0.0, 0.03, 0.15, 0.4])
+@pytest.mark.parametrize("users", [1, 4, 12])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.95])
+def test_about_as_fast_as_the_best_length_and_never_slower_than_none(
+    users: int, acceptance: float, each: float
+) -> None:
+    speeds = [fixed_length(users, acceptance, k, 1.0 - each, each) for k in range(8)]
+    speed = serve(DraftLengths(), users, acceptance, 7, 1.0 - each, each)
+    assert speed >= 0.98 * speeds[0]
+    assert speed >= 0.9 * max(speeds)
+
+
+def test_guesses_stop_under_load_and_come_back_after_it() -> None:
+    lengths = DraftLengths()
+    serve(lengths, 1, 0.8, 4, 4.0, 0.8)
+    for _ in range(200):
+        lengths.begin_step(32)
+        if sum(lengths.choose(f"{i}", 4) for i in range(32)) == 0:
+            break
+        lengths.times.observe(40, 4.0 + 0.8 * 40)
+    lengths.begin_step(32)
+    assert sum(lengths.choose(f"{i}", 4) for i in range(32)) == 0
+    lengths.begin_step(1)
+    assert lengths.choose("0", 4) > 0
+
+
+def test_a_text_that_turns_predictable_is_found_out() -> None:
+    lengths = DraftLengths()
+    serve(lengths, 1, 0.0, 4, 1.0, 0.3)
+    assert serve(lengths, 1, 1.0, 4, 1.0, 0.3, steps=400) > 0.85 * fixed_length(1, 1.0, 4, 1.0, 0.3)
+
+
+def test_right_guesses_are_made_as_long_as_can_be_from_the_start() -> None:
+    lengths = DraftLengths()
+    for _ in range(30):
+        lengths.begin_step(1)
+        assert lengths.choose("0", 7) == 7
+        lengths.add("0", 7)
+        lengths.count("0", 7, 7)
+        lengths.times.observe(8, 1.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(1e-6, 100)), max_size=60),
+    st.integers(1, 300),
+)
+def test_a_longer_step_never_seems_shorter(observed: list[tuple[int, float]], rows: int) -> None:
+    times = StepTimes()
+    for size, seconds in observed:
+        times.observe(size, seconds)
+    fixed, each = times.line()
+    assert each >= 0 and fixed >= -1e-6 * (fixed + each * rows) and fixed + each * rows > 0
