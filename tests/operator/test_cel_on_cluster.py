@@ -135,6 +135,16 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     ("engine.maxModelLen", {"engine": {"maxModelLen": 0}}, {"engine": {"maxModelLen": 4096}}),
     ("engine.maxModelLen", {"engine": {"maxModelLen": "big"}}, {"engine": {"maxModelLen": "auto"}}),
+    (
+        "engine.speculative.model is the model that guesses",
+        {"engine": {"speculative": {"method": "draft_model"}}},
+        {"engine": {"speculative": {"method": "draft_model", "model": "hf://org/small"}}},
+    ),
+    (
+        "engine.speculative.tokens: method none",
+        {"engine": {"speculative": {"method": "none", "tokens": 4}}},
+        {"engine": {"speculative": {"method": "ngram", "tokens": 4}}},
+    ),
     ("engine.args: --host", {"engine": {"args": ["--port=1"]}}, {"engine": {"args": ["--portable"]}}),
     (
         "engine.args: --host",

@@ -15,6 +15,7 @@ from hypothesis import given
 from support.llmd import FULL, parsed
 from support.llmd_strategies import specs
 
+from octavo.engine.speculative_config import parse_speculative_config
 from octavo_operator import __version__
 from octavo_operator.config import OperatorConfig
 from octavo_operator.defaults import Defaults
@@ -312,6 +313,25 @@ def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service()
         assert container["envFrom"] == [source]
     service = made["Service"]["spec"]
     assert (service["loadBalancerClass"], service["externalTrafficPolicy"]) == ("x/y", "Local")
+
+
+@pytest.mark.parametrize(
+    ("speculative", "config"),
+    [
+        ({"method": "none"}, {"method": "none"}),
+        ({"method": "ngram"},
+         {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
+        ({"method": "suffix"}, {"method": "suffix"}),
+        ({"method": "suffix", "tokens": 8}, {"method": "suffix", "num_speculative_tokens": 8}),
+        ({"method": "draft_model", "model": "hf://a/b$(c)", "tokens": 2},
+         {"method": "draft_model", "model": "hf://a/b$$(c)", "num_speculative_tokens": 2}),
+    ],
+)  # fmt: skip
+def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, config: dict[str, Any]) -> None:
+    args = pod_of(engine={"speculative": speculative})["containers"][0]["args"]
+    assert json.loads(args[args.index("--speculative-config") + 1]) == config
+    if "draft" not in config["method"]:
+        parse_speculative_config(config)
 
 
 @pytest.mark.parametrize(

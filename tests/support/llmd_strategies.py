@@ -62,6 +62,7 @@ specs = st.fixed_dictionaries(
             gpuMemoryUtilization=st.integers(10, 100),
             imagePriority=st.integers(-1, 1),
             prefixCaching=st.booleans(),
+            speculative=st.sampled_from([{"method": "ngram"}, {"method": "suffix", "tokens": 8}]),
             args=st.just(["--seed", "1"]),
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009  (spec_field makes a dataclass field)
 """engine: image and settings of the engine."""
 
 from __future__ import annotations
@@ -10,6 +11,41 @@ from octavo_operator.api.common import BY_NAME, SECRET_NAME
 from octavo_operator.api.schema import Rule, spec_field
 
 PINNED, FOLLOW = "Pinned", "Follow"  # values of imagePolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculative:
+    """`spec.engine.speculative`: tokens that are guessed and verified several at a time."""
+
+    RULES: ClassVar = (
+        Rule(
+            "has(self.model) == (self.method == 'draft_model')",
+            "engine.speculative.model is the model that guesses: of method draft_model, which needs it",
+        ),
+        Rule(
+            "self.method != 'none' || !has(self.tokens)",
+            "engine.speculative.tokens: method none guesses none; leave it out",
+        ),
+    )
+    method: str = spec_field(
+        "What guesses. none: nothing. ngram: the text goes on as it did where its last tokens stood before; for "
+        "summaries, edits and answers from documents. suffix: as in recent answers, too. draft_model: a smaller model "
+        "with the same tokenizer.",
+        enum=["none", "ngram", "suffix", "draft_model"],
+    )
+    model: str | None = spec_field(
+        "The model of method draft_model, as model.uri names one that the engine fetches.",
+        default=None,
+        minLength=1,
+        maxLength=1024,
+    )
+    tokens: int | None = spec_field(
+        "Maximum number of tokens guessed in one step; the engine guesses fewer where that is faster. Default: 4; of "
+        "method suffix 24.",
+        default=None,
+        minimum=1,
+        maximum=64,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +121,9 @@ class Engine:
         ),
     )
     prefix_caching: bool = spec_field("Enable automatic prefix caching.", default=True)
+    speculative: Speculative | None = spec_field(
+        "Speculative decoding, which changes no token. Default: the engine's own.", default=None
+    )
     args: tuple[str, ...] = spec_field(
         "Additional arguments of `octavo serve`, after those from the other fields.",
         default=(),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.api.engine import Speculative
 from octavo_operator.diff import quantity
 from octavo_operator.render import names
 
@@ -43,6 +45,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         ("--max-model-len", engine.max_model_len, None),
         ("--max-num-seqs", engine.max_num_seqs, None),
         ("--gpu-memory-utilization", f"{engine.gpu_memory_utilization / 100:g}", "0.9"),
+        ("--speculative-config", _speculative(engine.speculative), None),
         ("--chat-template", _chat_template(deployment), None),
     ):
         if value != default:
@@ -56,6 +59,20 @@ def _escape(text: str) -> str:
     """Escapes $: in arguments the kubelet expands $(NAME), and $$ to $. engine.args is not escaped, so that users can
     refer to variables."""
     return text.replace("$", "$$")
+
+
+def _speculative(speculative: Speculative | None) -> str | None:
+    """vLLM's JSON; where it has no default of its own, what suits most texts."""
+    if speculative is None:
+        return None
+    config: Json = {"method": speculative.method}
+    if speculative.model is not None:
+        config["model"] = speculative.model
+    if speculative.tokens is not None or speculative.method in ("ngram", "draft_model"):
+        config["num_speculative_tokens"] = speculative.tokens or 4
+    if speculative.method == "ngram":
+        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return _escape(json.dumps(config))
 
 
 def _chat_template(deployment: LLMDeployment) -> str | None:
