@@ -124,6 +124,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Few places, few blocks, a short queue: under load it queues, preempts and refuses."""
     flags = ["--max-num-seqs", "4", "--num-gpu-blocks-override", "16", "--max-model-len", "200"]
     flags += ["--max-num-queued-reqs", "8"]
+    flags += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}']
     with Engine(tmp_path_factory.mktemp("engine"), *flags) as one:
         yield one
 
@@ -176,6 +177,7 @@ def test_the_load_shows_on_the_engine_board(scraped: Prometheus) -> None:
     assert highest("KV cache, fullest") > 0.3
     assert highest("Refused") > 0
     assert 0 < highest("Prefix hit rate") <= 1
+    assert 0 <= highest("Right guesses") <= 1 <= highest("Tokens per guess") <= 3
     assert highest("Engines alive") == 1
 
 

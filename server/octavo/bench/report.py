@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.bench.client import RequestResult
+from octavo.bench.spec_decode import SpecDecodeCounts
 from octavo.errors import ConfigError
 from octavo.fetch.model_names import DEFAULT_MODEL
 
@@ -75,6 +76,7 @@ class Report:
     metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
     max_concurrency: int | None = None
     request_rate: float = math.inf
+    spec_decode: SpecDecodeCounts | None = None
 
     @property
     def completed(self) -> list[RequestResult]:
@@ -128,7 +130,7 @@ class Report:
             figures[f"std_{metric}_ms"] = statistics.pstdev(values) if values else 0.0
             for p in self.percentiles:
                 figures[f"p{p:g}_{metric}_ms"] = percentile(values, p)
-        return figures
+        return figures | (self.spec_decode.to_dict() if self.spec_decode else {})
 
     def details(self) -> dict[str, Any]:
         """Every request's own lengths, times (seconds), text and error."""
@@ -177,7 +179,7 @@ class Report:
             lines.append(_line(f"Mean {short} (ms):", f[f"mean_{metric}_ms"]))
             lines.append(_line(f"Median {short} (ms):", f[f"median_{metric}_ms"]))
             lines += [_line(f"P{p:g} {short} (ms):", f[f"p{p:g}_{metric}_ms"]) for p in self.percentiles]
-        return "\n".join([*lines, "=" * WIDTH])
+        return "\n".join([*lines, *_spec_decode_lines(self.spec_decode), "=" * WIDTH])
 
     def record(self, about: dict[str, Any], detailed: bool = False) -> dict[str, Any]:
         """``about``, the figures, each request's latency and time in the client's queue, and, if ``detailed``, the rest
@@ -223,6 +225,18 @@ def _peaks(results: list[RequestResult]) -> tuple[float, int]:
         tokens.update(int(at) for at in accumulate(r.itls, initial=r.start + r.ttft - first))
         requests.update(range(int(r.start - first), int(r.start + r.latency - first) + 1))
     return float(max(tokens.values())), max(requests.values())
+
+
+def _spec_decode_lines(counts: SpecDecodeCounts | None) -> list[str]:
+    if counts is None:
+        return []
+    lines = [f"{'Speculative Decoding':-^{WIDTH}}"]
+    lines += [_line("Acceptance rate (%):", counts.acceptance_rate)]
+    lines += [_line("Acceptance length:", counts.acceptance_length)]
+    lines += [_line("Drafts:", int(counts.drafts)), _line("Draft tokens:", int(counts.draft_tokens))]
+    lines += [_line("Accepted tokens:", int(counts.accepted_tokens))]
+    rates = counts.per_position_rates
+    return lines + [_line(f"Acceptance at position {i} (%):", 100 * rate) for i, rate in enumerate(rates)]
 
 
 def _line(label: str, value: float | int) -> str:

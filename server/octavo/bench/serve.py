@@ -14,12 +14,14 @@ from octavo.bench.load import (
     add_sampling_arguments,
     add_server_arguments,
     check_load,
+    connection_of,
     find_model,
     find_tokenizer,
     measure,
     pairs,
 )
 from octavo.bench.report import METRICS, Report, about_run, parse_goodput, parse_percentiles, plot_timeline
+from octavo.bench.spec_decode import read_counts
 from octavo.errors import ConfigError
 
 
@@ -78,8 +80,11 @@ def run(args: argparse.Namespace) -> int:
     def count_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
+    before = read_counts(connection_of(args))
     results, duration = uvloop.run(measure(args, samples, model, samples[:1] * args.num_warmups, count_tokens))
-    report = Report(results, duration, goodput, percentiles, metrics, args.max_concurrency, args.request_rate)
+    after = read_counts(connection_of(args)) if before else None
+    guessed = after.since(before) if before and after else None
+    report = Report(results, duration, goodput, percentiles, metrics, args.max_concurrency, args.request_rate, guessed)
     print(report)
     for error in sorted({r.error for r in results if r.error})[:5]:
         print("error:", error)

@@ -21,6 +21,7 @@ from octavo.bench.client import RequestResult, read_result
 from octavo.bench.datasets import add_dataset_arguments, load_dataset
 from octavo.bench.http_client import Exchange
 from octavo.bench.report import Report, parse_goodput, parse_percentiles, percentile, plot_timeline
+from octavo.bench.spec_decode import SpecDecodeCounts
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.text.tokenizer import Tokenizer
@@ -292,3 +293,29 @@ def test_a_timeline_is_drawn(tmp_path: Path) -> None:
     many = [finish(RequestResult(5, start=i / 3, success=True, ttft=0.1, itls=[0.05] * 20)) for i in range(12)]
     plot_timeline(Report(many, 5.0, {}), tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_a_run_has_guessed_is_the_difference_of_two_pages() -> None:
+    def page(scale: int) -> str:
+        label = 'model_name="m{x}",engine="0"'
+        values = {"drafts": 10, "draft_tokens": 40, "accepted_tokens": 25}
+        lines = [f"vllm:spec_decode_num_{name}_total{{{label}}} {scale * n:.1f}" for name, n in values.items()]
+        for at, n in enumerate((10, 8, 7, 0)):
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            lines.append(f'{name}{{{label},position="{at}"}} {scale * n:.1f}')
+        created = 'vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9'
+        return "\n".join(["# HELP vllm:spec_decode_num_drafts_total x", *lines, created])
+
+    before, after = SpecDecodeCounts.parse(page(1)), SpecDecodeCounts.parse(page(3))
+    assert before is not None and after is not None
+    figures = after.since(before).to_dict()
+    assert figures == {
+        "spec_decode_acceptance_rate": 62.5, "spec_decode_acceptance_length": 3.5, "spec_decode_num_drafts": 20,
+        "spec_decode_draft_tokens": 80, "spec_decode_accepted_tokens": 50,
+        "spec_decode_per_position_acceptance_rates": [1.0, 0.8, 0.7, 0.0],
+    }  # fmt: skip
+    assert SpecDecodeCounts.parse("vllm:num_requests_running 1.0\n") is None
+    report = Report([], 1.0, {}, spec_decode=after.since(before))
+    assert (
+        "Acceptance length:                       3.50" in str(report) and report.to_dict().items() >= figures.items()
+    )
