@@ -32,9 +32,9 @@ METHODS: dict[str, dict[str, _Number]] = {"none": {}, "ngram": _LOOKUP, "suffix"
 
 
 def parse_speculative_config(values: Any) -> SpeculativeConfig:
-    """Check a JSON object as it was given; None: no speculation. Raises ConfigError."""
+    """Check a JSON object as it was given; None: as the device suggests. Raises ConfigError."""
     if values is None:
-        return SpeculativeConfig()
+        return SpeculativeConfig("auto")
     if not isinstance(values, Mapping):
         raise ConfigError(f"speculative_config must be a JSON object, got {values!r}")
     values = {name: value for name, value in values.items() if value is not None}

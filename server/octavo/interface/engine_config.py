@@ -130,7 +130,8 @@ class KVEventsConfig:
 class SpeculativeConfig:
     """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
 
-    # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers
+    # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers |
+    # auto: as `DEFAULT_ON_CPU` says, once the device is known
     method: str = "none"
     num_speculative_tokens: int = 0  # guessed in one step
     prompt_lookup_max: int = 5  # the longest and the shortest end that is looked for
@@ -143,7 +144,12 @@ class SpeculativeConfig:
     @property
     def is_on(self) -> bool:
         """Whether there are guesses."""
-        return self.method != "none"
+        return self.method not in ("none", "auto")
+
+
+# Where speculation is not configured. Off until it is shown never to cost (`make bench-speculation`); then it is
+# SpeculativeConfig("ngram", 4, 4, 2).
+DEFAULT_ON_CPU = SpeculativeConfig("none")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import octavo_kernels
 from octavo.core.drafts import num_sampled_rows
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
@@ -73,6 +73,10 @@ class Worker:
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         use_gpu_runner = overlap or not on_cpu
+        if config.speculative.method == "auto":
+            fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
+            default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
+            config = replace(config, speculative=default)
         if use_gpu_runner and config.speculative.is_on:
             raise ConfigError(
                 f"speculative_config: method {config.speculative.method} works on CPUs only, for now; leave it out, or "
