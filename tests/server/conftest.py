@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +16,17 @@ CORPUS = [
     "def add(a, b):\n    return a + b\n\n\nclass Thing:\n    pass\n",
     "日本語のテキスト。你好,世界!Привет, мир! naïve café — “quotes” … 🙂🙃👩‍🚀",
 ] * 3
+
+
+@pytest.fixture(autouse=True)
+def logging_stays() -> Iterator[None]:
+    """A command that a test calls sets up logging for its process: undone, or the lines of all later tests go to what
+    was stderr in that one, a closed file."""
+    root = logging.getLogger()
+    handlers, level = [*root.handlers], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @dataclass

@@ -9,6 +9,7 @@ identity: a request's output can be computed alone and compared.
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ POISON = -1  # the "key and value" that a failed step leaves, and the token samp
 
 def root_fingerprint(cache_salt: str | None) -> int:
     """A salt does not change keys and values, but here it does, so that sharing across salts shows."""
-    return hash((cache_salt or "").encode())
+    return zlib.crc32((cache_salt or "").encode())  # the same in every process, as hash() of text is not
 
 
 def extend(fingerprint: int, token: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core_helpers import examples, request
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.kv_cache_manager import KVCacheManager
@@ -66,17 +66,26 @@ def test_a_window_of_512_takes_a_quarter_at_8192() -> None:
 @given(
     block_size=st.sampled_from([1, 4, 16]),
     windows=st.lists(st.sampled_from([None, 1, 5, 40]), min_size=1, max_size=3),
-    chunks=st.lists(st.integers(1, 30), min_size=1, max_size=20),
-    late=st.integers(0, 1),
+    chunks=st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    late=st.integers(0, 2),
+    cached=st.sampled_from([0, 0, 1, 20]),
 )
+@example(block_size=1, windows=[1], chunks=[1, 1, 1], late=2, cached=1)  # it holds what it found, unseen
 @examples(200)
 def test_a_sequence_keeps_what_later_tokens_see_and_no_more_than_is_said(
-    block_size: int, windows: list[int | None], chunks: list[int], late: int
+    block_size: int, windows: list[int | None], chunks: list[int], late: int, cached: int
 ) -> None:
-    """``late``: as many steps are confirmed one after they were scheduled."""
+    """``late``: as many steps are confirmed one after they were scheduled. ``cached``: an earlier sequence had as many
+    tokens of it."""
     step = (late + 1) * max(chunks)
-    kv = KVCacheManager(2000, block_size, windows=windows, step_tokens=step)
-    sequence = request("only", list(range(sum(chunks) + 1)))
+    kv = KVCacheManager(1200, block_size, windows=windows, step_tokens=step)
+    tokens = list(range(cached + sum(chunks) + 1))
+    if cached:
+        earlier = request("earlier", tokens[: cached + 1])
+        assert kv.allocate_slots(earlier, cached, kv.get_computed_blocks(earlier)) is not None
+        kv.confirm(earlier, cached)
+        kv.free(earlier)
+    sequence = request("only", tokens)
     under_way: list[int] = []
     for i, chunk in enumerate(chunks):
         hit = kv.get_computed_blocks(sequence) if i == 0 else None
@@ -95,4 +104,5 @@ def test_a_sequence_keeps_what_later_tokens_see_and_no_more_than_is_said(
                 assert not any(ids[:first]) and all(ids[first:])
         kv.check_integrity()
     kv.free(sequence)
+    kv.begin_step()  # nothing is copied any more
     assert kv.pool.num_free_blocks == kv.pool.num_usable_blocks

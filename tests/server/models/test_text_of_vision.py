@@ -155,7 +155,8 @@ def test_queries_that_grow_are_planned_recorded_and_cut_as_any_others(length: in
     at_once, cut = logits_of(model, TOKENS), logits_of(model, TOKENS, 7, 16, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(at_once, cut, strict=True))
     llm = LLM(str(tmp_path), max_model_len=length, skip_tokenizer_init=True, num_gpu_blocks_override=16)
-    (output,) = llm.generate([{"prompt_token_ids": TOKENS[0][: length - 8]}], SamplingParams(max_tokens=4))
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": TOKENS[0][: length - 8]}], params)
     assert output.error is None and len(output.outputs[0].token_ids) == 4
     runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
     assert runner.device_runner.recorded_steps.can_record
