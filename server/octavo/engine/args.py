@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
+from octavo.fetch.description import stored_dtype
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
@@ -99,7 +101,7 @@ class EngineArgs:
             model=files.model,
             files=files,
             hf_config=hf_config,
-            dtype=self._dtype(hf_config),
+            dtype=self._dtype(files, hf_config),
             max_model_len=max_model_len,
             quantization=self.quantization,
             seed=self.seed,
@@ -162,11 +164,17 @@ class EngineArgs:
             )
         return asked
 
-    def _dtype(self, hf_config: dict[str, Any]) -> str:
+    def _dtype(self, files: ModelFiles, hf_config: dict[str, Any]) -> str:
         if self.dtype != "auto":
             return DTYPE_NAMES.get(self.dtype, self.dtype)
-        stored = str(hf_config.get("dtype") or hf_config.get("torch_dtype") or "float32").removeprefix("torch.")
-        return stored if stored in DTYPES[1:] else "float32"
+        stored = hf_config.get("dtype") or hf_config.get("torch_dtype")
+        if stored is None and files.format == "safetensors":  # gpt-oss' file does not say it
+            with suppress(ModelError):  # whoever reads the weights says what is wrong with them
+                stored = stored_dtype(files)
+            if stored is None and hf_config.get("quantization_config"):
+                stored = "bfloat16"  # of weights that are not here
+        name = str(stored).removeprefix("torch.")
+        return name if name in DTYPES[1:] else "float32"
 
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:

@@ -24,6 +24,7 @@ _FILE_TYPES = {
     21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4",
 }  # fmt: skip
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PACKED = {"I32": 32, "U8": 8, "I8": 8}  # bits of the integers that hold codes of fewer bits
 _CODES = ("qweight", "weight_packed", "weight", "_blocks", "codes")  # ends of names of tensors that are codes
 
@@ -61,6 +62,16 @@ def describe(files: ModelFiles) -> Description:
     """Raises ModelError for files that cannot be read."""
     num_bytes = sum(os.path.getsize(path) for path in files.weights)
     return _of_gguf(files.weights, num_bytes) if files.format == "gguf" else _of_safetensors(files, num_bytes)
+
+
+def stored_dtype(files: ModelFiles) -> str | None:
+    """What most numbers of a safetensors checkpoint that are not codes are stored in; None: there are none here."""
+    counts = Counter[str]()
+    for path in files.weights:
+        for _, kind, shape in _safetensors_header(path):
+            if kind in _FLOATS:
+                counts[_FLOATS[kind]] += prod(shape)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def describe_path(path: Path) -> Description:

@@ -67,3 +67,9 @@ def named_tensors(file: GGUFFile) -> Iterator[tuple[str, TensorInfo]]:
         if name is None:
             raise ModelError(f"{file.path}: tensor {info.name!r} is not part of architecture {file.architecture!r}")
         yield name, info
+
+
+def joint_type(keys: str, values: str) -> str:
+    """How `octavo.gguf.weights.LatentProjection` is read of two tensors in these types: codes in rows of one width
+    would not be codes in rows of another."""
+    return "BF16" if keys == values == "BF16" else "F32"

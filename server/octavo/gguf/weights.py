@@ -15,7 +15,7 @@ from octavo.errors import ModelError
 from octavo.gguf.dequantize import dequantize, dequantize_into
 from octavo.gguf.families import INTERLEAVED
 from octavo.gguf.header import GGUFFile, TensorInfo
-from octavo.gguf.names import named_tensors
+from octavo.gguf.names import joint_type, named_tensors
 
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 
@@ -89,10 +89,9 @@ class LatentProjection:
     """See `WeightSource`: what makes all heads' keys and values of latents, ``[Hq (N + V), L]``, of a file that holds
     it as ``keys [Hq, L, N]`` and ``values [Hq, V, L]``."""
 
-    qtype = "F32"  # as it is read: codes in rows of N would not be codes in rows of L
-
     def __init__(self, name: str, keys: GGUFWeight, values: GGUFWeight, rows: int | slice = slice(None)) -> None:
         self.name, self._keys, self._values, self._rows = name, keys, values, rows
+        self.qtype = joint_type(keys.qtype, values.qtype)
         heads, latent, size = keys.shape
         number = range(heads * (size + values.shape[1]))
         self.shape: tuple[int, ...] = (latent,) if isinstance(rows, int) else (len(number[rows]), latent)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from octavo.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
@@ -31,3 +34,17 @@ class KVCacheSpec:
         """Of a block's keys and values: [2 (mla: 1), num_kv_heads, block_size, head_size and what scales need]."""
         width = self.head_size + self.scale_bytes // DTYPE_BYTES[self.dtype]
         return (self.parts, self.num_kv_heads, block_size, width)
+
+
+def latent_specs(specs: Sequence[KVCacheSpec], kv_dtype: str, is_quantized: bool, on_cpu: bool) -> list[KVCacheSpec]:
+    """Specs of multi-head latent attention, whose cache has 16 or 32 bits, on a GPU those of the model. Raises
+    ConfigError."""
+    if kv_dtype == "auto":
+        return [replace(spec, dtype="bfloat16") for spec in specs] if is_quantized and on_cpu else list(specs)
+    known = ("float32", "bfloat16") if on_cpu else (specs[0].dtype,)
+    if kv_dtype not in known:
+        raise ConfigError(
+            f"kv_cache_dtype={kv_dtype}: the cache of multi-head latent attention (DeepSeek) is {' or '.join(known)}; "
+            "leave kv_cache_dtype at auto"
+        )
+    return [replace(spec, dtype=kv_dtype) for spec in specs]

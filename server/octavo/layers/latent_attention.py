@@ -21,6 +21,8 @@ from octavo.layers.linear import RowParallelLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
+from octavo.layers.quantization.dense import DenseLinearMethod
+from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
 from octavo.layers.rotary import RotaryEmbedding, rope_parameters
 
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever config.json says of the others
@@ -92,13 +94,22 @@ class LatentSelfAttention(nn.Module):
         made = self.kv_b_proj(torch.eye(self.latent_size, dtype=self.dtype, device=device)).view(
             self.latent_size, self.num_heads, -1
         )
-        rounded = made.to(torch.bfloat16)
-        # What fits in 16 bits is held so on a CPU; on a GPU weights have the dtype of activations.
-        fits = device.type == "cpu" and torch.equal(made, rounded.to(made.dtype))
-        keys, values = (rounded if fits else made).split([self.key_size, self.value_size], dim=-1)
+        made = made.to(self._absorbed_dtype(device.type == "cpu"))
+        keys, values = made.split([self.key_size, self.value_size], dim=-1)
         self.key_weight = nn.Parameter(keys.permute(1, 2, 0).contiguous(), requires_grad=False)
         self.value_weight = nn.Parameter(values.transpose(0, 1).contiguous(), requires_grad=False)
         self.kv_b_proj = None
+
+    def absorbed_bytes(self, on_cpu: bool) -> int:
+        """What the parts will take together, which is known before anything is loaded."""
+        made: int = self.num_heads * (self.key_size + self.value_size) * self.latent_size
+        return made * self._absorbed_dtype(on_cpu).itemsize
+
+    def _absorbed_dtype(self, on_cpu: bool) -> torch.dtype:
+        """On a CPU what is stored in 16 bits stays so; on a GPU weights have the dtype of activations."""
+        assert self.kv_b_proj is not None
+        is_plain = isinstance(self.kv_b_proj.method, DenseLinearMethod | UnquantizedLinearMethod)
+        return torch.bfloat16 if on_cpu and is_plain and self.kv_b_proj.stored_types == ["BF16"] else self.dtype
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """What each head makes of ``x [T, H]``, ``[T, Hq value_size]``, before ``o_proj``."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 import torch
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSource
 from octavo.loader.load_model import build_model, weight_slots
@@ -23,17 +25,26 @@ class WeightSize:
     parameters: int
 
 
-def weight_size(model: Model, stored: Iterable[tuple[str, WeightSource]]) -> WeightSize:
+def weight_size(
+    model: Model, stored: Iterable[tuple[str, WeightSource]], device: torch.device | str = "cpu"
+) -> WeightSize:
     """Of ``model``, whose parameters may be without memory, filled with the checkpoint's tensors, ``stored`` (others
-    count as float32)."""
+    count as float32), on ``device``."""
     slots = weight_slots(model)
     qtypes = {model.weight_name(name): source.qtype for name, source in stored}
-    extra = sum(slot.extra_bytes(qtypes.get(name, "F32")) for name, takers in slots.items() for slot in takers)
+    extra = {name: sum(slot.extra_bytes(qtypes.get(name, "F32")) for slot in takers) for name, takers in slots.items()}
     first = [takers[0] for takers in slots.values()]
     groups = {id(slot.group): slot.group for slot in first if slot.group is not None}
     parameters = sum(prod(slot.shape) for slot in first if slot.shape is not None and not slot.optional)
     parameters += sum(group.parameters for group in groups.values())
-    return WeightSize(model.num_weight_bytes() + extra, parameters)
+    nbytes = model.num_weight_bytes() + sum(extra.values())
+    for path, layer in model.named_modules():
+        if isinstance(layer, LatentSelfAttention) and layer.kv_b_proj is not None:
+            own = chain(layer.kv_b_proj.parameters(), layer.kv_b_proj.buffers())
+            nbytes -= sum(tensor.nbytes for tensor in own)
+            nbytes -= sum(size for name, size in extra.items() if name.startswith(f"{path}.kv_b_proj."))
+            nbytes += layer.absorbed_bytes(torch.device(device).type == "cpu")
+    return WeightSize(nbytes, parameters)
 
 
 def model_without_memory(

@@ -11,6 +11,8 @@ from octavo.system import limits
 from octavo.system.cuda_driver import gpu_here
 from octavo.worker.memory import DeviceMemory, gib, this_machine
 
+_LEAST = 64 << 20  # less is a number whose unit was forgotten
+
 
 @dataclass(frozen=True)
 class PlannedDevice:
@@ -25,8 +27,8 @@ class PlannedDevice:
 def planned_device(gpu: str | None, memory: int | None, cpu: bool, device: str) -> PlannedDevice:
     """``gpu``: its name; ``memory``: bytes; ``cpu``: this machine without its GPU; ``device``: as --device says it.
     Raises ConfigError."""
-    if memory is not None and memory < 1:
-        raise ConfigError(f"--memory must be at least one byte, got {memory}")
+    if memory is not None and memory < _LEAST:
+        raise ConfigError(f"--memory must be at least {_LEAST >> 20} MiB, got {memory} bytes; give a unit, as 24GiB")
     if gpu is not None and (cpu or device == "cpu"):
         raise ConfigError("--cpu and --gpu are two devices: give one")
     if cpu and device == "cuda":

@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
-from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
+from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec, latent_specs
 from octavo.plan.described import Codes
 from octavo.plan.packed import GGUF_KINDS, INT8
 from octavo.plan.shapes import Linear, Shapes
@@ -85,6 +85,10 @@ class _OnCPU:
             return 0
         types = [self._stored(path) for path in linear.paths]
         bias = 4 * sum(linear.rows) * linear.bias
+        if linear.kind == "latent":
+            is_plain = not self._packs(types, types)
+            size = 2 if is_plain and types == ["BF16"] else self._size
+            return linear.count * sum(linear.rows) * linear.columns * size
         if linear.kind == "exact":
             own = DTYPE_BYTES[_FLOATS.get(str(types[0]), "float32")]
             return linear.count * (_dense(sum(linear.rows), linear.columns, own) + bias)
@@ -162,6 +166,8 @@ def _dense(rows: int, columns: int, size: int) -> int:
 def _on_gpu(config: EngineConfig, linear: Linear, stored: Stored, quantized: bool, tied: bool) -> int:
     if linear.kind == "head" and tied:
         return 0
+    if linear.kind == "latent":
+        return sum(linear.rows) * linear.columns * DTYPE_BYTES[config.model.dtype]
     size, rows = DTYPE_BYTES[config.model.dtype], sum(linear.rows)
     bias = (4 if linear.kind == "expert" else size) * linear.bias
     types = [stored(path) for path in linear.paths] if linear.kind != "exact" else []
@@ -186,11 +192,13 @@ def cache_specs(config: EngineConfig, specs: list[KVCacheSpec], quantized: bool)
             if asked != "int8":
                 way_out = "attention_backend='reference' does (slow)"
             raise ConfigError(f"{problem}: the kernel backend {backend!r} does not do this; {way_out}")
-    elif quantized:
+    if any(spec.kind == "mla" for spec in specs):
+        return latent_specs(specs, asked, quantized, config.device == "cpu")
+    if asked == "auto" and quantized:
         asked = "bfloat16" if _int8_problem(config, "int8") else "int8"
-    elif model.weight_dtype == "float16":
+    elif asked == "auto" and model.weight_dtype == "float16":
         asked = "bfloat16"
-    else:
+    elif asked == "auto":
         return specs
     scale = max(4, model.head_size // 16) if asked == "int8" else 0
     return [replace(spec, dtype=asked, scale_bytes=scale) for spec in specs]

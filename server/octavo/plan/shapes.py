@@ -28,7 +28,7 @@ class Linear:
     columns: int
     paths: tuple[str, ...]
     bias: bool = False
-    kind: str = "linear"  # linear | exact | expert | head
+    kind: str = "linear"  # linear | exact | expert | head | latent: taken apart once it is loaded
     count: int = 1
 
 
@@ -71,6 +71,7 @@ class Family:
     positions: int | None = None  # learned ones: more rows than max_position_embeddings
     kv_heads: Callable[[ModelConfig], int] = lambda model: model.num_kv_heads
     sinks: bool = False
+    latent: bool = False  # one latent of a token stands for keys and values of all heads
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
     kv_heads = family.kv_heads(model)
     heads = _divided(model.num_heads, ranks, "num_attention_heads")
     local = kv_heads * max(1, ranks // kv_heads)
-    local = _divided(local, ranks, "num_key_value_heads")
+    local = 1 if family.latent else _divided(local, ranks, "num_key_value_heads")
     embedding = hf.get("word_embed_proj_dim") or hidden if model.architecture == "OPTForCausalLM" else hidden
     tied = bool(hf.get("tie_word_embeddings", family.ties))
     found = Shapes(-(-model.vocab_size // ranks), embedding, tied)
@@ -103,13 +104,18 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
     kinds = set()
     for layer in range(model.num_layers):
         window = family.window(hf, layer)
-        found.specs.append(KVCacheSpec(local, size, model.dtype, window=window))
         if family.rotary is not None and family.turned(hf, layer):
             kinds.add(SLIDING if window is not None and family.rotary_kinds else FULL)
-        at, inputs = f"model.layers.{layer}.self_attn.", ("q_proj", "k_proj", "v_proj")
-        rows = (heads * size, local * size, local * size)
-        found.linears.append(Linear(rows, hidden, _below(at, *inputs), bool(family.qkv_bias(hf))))
-        found.linears.append(Linear((hidden,), heads * size, _below(at, "o_proj"), bool(out_bias(hf))))
+        at, width = f"model.layers.{layer}.self_attn.", heads * size
+        if family.latent:
+            width = heads * hf["v_head_dim"]
+            norms += _add_latent(found, at, model, heads, bool(family.qkv_bias(hf)))
+        else:
+            found.specs.append(KVCacheSpec(local, size, model.dtype, window=window))
+            inputs = _below(at, "q_proj", "k_proj", "v_proj")
+            rows = (heads * size, local * size, local * size)
+            found.linears.append(Linear(rows, hidden, inputs, bool(family.qkv_bias(hf))))
+        found.linears.append(Linear((hidden,), width, _below(at, "o_proj"), bool(out_bias(hf))))
         norms += family.norms(hf) * hidden
         if family.head_norms(hf, layer):
             norms += 2 * size
@@ -133,6 +139,23 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
         found.tables += model.max_model_len * size
     found.linears.append(Linear((found.vocab,), embedding, ("lm_head",), kind="head"))
     return found
+
+
+def _add_latent(found: Shapes, at: str, model: ModelConfig, heads: int, bias: bool) -> int:
+    """What makes queries and latents, of which every rank has all. Returns the numbers of their norms."""
+    hf, hidden, turned = model.hf_config, model.hidden_size, model.head_size
+    latent, rank = int(hf["kv_lora_rank"]), int(hf.get("q_lora_rank") or 0)
+    queries = heads * (hf["qk_nope_head_dim"] + turned)
+    if rank:
+        found.linears.append(Linear((rank,), hidden, _below(at, "q_a_proj"), bias))
+        found.linears.append(Linear((queries,), rank, _below(at, "q_b_proj")))
+    else:
+        found.linears.append(Linear((queries,), hidden, _below(at, "q_proj")))
+    found.linears.append(Linear((latent + turned,), hidden, _below(at, "kv_a_proj_with_mqa"), bias))
+    made = heads * (hf["qk_nope_head_dim"] + hf["v_head_dim"])
+    found.linears.append(Linear((made,), latent, _below(at, "kv_b_proj"), kind="latent"))
+    found.specs.append(KVCacheSpec(1, latent + turned, model.dtype, kind="mla"))
+    return rank + latent
 
 
 def _add_mlp(found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int) -> None:
@@ -274,6 +297,16 @@ def _glm_experts(hf: dict[str, Any], layer: int) -> Experts | None:
     return Experts(hf["num_experts"], inner, inner * hf.get("n_shared_experts", 1), correction=True)
 
 
+def _deepseek_experts(correction: bool) -> Callable[[dict[str, Any], int], Experts | None]:
+    def experts(hf: dict[str, Any], layer: int) -> Experts | None:
+        if layer < hf["first_k_dense_replace"]:
+            return None
+        inner = hf["moe_intermediate_size"]
+        return Experts(hf["num_experts"], inner, inner * (hf.get("n_shared_experts") or 0), correction=correction)
+
+    return experts
+
+
 def _all_experts(hf: dict[str, Any], layer: int) -> Experts | None:
     return Experts(hf["num_experts"], hf["intermediate_size"], hf.get("shared_intermediate_size") or 0)
 
@@ -337,6 +370,11 @@ _FAMILIES: dict[str, Family] = {
     "GraniteMoeSharedForCausalLM": Family(experts=_all_experts),
     "SmolLM3ForCausalLM": Family(ties=True, turned=_smollm3_turned, window=_smollm3_window),
     "Olmo2ForCausalLM": Family(whole_norms=True, mlp_bias=_never),
+    "Olmo3ForCausalLM": Family(
+        whole_norms=True, mlp_bias=_never, window=_window_of(_types(4)), rotary_kinds=True
+    ),
+    "DeepseekV2ForCausalLM": Family(latent=True, experts=_deepseek_experts(False)),
+    "DeepseekV3ForCausalLM": Family(latent=True, experts=_deepseek_experts(True)),
     "OlmoeForCausalLM": Family(whole_norms=True, experts=_all_experts),
     "GlmForCausalLM": Family(**_GLM),
     "Glm4ForCausalLM": Family(**_GLM, norms=_four),

@@ -45,7 +45,8 @@ def stored_types(config: EngineConfig, ranks: int, parameters: int) -> Stored | 
         if describe is None or asked not in (None, "none", table.get("quant_method")):
             return None
         if config.load_format == "dummy":
-            plain = _NAMES.get(str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype")))
+            said = model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "bfloat16"
+            plain = _NAMES.get(str(said).removeprefix("torch."))
             return lambda path: (None if _NEVER_CODES.search(path) else describe(path)) or plain
         return _of_modules(model.files.weights, describe)
     if asked not in (None, "none", "int8", *(("fp8",) if config.device != "cpu" else ())):
@@ -58,12 +59,16 @@ def stored_types(config: EngineConfig, ranks: int, parameters: int) -> Stored | 
 def _of_gguf(path: str, parameters: int) -> Stored | None:
     """None: the tensors are not those of a model with so many ``parameters``."""
     from octavo.gguf.header import GGUFFile
-    from octavo.gguf.names import named_tensors
+    from octavo.gguf.names import joint_type, named_tensors
 
     named = dict(named_tensors(GGUFFile(path)))
     if sum(prod(info.shape) for info in named.values()) != parameters:
         return None
-    return _found_in({name.removesuffix(".weight"): info.qtype for name, info in named.items()}.items())
+    types = {name.removesuffix(".weight"): info.qtype for name, info in named.items()}
+    for path in [path for path in types if path.endswith(".k_b_proj")]:
+        values = types.get(path.replace(".k_b_proj", ".v_b_proj"), "")
+        types.setdefault(path.replace(".k_b_proj", ".kv_b_proj"), joint_type(types[path], values))
+    return _found_in(types.items())
 
 
 def _of_files(weights: Iterable[str]) -> Stored | None:

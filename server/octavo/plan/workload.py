@@ -53,10 +53,11 @@ def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
     shared = int(work.context * work.prefix_share)
     capacity = _capacity(plan, int(own) + work.output, shared)
     mean_capacity = _capacity(plan, int(own) + work.output // 2, shared)
-    limit = max(1, min(mean_capacity, plan.config.scheduler.max_num_seqs))
+    room = max(1, mean_capacity)
+    limit = min(room, plan.config.scheduler.max_num_seqs)
 
-    def at(users: float) -> Pace:
-        """With so many requests at the same time; those that do not fit wait for a place."""
+    def at(users: float, limit: int = limit) -> Pace:
+        """With so many requests at the same time; those above ``limit`` wait for a place."""
         running = max(1.0, min(users, limit))
         found = pace(plan, speed, running, own, work.context, work.output)
         if users <= limit:
@@ -71,7 +72,7 @@ def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
             users = min(1e6, 0.5 * users + 0.5 * work.rps * (found.ttft + work.output * found.itl))
     found = at(users)
     problems = _problems(plan, work, users, mean_capacity, found.ttft, found.itl)
-    seqs = _suiting(work, at, users, limit)
+    seqs = _suiting(work, lambda running: at(running, room), users, room)
     return Outlook(users, capacity, mean_capacity, found.ttft, found.itl, found.tokens_per_second, problems, seqs)
 
 

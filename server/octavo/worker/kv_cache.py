@@ -11,9 +11,8 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.core.kv_groups import KVCacheLayout
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
-from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.kv_cache_spec import KVCacheSpec, latent_specs
 from octavo.models.base import Model
 
 
@@ -21,7 +20,7 @@ def kv_cache_specs(model: Model, config: EngineConfig, device: torch.device) -> 
     """One layer's keys and values each, in the dtype of ``config``'s cache."""
     specs, kv_dtype = model.kv_cache_specs(), config.cache.kv_cache_dtype
     if any(spec.kind == "mla" for spec in specs):
-        return latent_specs(specs, kv_dtype, model.is_quantized, device)
+        return latent_specs(specs, kv_dtype, model.is_quantized, device.type == "cpu")
     if kv_dtype == "auto" and model.is_quantized:
         kv_dtype = quantized_kv_dtype(config, device)
     elif kv_dtype == "auto" and config.model.weight_dtype == "float16":
@@ -39,23 +38,6 @@ def quantized_kv_dtype(config: EngineConfig, device: torch.device) -> str:
         if not any(octavo_kernels.attention_problem(device, block_size, dtype, kept, size) for size in sizes):
             return name
     return config.model.dtype
-
-
-def latent_specs(
-    specs: list[KVCacheSpec], kv_dtype: str, is_quantized: bool, device: torch.device
-) -> list[KVCacheSpec]:
-    """Specs of multi-head latent attention, whose cache has 16 or 32 bits, on a GPU those of the model. Raises
-    ConfigError."""
-    on_cpu = device.type == "cpu"
-    if kv_dtype == "auto":
-        return [replace(spec, dtype="bfloat16") for spec in specs] if is_quantized and on_cpu else specs
-    known = ("float32", "bfloat16") if on_cpu else (specs[0].dtype,)
-    if kv_dtype not in known:
-        raise ConfigError(
-            f"kv_cache_dtype={kv_dtype}: the cache of multi-head latent attention (DeepSeek) is {' or '.join(known)}; "
-            "leave kv_cache_dtype at auto"
-        )
-    return [replace(spec, dtype=kv_dtype) for spec in specs]
 
 
 def spec_in_dtype(spec: KVCacheSpec, kv_dtype: str, device: torch.device) -> KVCacheSpec:

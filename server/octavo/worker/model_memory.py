@@ -31,7 +31,7 @@ def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1) -> 
     model = model_without_memory(config.model, device, TensorParallel(0, ranks), stored)
     if stored:
         taken_weights(model, stored, config.model)
-    size = weight_size(model, stored)
+    size = weight_size(model, stored, device)
     described = bool(config.model.hf_config.get("quantization_config"))
     rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)

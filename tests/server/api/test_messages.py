@@ -103,6 +103,8 @@ def test_answers_and_events_fit_the_types(shared_server, name):
     answer = shared_server.post("/v1/messages?beta=true", body, headers=headers)
     assert answer.status_code == 200, answer.text
     whole = fits(Message, answer.text)
+    assert whole.id.startswith("msg_")
+    assert all(block.id.startswith("toolu_") for block in whole.content if block.type == "tool_use")
     events = named_events(shared_server.url + "/v1/messages", body)
     assert [name for name, _ in events[:2]] == ["message_start", "ping"]
     assert [name for name, _ in events[-2:]] == ["message_delta", "message_stop"]

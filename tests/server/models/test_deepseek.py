@@ -18,8 +18,7 @@ from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, ModelError
-from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.worker.kv_cache import latent_specs
+from octavo.interface.kv_cache_spec import KVCacheSpec, latent_specs
 
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "quantization": "none"}
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=1)
@@ -68,16 +67,15 @@ def test_the_cache_holds_one_latent_a_token(folder: str) -> None:
 
 def test_what_the_latent_cache_does_not_do_is_refused(folder: str) -> None:
     spec = KVCacheSpec(1, 32, "float32", kind="mla")
-    cpu = torch.device("cpu")
-    assert latent_specs([spec], "auto", True, cpu) == [replace(spec, dtype="bfloat16")]
-    assert latent_specs([spec], "auto", False, cpu) == [spec]
-    gpu, half = torch.device("cuda"), replace(spec, dtype="bfloat16")
-    assert latent_specs([half], "auto", True, gpu) == latent_specs([half], "bfloat16", True, gpu) == [half]
+    assert latent_specs([spec], "auto", True, True) == [replace(spec, dtype="bfloat16")]
+    assert latent_specs([spec], "auto", False, True) == [spec]
+    half = replace(spec, dtype="bfloat16")
+    assert latent_specs([half], "auto", True, False) == latent_specs([half], "bfloat16", True, False) == [half]
     for kv_dtype in ("fp8", "float32"):
         with pytest.raises(ConfigError, match=rf"kv_cache_dtype={kv_dtype}.*is bfloat16;"):
-            latent_specs([half], kv_dtype, False, gpu)
+            latent_specs([half], kv_dtype, False, False)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype=int8.*float32 or bfloat16"):
-        latent_specs([spec], "int8", False, cpu)
+        latent_specs([spec], "int8", False, True)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,21 @@ def test_config_json_and_headers_say_what_the_engine_holds(
 
 def test_gpt_oss_is_planned_as_it_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
-    both_are_what_is_built(write_checkpoint(tmp_path / "m", *gpt_oss_as_released()))
+    config, tensors = gpt_oss_as_released()
+    del config["torch_dtype"]  # its config.json does not say
+    folder = write_checkpoint(tmp_path / "m", config, tensors)
+    both_are_what_is_built(folder)
+    assert {config_of(path, "cpu").model.dtype for path in (folder, folder / "alone")} == {"bfloat16"}
+
+
+def test_what_config_json_does_not_say_is_read_of_the_headers(plain: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = plain("llama")
+    tensors, config = load_file(whole / "model.safetensors"), json.loads((whole / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        folder = write_checkpoint(tmp_path / name, config, {key: tensor.to(dtype) for key, tensor in tensors.items()})
+        assert config_of(folder, "cpu").model.dtype == name
 
 
 def test_modules_that_are_listed_as_plain_stay_plain(

@@ -22,12 +22,9 @@ from octavo_kernels.quant import Kind, part_nbytes
 
 TYPES = ["F32", "F16", "BF16", "Q8_K", *GGUF_TYPES]  # Q8_K has no kernel
 DRAWS = [["F32"], ["F16"], ["Q4_1"], ["Q4_K", "Q6_K"], ["Q8_0", "F16"], TYPES, TYPES]
-# One of each way to name and merge tensors; deepseek2 and olmo3 are built to be measured.
-FIRST = {"smollm3", "phi3", "cohere2", "gptneox", "mixtral", "qwen2moe", "glm4moe"}
-LAYOUT_PARAMS = [
-    pytest.param(name, marks=[] if name in FIRST else pytest.mark.long)
-    for name in LAYOUTS if not name.startswith(("deepseek", "olmo3"))
-]  # fmt: skip
+# One of each way to name and merge tensors.
+FIRST = {"smollm3", "phi3", "cohere2", "gptneox", "mixtral", "qwen2moe", "glm4moe", "deepseek3"}
+LAYOUT_PARAMS = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.long) for name in LAYOUTS]
 OPTIONS: list[dict[str, Any]] = [
     {"quantization": quantization, "dtype": dtype, "kv_cache_dtype": kv_dtype}
     for quantization in (None, "gguf", "int8", "none")

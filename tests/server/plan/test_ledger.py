@@ -43,6 +43,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3": LLAMA
     | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 200,
        "sliding_window_pattern": 3},
+    "deepseek": LLAMA
+    | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 48,
+       "q_lora_rank": 40, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "first_k_dense_replace": 1,
+       "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36, "n_group": 4, "topk_group": 2},
 }  # fmt: skip
 CASES = list(itertools.product(CONFIGS, (None, "int8"), ("auto", "bfloat16", "int8"), (None, 512, 1000), (3, 64)))
 

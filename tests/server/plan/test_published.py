@@ -63,6 +63,14 @@ W8A8 = {
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+DEEPSEEK_V3 = LLAMA_8B | {
+    "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280,
+    "max_position_embeddings": 163840, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
+    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+    "quantization_config": FP8,
+}  # fmt: skip
 # What users of vLLM have posted from their logs: GiB of weights, GiB of KV cache and its blocks, on each of the GPUs.
 # vLLM keeps copies of a few tensors on each; in the last row it had a little less than it says on one of the four.
 LOGS = {
@@ -133,7 +141,15 @@ def test_qwen_2_5_3b(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said["kv_bytes_per_token"] == 2 * 2 * 2 * 128 * 36
 
 
-@pytest.mark.parametrize("source", ["config.json", "gguf", "safetensors", "awq"])
+def test_deepseek_v3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """671 billion parameters in FP8, and one latent of 512 + 64 numbers of 2 bytes a token in each of 61 layers."""
+    said = plan(tmp_path, DEEPSEEK_V3, capsys, "--gpu", "h200", "-tp", "8")
+    assert said["fits"] and said["kv_bytes_per_token"] == 70_272 and said["weight_dtype"] == "fp8"
+    assert said["parameters"] == pytest.approx(671e9, rel=0.001)
+    assert 8 * said["weights_bytes"] == pytest.approx(671e9, rel=0.06)  # each rank has all latents' and routers'
+
+
+@pytest.mark.parametrize("source", ["config.json", "latents", "gguf", "safetensors", "awq"])
 def test_a_plan_takes_no_torch_no_memory_and_no_time(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +160,8 @@ def test_a_plan_takes_no_torch_no_memory_and_no_time(
         monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
     if source == "config.json":
         (model / "config.json").write_text(json.dumps(LLAMA_70B))
+    elif source == "latents":
+        (model / "config.json").write_text(json.dumps(DEEPSEEK_V3))
     elif source == "gguf":
         model = Path("smollm2-135m-instruct")
         main(["plan", str(model), "--memory", "24GiB"])  # fetched, and its tokenizer converted, once
@@ -162,5 +180,5 @@ def test_a_plan_takes_no_torch_no_memory_and_no_time(
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     status, seconds, peak, loaded, with_numpy = json.loads(ran.stderr)
-    assert status == (1 if source == "config.json" else 0) and not loaded and peak < 60 << 10, ran.stderr
+    assert status == (1 if source in ("config.json", "latents") else 0) and not loaded and peak < 60 << 10, ran.stderr
     assert seconds < (0.5 if source == "config.json" else 1.0) and with_numpy == (source == "gguf"), ran.stderr

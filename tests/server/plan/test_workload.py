@@ -141,6 +141,9 @@ def test_goals_are_compared_and_advice_keeps_them(plan: Plan) -> None:
     assert any("first token" in problem for problem in tight.problems)
     kept = outlook(plan, Workload(4000, 500, tight.max_num_seqs, itl=0.015), speed)
     assert kept.itl <= 0.015 and not kept.problems
+    few = replace(plan, config=replace(plan.config, scheduler=replace(plan.config.scheduler, max_num_seqs=2)))
+    asked = outlook(few, Workload(1000, 200, 20), speed)
+    assert asked.max_num_seqs == 20 and any("--max-num-seqs lets 2 run" in problem for problem in asked.problems)
     slow, fast = (outlook(plan, Workload(1000, 200, None, rps), speed) for rps in (0.5, 8.0))
     assert slow.users < fast.users
 
@@ -222,7 +225,7 @@ def test_cost_is_there_with_prices_alone(llama: str, tmp_path: Path, capsys: pyt
         (["--device", "cpu", "--gpu", "l4"], "give one"),
         (["--port", "70000"], "port must be between"),
         (["--cpu", "--gpu", "l4"], "give one"),
-        (["--memory", "0"], "--memory must be at least one byte"),
+        (["--memory", "24"], "--memory must be at least 64 MiB, got 24 bytes; give a unit, as 24GiB"),
         (["--gpu", "h100", "--kv-cache-dtype", "int8"], "an int8 cache is for CPUs"),
         (["--memory", "64GiB", "--kv-cache-dtype", "fp8"], "an fp8 cache is for GPUs"),
         (["--gpu", "h100", "-tp", "3"], "cannot be split over 3 ranks"),

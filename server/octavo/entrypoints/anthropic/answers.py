@@ -153,7 +153,7 @@ def block_of(part: Part) -> Block:
     if part.kind == "reasoning":
         return ThinkingBlock(part.text, signature_of(part))
     arguments = object_of(part.text)  # {} or as far as they go, if they were cut
-    return ToolUseBlock(part.call_id, part.name, arguments if isinstance(arguments, dict) else {})
+    return ToolUseBlock(_call_id(part), part.name, arguments if isinstance(arguments, dict) else {})
 
 
 def events_of(step: Step) -> list[tuple[str, Event]]:
@@ -189,7 +189,12 @@ def stop_of(completion: CompletionOutput, is_call: bool, asked_tokens: int, num_
 def _empty(part: Part) -> Block:
     if part.kind == "text":
         return TextBlock("")
-    return ThinkingBlock("", "") if part.kind == "reasoning" else ToolUseBlock(part.call_id, part.name, {})
+    return ThinkingBlock("", "") if part.kind == "reasoning" else ToolUseBlock(_call_id(part), part.name, {})
+
+
+def _call_id(part: Part) -> str:
+    """As Anthropic's begin, where the model has not chosen it."""
+    return f"toolu_{part.call_id.removeprefix('call_')}" if part.call_id.startswith("call_") else part.call_id
 
 
 def _delta(part: Part, text: str) -> TextDelta | ThinkingDelta | InputJsonDelta:

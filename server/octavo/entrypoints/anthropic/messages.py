@@ -76,7 +76,7 @@ async def create_message(request: Request) -> Response:
     body.check()
     check_model(state, body.model)
     check_generates(state.engine.config.model.pooler)
-    context = _Context(state, body, external_id(request, "msg"), await _prepare(state, body))
+    context = _Context(state, body, external_id(request, "msg", between="_"), await _prepare(state, body))
     if body.stream:
         generation = await Generation(state, [context.chat.request], [None]).start()
         return EventStream(generation, _Events(context))

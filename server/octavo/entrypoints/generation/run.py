@@ -248,7 +248,7 @@ def _raise_for_error(output: RequestOutput) -> None:
         )  # fmt: skip
 
 
-def external_id(request: Request, prefix: str, asked: str | None = None) -> str:
+def external_id(request: Request, prefix: str, asked: str | None = None, between: str = "-") -> str:
     """The response's id: ``prefix`` and the request's id, which is the body's (``asked``), that of X-Request-Id, or a
     random one. Raises a 409 while a request of the client's id is under way."""
     state = request.scope["state"]
@@ -258,4 +258,4 @@ def external_id(request: Request, prefix: str, asked: str | None = None) -> str:
         claim_id(state_of(request), state["request_id"])
         state["claimed_id"] = state["request_id"]  # until the response ends, see RequestMiddleware
     _request_id.set(state["request_id"])
-    return f"{prefix}-{state['request_id']}"
+    return f"{prefix}{between}{state['request_id']}"
