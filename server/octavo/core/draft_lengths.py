@@ -70,12 +70,29 @@ class DraftLengths:
         self._all = _Acceptance(FIRST_ACCEPTANCE, 1.0)
         self._sequences: dict[str, _Acceptance] = {}
         self._tokens = self._seconds = self._each = 0.0
+        self._guess = 0.0  # seconds that guessing one token takes, where a model does
+        self.never_wrong = True  # any guess so far
 
     def begin_step(self, num_decoding: int) -> None:
         """A step is made in which so many sequences get a token."""
         fixed, self._each = self.times.line()
         self._tokens = float(num_decoding)
         self._seconds = fixed + self._each * num_decoding
+        self._each += self._guess
+
+    def observe_drafting(self, num_drafts: int, seconds: float) -> None:
+        """A model has taken ``seconds`` to guess ``num_drafts`` tokens."""
+        each = seconds / num_drafts
+        if self._guess:  # a little at a time: it may have read what it had missed, too
+            each = self._guess + (min(each, 1.5 * self._guess) - self._guess) / 16
+        self._guess = each
+
+    def pays(self, req_id: str) -> bool:
+        """Whether a guess is worth what it takes, as far as is known."""
+        if self.never_wrong:
+            return True
+        chance = self._chance(self._sequences.get(req_id) or _Acceptance())
+        return chance * self._seconds > self._tokens * self._each * MARGIN
 
     def choose(self, req_id: str, most: int) -> int:
         """How many tokens to guess for a sequence, at most ``most``."""
@@ -102,6 +119,7 @@ class DraftLengths:
     def count(self, req_id: str, num_drafts: int, num_accepted: int) -> None:
         """Of ``num_drafts`` guesses the first ``num_accepted`` were right; of those after the first wrong one nothing
         is known."""
+        self.never_wrong &= num_accepted == num_drafts
         tried = min(num_accepted + 1, num_drafts)
         self._all.add(tried, num_accepted, ALL_DRAFTS)
         sequence = self._sequences.get(req_id)

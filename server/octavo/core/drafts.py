@@ -8,6 +8,7 @@ from typing import Protocol
 from octavo.core.draft_lengths import DraftLengths
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request
+from octavo.core.worker_drafts import WorkerDrafts
 from octavo.interface.messages import SpecDecodeStats
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Drafts:
         """``lengths``: what decides how many tokens are guessed; None: always as many as can be."""
         self.num_speculative_tokens = num_speculative_tokens
         self._drafter = drafter
+        self._worker = drafter if isinstance(drafter, WorkerDrafts) else None
         self._vocab_size = vocab_size
         self._lengths = lengths
         self._started: set[str] = set()
@@ -58,6 +60,38 @@ class Drafts:
         if self._lengths is not None:
             self._lengths.times.observe(num_tokens, seconds)
 
+    @property
+    def num_lookahead(self) -> int:
+        """Positions after a step's own whose keys and values a drafter in the worker writes at most; 0: it is none."""
+        return self.num_speculative_tokens if self._worker is not None else 0
+
+    def observe_drafting(self, num_drafts: int, seconds: float) -> None:
+        """A drafter in the worker has taken ``seconds`` beside such a step for its guesses."""
+        if self._lengths is not None and num_drafts:
+            self._lengths.observe_drafting(num_drafts, seconds)
+
+    def num_wanted(self, request: Request, most: int) -> int:
+        """How many tokens a drafter in the worker is to guess after the step that is being scheduled."""
+        most = min(most, self.num_speculative_tokens)
+        if most < 1 or request.grammar is not None:
+            return 0
+        if self._lengths is None:
+            return most
+        length = self._lengths.choose(request.req_id, most)
+        if self._lengths.never_wrong:  # a model of the same mind: until its first mistake there is nothing to weigh
+            length = most
+        self._lengths.add(request.req_id, length)
+        return length
+
+    def reads(self, request: Request) -> bool:
+        """Whether a drafter in the worker is to read a prompt: it will be asked to guess."""
+        return request.grammar is None and (self._lengths is None or self._lengths.pays(request.req_id))
+
+    def take(self, drafts: dict[str, list[int]]) -> None:
+        """What a drafter in the worker has guessed in the step whose results are taken in."""
+        if self._worker is not None:
+            self._worker.take(drafts)
+
     def propose(self, request: Request, most: int) -> list[int]:
         """Drafts for a sequence whose tokens are all known, at most ``most``. None with a grammar: which tokens it
         allows is known one token at a time."""
@@ -65,8 +99,9 @@ class Drafts:
         if most < 1 or request.grammar is not None:
             return []
         req_id = request.req_id
-        if self._lengths is not None:
-            most = self._lengths.choose(req_id, most)
+        lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there
+        if lengths is not None:
+            most = lengths.choose(req_id, most)
             if most < 1:
                 return []
         try:
@@ -82,8 +117,8 @@ class Drafts:
             self._failed = True
             return []
         drafts = proposed if all(known) else proposed[: known.index(False)]
-        if self._lengths is not None:
-            self._lengths.add(req_id, len(drafts))
+        if lengths is not None:
+            lengths.add(req_id, len(drafts))
         return drafts
 
     def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -72,6 +72,12 @@ class KVCacheLayout:
         return self.block_size * max(
             sum(self.specs[layer].bytes_per_token() for layer in group.layers) for group in self.groups
         )
+
+    def groups_of(self, layers: range) -> list[KVCacheGroup]:
+        """The groups as the model has them whose layers are ``layers`` of all, numbered from 0 on."""
+        return [
+            replace(group, layers=tuple(i - layers.start for i in group.layers if i in layers)) for group in self.groups
+        ]
 
     def most_blocks(self, num_tokens: int) -> int:
         """Blocks that a sequence of ``num_tokens`` holds at most at any time."""

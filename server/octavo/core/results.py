@@ -58,6 +58,8 @@ class ResultProcessor:
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what one step gave. Tokens of sequences that have ended since are dropped."""
         results: list[EngineCoreOutput] = []
+        if self._drafts is not None:
+            self._drafts.take(output.draft_token_ids)
         for scheduled in step:
             request = scheduled.request
             if output.errors and (error := output.errors.get(request.req_id)) is not None:

@@ -196,7 +196,7 @@ class Scheduler:
             if num_new <= 0:
                 continue
             drafts = self._propose(request, num_new, step) if step.draft_budget > 0 else _NO_DRAFTS
-            allocation = self.kv.allocate_slots(request, num_new + len(drafts))
+            allocation = self._allocate(request, num_new + len(drafts))
             if allocation is None and drafts:
                 drafts = _NO_DRAFTS  # nobody is preempted for them
                 allocation = self.kv.allocate_slots(request, num_new)
@@ -233,6 +233,16 @@ class Scheduler:
             threshold - 1 if threshold > 0 else step.draft_budget,
         )
         return self._drafts.propose(request, most)
+
+    def _allocate(self, request: Request, num_new: int, hit: PrefixHit | None = None) -> Allocation | None:
+        """Room for ``num_new`` tokens, and where there is any for what a drafter in the worker reads after them."""
+        until = request.num_computed_tokens + num_new
+        if self._drafts is not None and self._drafts.num_lookahead and until >= request.num_tokens:
+            beyond = min(self._drafts.num_lookahead, self.config.max_model_len - until)
+            allocation = self.kv.allocate_slots(request, num_new + beyond, hit)
+            if allocation is not None:
+                return allocation
+        return self.kv.allocate_slots(request, num_new, hit)
 
     def _choose_victim(self) -> Request:
         if self.config.policy == "priority":
@@ -323,7 +333,7 @@ class Scheduler:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
         if request.req_id not in self._groups.forked or free < 1:
             return None
-        allocation = self.kv.allocate_slots(request, 1)
+        allocation = self._allocate(request, 1)
         if allocation is not None:
             del self._groups.forked[request.req_id]
         return allocation
@@ -340,7 +350,7 @@ class Scheduler:
         for attempt in attempts:
             request.num_computed_tokens = attempt.num_tokens
             num_new = self._num_schedulable(request, step.budget)
-            allocation = self.kv.allocate_slots(request, num_new, attempt)
+            allocation = self._allocate(request, num_new, attempt)
             if allocation is not None:
                 return allocation
         request.num_computed_tokens = 0
@@ -383,11 +393,38 @@ class Scheduler:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):
                     self.waiting.add_front(sample)
+        if self._drafts is not None and self._drafts.num_lookahead:
+            output.num_draft_tokens = self._wanted_drafts(step, self._drafts)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
         output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
         return output
+
+    def _wanted_drafts(self, step: _Step, drafts: Drafts) -> dict[str, int]:
+        """What a drafter in the worker is to guess after this step, for the next one: no more than that has room for,
+        and may follow the one token at least that this one brings."""
+        drafts.begin_step(len(step.scheduled))
+        room, wanted, longest = self._draft_budget(drafts), dict[str, int](), self.config.long_prefill_token_threshold
+        for req_id, scheduled in step.scheduled.items():
+            request = scheduled.request
+            if request.pooling is not None:
+                continue
+            if not scheduled.sampled:
+                if drafts.reads(request):
+                    wanted[req_id] = 0
+            elif room > 0:
+                most = min(
+                    room,
+                    request.max_tokens - request.num_output_tokens - 2,
+                    self.config.max_model_len - request.num_tokens - 2,
+                    longest - 1 if longest > 0 else room,
+                )
+                count = drafts.num_wanted(request, most)
+                if count > 0:
+                    wanted[req_id] = count
+                    room -= count
+        return wanted
 
     # -- results -----------------------------------------------------------------------------------------------------
 

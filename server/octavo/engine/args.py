@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from octavo.engine.draft_check import check_draft
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
 from octavo.errors import ConfigError, ModelError
@@ -61,6 +62,8 @@ class EngineArgs:
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
+    speculative_model: str | None = None  # the draft model of such a configuration, as older versions of vLLM name it
+    num_speculative_tokens: int | None = None  # and its number of tokens
 
     @classmethod
     def field_names(cls) -> set[str]:
@@ -140,7 +143,7 @@ class EngineArgs:
         )
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
-        config = parse_speculative_config(self.speculative_config)
+        config = self._parse_speculative()
         if config.is_on and model.is_encoder:
             raise ConfigError(f"speculative_config: {model.model} generates no text; leave it out")
         if config.num_speculative_tokens >= model.max_model_len:
@@ -148,7 +151,29 @@ class EngineArgs:
                 f"speculative_config: num_speculative_tokens {config.num_speculative_tokens} must be below "
                 f"max_model_len ({model.max_model_len})"
             )
-        return config
+        return replace(config, draft=self._draft(config, model)) if config.model is not None else config
+
+    def _parse_speculative(self) -> SpeculativeConfig:
+        model, count = self.speculative_model, self.num_speculative_tokens
+        if model is None and count is None:
+            return parse_speculative_config(self.speculative_config)
+        if self.speculative_config is not None:
+            name = "speculative_model" if model is not None else "num_speculative_tokens"
+            raise ConfigError(f"{name} is part of speculative_config, which is given too: say all of it there")
+        if model is None:
+            raise ConfigError("num_speculative_tokens needs a speculative_model, or a method in speculative_config")
+        return parse_speculative_config({"method": "draft_model", "model": model, "num_speculative_tokens": count})
+
+    def _draft(self, config: SpeculativeConfig, target: ModelConfig) -> ModelConfig:
+        """The draft model beside ``target``. Raises ModelError, and ConfigError where it does not fit."""
+        everywhere = self.quantization if self.quantization in ("none", "int8", "fp8") else None
+        args = EngineArgs(
+            model=config.model, revision=config.revision, download_dir=self.download_dir, load_format=self.load_format,
+            dtype=self.dtype, quantization=config.quantization or everywhere, seed=self.seed, device=self.device,
+        )  # fmt: skip
+        draft = args.create_engine_config().model
+        check_draft(draft, target, self.skip_tokenizer_init)
+        return replace(draft, max_model_len=min(draft.max_model_len, target.max_model_len))
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
         if self.max_model_len in _FITTING_LENGTHS:
@@ -204,7 +229,7 @@ class EngineArgs:
         if not isinstance(self.hf_overrides, dict | None):
             raise ConfigError(f"hf_overrides must be an object of config.json's fields, got {self.hf_overrides!r}")
         parse_kv_events_config(self.kv_events_config)
-        parse_speculative_config(self.speculative_config)
+        self._parse_speculative()
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
             raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -17,6 +17,7 @@ from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.kv_events import KVEventLog
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.core.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError
 from octavo.executor.uniproc import Executor, UniProcExecutor
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
@@ -174,7 +175,8 @@ class EngineCore:
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
         stats.step_time = time.perf_counter() - started
         if self._drafts is not None and taken is not None and not taken.num_prompt_tokens:
-            self._drafts.observe_step(taken.total_num_scheduled_tokens, stats.step_time)
+            self._drafts.observe_step(taken.total_num_scheduled_tokens, stats.step_time - output.draft_seconds)
+            self._drafts.observe_drafting(sum(map(len, output.draft_token_ids.values())), output.draft_seconds)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
 
@@ -256,6 +258,8 @@ def _make_drafts(config: EngineConfig) -> Drafts | None:
 
 
 def _make_drafter(config: SpeculativeConfig) -> Drafter:
+    if config.in_worker:
+        return WorkerDrafts()
     if config.method == "suffix":
         return SuffixDrafter(
             config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests,

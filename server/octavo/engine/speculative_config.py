@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import SpeculativeConfig
+from octavo.interface.quantizations import QUANTIZATIONS
 from octavo.system.suggestions import did_you_mean
 
 MAX_SPECULATIVE_TOKENS = 64
@@ -28,7 +29,10 @@ _SUFFIX = {
     "suffix_decoding_min_token_prob": _Number(0, 1, is_integer=False),
 }
 # The keys of each method besides num_speculative_tokens, and their limits.
-METHODS: dict[str, dict[str, _Number]] = {"none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX}
+_DRAFT = {"draft_tensor_parallel_size": _Number(1, 1)}
+METHODS: dict[str, dict[str, _Number]] = {"none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX, "draft_model": _DRAFT}
+# Of the method that has a model; as the flags of the same names.
+_OF_MODEL = ("model", "revision", "quantization")
 
 
 def parse_speculative_config(values: Any) -> SpeculativeConfig:
@@ -38,30 +42,48 @@ def parse_speculative_config(values: Any) -> SpeculativeConfig:
     if not isinstance(values, Mapping):
         raise ConfigError(f"speculative_config must be a JSON object, got {values!r}")
     values = {name: value for name, value in values.items() if value is not None}
-    known = [field.name for field in fields(SpeculativeConfig)]
+    keys = [field.name for field in fields(SpeculativeConfig) if field.name != "draft"]
     for name in values:
-        if name not in known:
-            near = did_you_mean(str(name), known)
-            raise ConfigError(f"speculative_config has no key {name!r}{near or '; it has ' + ', '.join(known)}")
-    method = values.get("method")
+        if name not in keys:
+            near = did_you_mean(str(name), keys)
+            raise ConfigError(f"speculative_config has no key {name!r}{near or '; it has ' + ', '.join(keys)}")
+    method = values.get("method", "draft_model" if "model" in values else None)
     if method not in METHODS:
         what = "needs a method" if method is None else f"method {method!r} is not there"
         raise ConfigError(f"speculative_config: {what}; there are {', '.join(METHODS)}")
     if method == "none":
         return SpeculativeConfig()
-    numbers = {"num_speculative_tokens": _Number(1, MAX_SPECULATIVE_TOKENS), **METHODS[method]}
-    for name, value in values.items():
-        if name in numbers:
-            _check(name, value, numbers[name])
-        elif name != "method":
-            raise ConfigError(f"speculative_config: {name} is not of method {method}, which has {', '.join(numbers)}")
+    _check_keys(method, values)
     if method == "suffix":  # vLLM's default
         depth = values.get("suffix_decoding_max_tree_depth", SpeculativeConfig.suffix_decoding_max_tree_depth)
         values.setdefault("num_speculative_tokens", depth)
     if "num_speculative_tokens" not in values:
         raise ConfigError("speculative_config needs num_speculative_tokens, 4 for a start")
+    _check_model(method, values)
     _complete_lookup(values)
-    return SpeculativeConfig(**values)
+    return SpeculativeConfig(**{**values, "method": method})
+
+
+def _check_keys(method: str, values: Mapping[str, Any]) -> None:
+    numbers = {"num_speculative_tokens": _Number(1, MAX_SPECULATIVE_TOKENS), **METHODS[method]}
+    for name, value in values.items():
+        if name in numbers:
+            _check(name, value, numbers[name])
+        elif name != "method" and not (method == "draft_model" and name in _OF_MODEL):
+            raise ConfigError(f"speculative_config: {name} is not of method {method}, which has {', '.join(numbers)}")
+
+
+def _check_model(method: str, values: Mapping[str, Any]) -> None:
+    if method != "draft_model":
+        return
+    for name in _OF_MODEL:
+        if not isinstance(values.get(name, ""), str):
+            raise ConfigError(f"speculative_config: {name} must be a text, got {values[name]!r}")
+    if not values.get("model"):
+        raise ConfigError("speculative_config: method draft_model needs a model, a small one with the same tokenizer")
+    if values.get("quantization", "none") not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConfigError(f"speculative_config: quantization must be one of {known}, got {values['quantization']!r}")
 
 
 def _complete_lookup(values: dict[str, Any]) -> None:

@@ -94,8 +94,8 @@ _FEATURES = {
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
     "long_lora_scaling_factors qlora_adapter_name_or_path enable_prompt_adapter prompt_adapters max_prompt_adapters "
     "max_prompt_adapter_token",
-    "speculative decoding": "speculative_model speculative_model_quantization "
-    "num_speculative_tokens speculative_draft_tensor_parallel_size speculative_max_model_len "
+    "speculative decoding": "speculative_model_quantization "
+    "speculative_draft_tensor_parallel_size speculative_max_model_len "
     "speculative_disable_by_batch_size speculative_disable_mqa_scorer ngram_prompt_lookup_max ngram_prompt_lookup_min "
     "spec_decoding_acceptance_method "
     "typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha",

@@ -59,6 +59,8 @@ ENGINE_HELP = {
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
     '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '
     "and publisher (zmq, null) (default: nothing is published)",
+    "speculative_model": "Draft model: as speculative_config with the method draft_model, with num_speculative_tokens",
+    "num_speculative_tokens": "Tokens that the speculative_model guesses in one step",
     "speculative_config": "Guess tokens and verify several in one step, which changes none, as a JSON object: "
     '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
     "text did where its last tokens stood before, "

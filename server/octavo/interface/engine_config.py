@@ -77,6 +77,12 @@ class ModelConfig:
         layers: dict[str, dict[str, int]] = self.hf_config.get("per_layer_config") or {}
         return {self.head_size} | {layer["head_dim"] for layer in layers.values() if "head_dim" in layer}
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
+        """The inverse of dataclasses.asdict, also after JSON."""
+        files, pooler = ModelFiles.from_dict(data["files"]), PoolerConfig.from_dict(data["pooler"])
+        return cls(**{**data, "files": files, "pooler": pooler})
+
     def of_layer(self, layer: int) -> ModelConfig:
         """The configuration as it is for layer number ``layer``, with what ``per_layer_config`` says of it."""
         own = (self.hf_config.get("per_layer_config") or {}).get(str(layer))
@@ -126,12 +132,15 @@ class KVEventsConfig:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
+WORKER_METHODS = ("draft_model",)  # of speculation: a model guesses, where the steps run
+
+
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
 
     # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers |
-    # auto: as `DEFAULT_ON_CPU` says, once the device is known
+    # draft_model: what a smaller model says | auto: as `DEFAULT_ON_CPU` says, once the device is known
     method: str = "none"
     num_speculative_tokens: int = 0  # guessed in one step
     prompt_lookup_max: int = 5  # the longest and the shortest end that is looked for
@@ -140,11 +149,21 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000  # recent answers that are kept; 0: only the sequence's own text
     suffix_decoding_max_spec_factor: float = 1.0  # tokens guessed for each that matches
     suffix_decoding_min_token_prob: float = 0.1  # of a whole guess, by counts
+    model: str | None = None  # that guesses, whatever --model takes; its revision and quantization
+    revision: str | None = None
+    quantization: str | None = None
+    draft_tensor_parallel_size: int = 1
+    draft: ModelConfig | None = None  # ``model``, once it is found
 
     @property
     def is_on(self) -> bool:
         """Whether there are guesses."""
         return self.method not in ("none", "auto")
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether a model makes them, where the steps run."""
+        return self.method in WORKER_METHODS
 
 
 # Where speculation is not configured. Off until it is shown never to cost (`make bench-speculation`); then it is
@@ -168,10 +187,20 @@ class EngineConfig:
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
+    @property
+    def drafter(self) -> EngineConfig | None:
+        """The configuration of the model that guesses tokens, as of an engine of its own; None: there is none."""
+        draft = self.speculative.draft
+        return None if draft is None else replace(self, model=draft, speculative=SpeculativeConfig())
+
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:
         """The same for sequences of up to ``max_model_len`` tokens."""
-        model = replace(self.model, max_model_len=max_model_len)
-        return replace(self, model=model, scheduler=replace(self.scheduler, max_model_len=max_model_len))
+        model, speculative = replace(self.model, max_model_len=max_model_len), self.speculative
+        if speculative.draft is not None:
+            shortest = min(max_model_len, speculative.draft.max_model_len)
+            speculative = replace(speculative, draft=replace(speculative.draft, max_model_len=shortest))
+        scheduler = replace(self.scheduler, max_model_len=max_model_len)
+        return replace(self, model=model, scheduler=scheduler, speculative=speculative)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -180,16 +209,16 @@ class EngineConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EngineConfig:
         """The inverse of `to_dict`."""
-        model = dict(data["model"])
-        model["files"] = ModelFiles.from_dict(model["files"])
-        model["pooler"] = PoolerConfig.from_dict(model["pooler"])
+        speculative = dict(data["speculative"])
+        if speculative["draft"] is not None:
+            speculative["draft"] = ModelConfig.from_dict(speculative["draft"])
         return cls(
             **{
                 **data,
-                "model": ModelConfig(**model),
+                "model": ModelConfig.from_dict(data["model"]),
                 "cache": CacheConfig(**data["cache"]),
                 "scheduler": SchedulerConfig(**data["scheduler"]),
                 "kv_events": KVEventsConfig(**data["kv_events"]),
-                "speculative": SpeculativeConfig(**data["speculative"]),
+                "speculative": SpeculativeConfig(**speculative),
             }
         )

@@ -53,6 +53,8 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     sampled_req_ids: list[str] = field(default_factory=list)  # those whose step ends with a new token, in order
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts, counted above too
+    # How many tokens a drafter in the worker is to guess after the step; 0: of a prompt, which it only reads for now
+    num_draft_tokens: dict[str, int] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
     total_num_scheduled_tokens: int = 0
@@ -70,6 +72,8 @@ class ModelRunnerOutput:
     errors: dict[str, str] = field(default_factory=dict)  # sequences that this step ended, and why
     grammar_errors: dict[str, str] = field(default_factory=dict)  # the same where the request's grammar is to blame
     embeddings: dict[str, list[float]] = field(default_factory=dict)  # or classes, as `Pooling` asks
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # what may follow the sampled tokens
+    draft_seconds: float = 0.0  # that guessing them has taken
 
 
 # A step that has been handed to a device: calling it waits for the results. Call each one once, in order.

@@ -17,6 +17,8 @@ def measure(config: EngineConfig, ranks: int) -> ModelMemory:
         from octavo.worker.model_memory import measure_built
 
         found = measure_built(config, ranks)
+    elif config.drafter is not None:
+        found = found.with_drafter(measure(config.drafter, ranks))
     return found
 
 

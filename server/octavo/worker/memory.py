@@ -61,10 +61,13 @@ class MemoryLedger:
     layout: KVCacheLayout
     parts: tuple[tuple[str, int], ...] = ()  # what else is reserved: (name, bytes)
     prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
+    drafter: int = 0  # of the weights: those of the model that guesses tokens
 
     def shares(self) -> dict[str, int]:
         """``total``, in bytes, by what it is for; "unused" is what the rest leaves."""
-        shares = {"weights": self.weights, **dict(self.parts), "KV cache": self.kv_cache}
+        drafter = {"drafter": self.drafter} if self.drafter else {}
+        weights = self.weights - self.drafter
+        shares = {"weights": weights, **drafter, **dict(self.parts), "KV cache": self.kv_cache}
         return {**shares, "unused": max(0, self.total - sum(shares.values()))}
 
     def lines(self, weights_by_kind: Mapping[str, int]) -> list[str]:
@@ -74,9 +77,11 @@ class MemoryLedger:
         kinds = ", ".join(f"{kind} {size / MIB:,.1f}" for kind, size in weights_by_kind.items())
         lines = [
             f"{'memory limit':14} {self.total / MIB:10,.0f} MiB",
-            f"{'weights':14} {self.weights / MIB:10,.0f} MiB  {kinds}",
+            f"{'weights':14} {(self.weights - self.drafter) / MIB:10,.0f} MiB  {kinds}",
             *(f"{name:14} {size / MIB:10,.0f} MiB" for name, size in self.parts),
         ]
+        if self.drafter:
+            lines.insert(2, f"{'drafter':14} {self.drafter / MIB:10,.0f} MiB  its keys and values are in the KV cache")
         if not self.kv_cache:
             return lines
         lines.append(
@@ -134,6 +139,13 @@ class ModelMemory:
     parameters: int  # their number
     weight_dtype: str  # as they lie in memory: "bfloat16", "int8", "gguf" (in the file's own codes)
     specs: list[KVCacheSpec]  # of the layers' KV cache
+    drafter: int = 0  # of the bytes: those of the model that guesses tokens
+
+    def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
+        """With a model beside it whose layers come after its own."""
+        return replace(
+            self, weights=self.weights + drafter.weights, specs=[*self.specs, *drafter.specs], drafter=drafter.weights
+        )
 
 
 def held_in(model: ModelConfig, in_codes: bool) -> str:
@@ -188,7 +200,8 @@ def kv_cache_layout(specs: Sequence[KVCacheSpec], config: EngineConfig, max_in_f
     scheduler, cache = config.scheduler, config.cache
     step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
     grouped = not cache.disable_hybrid_kv_cache_manager
-    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step, grouped)
+    beyond = config.speculative.num_speculative_tokens if config.speculative.in_worker else 0
+    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step + beyond, grouped)
 
 
 def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:

@@ -112,7 +112,7 @@ def _ledger(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> 
         return plan_without_cache(config.cache, memory.weights, config.model.max_model_len, device.total)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
     if device.kind == "cpu":
-        return plan_memory(config, layout, memory.weights, device)
+        return replace(plan_memory(config, layout, memory.weights, device), drafter=memory.drafter)
     return plan_memory(
         config, layout, memory.weights, device, activations=step_bytes(config), graphs=graph_bytes(config),
         histories=history_bytes(config),

@@ -21,7 +21,8 @@ def measure_built(config: EngineConfig, ranks: int) -> ModelMemory:
     config = resolve_dtype(config, device)
     if device.type == "cpu":
         choose_kernels(config, device)
-    return model_memory(config, device, ranks)
+    found = model_memory(config, device, ranks)
+    return found if config.drafter is None else found.with_drafter(measure_built(config.drafter, ranks))
 
 
 def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1) -> ModelMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import octavo_kernels
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.models.base import CausalLM
 from octavo.sample import devices
+from octavo.worker.draft_model import DraftModel
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates, add_logprobs
 from octavo.worker.step import DeviceRunner, Logits, PendingTokens, SampledRows
@@ -25,9 +27,15 @@ class ModelRunner:
     """Runs steps of one model on one device."""
 
     def __init__(
-        self, model: CausalLM, requests: RequestStates, device_runner: DeviceRunner, kv_cache: KVCache
+        self,
+        model: CausalLM,
+        requests: RequestStates,
+        device_runner: DeviceRunner,
+        kv_cache: KVCache,
+        drafter: DraftModel | None = None,
     ) -> None:
         self.model = model
+        self.drafter = drafter
         self.requests = requests
         self.device_runner = device_runner
         self.kv_cache = kv_cache
@@ -49,7 +57,9 @@ class ModelRunner:
             tokens = runner.decode(sampled)
             if tokens is not None:
                 batch.num_computed[rows] = positions
-                return self._read_back(ModelRunnerOutput(), sampled, tokens, [])
+                output = ModelRunnerOutput()
+                self._draft(output, step, rows)
+                return self._read_back(output, sampled, tokens, [])
         inputs = runner.make_inputs(rows, num_scheduled)
         ended = set(step.sampled_req_ids)
         order = [i for i, req_id in enumerate(req_ids) if req_id in ended and req_id not in pooler]
@@ -74,6 +84,7 @@ class ModelRunner:
                 tokens = self._sample(Logits(runner.compute_logits(hidden, indices)), sampled, drafts)
         batch.num_computed[rows] = positions
         batch.num_computed[sampled.rows] -= drafts.num_rejected
+        self._draft(output, step, sampled.rows)
         return self._read_back(output, sampled, tokens, late)
 
     def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
@@ -83,10 +94,17 @@ class ModelRunner:
         tokens = drafts.verify(self.device_runner, logits, sampled, best_only)
         return lambda: tokens
 
+    def _draft(self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray) -> None:
+        if self.drafter is not None:
+            started = time.perf_counter()
+            output.draft_token_ids = self.drafter.propose(rows, step.num_draft_tokens)
+            output.draft_seconds = time.perf_counter() - started
+
     @property
     def recording_obstacle(self) -> str | None:
         """See `DeviceRunner`."""
-        return self.device_runner.recording_obstacle
+        drafter = None if self.drafter is None else self.drafter.recording_obstacle
+        return self.device_runner.recording_obstacle or drafter
 
     def update_rows(self, step: SchedulerOutput) -> None:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
@@ -97,8 +115,12 @@ class ModelRunner:
             octavo_kernels.copy_blocks(self.kv_cache.blocks, copies)
         for data in step.scheduled_new_reqs:
             requests.add(data)
+            if self.drafter is not None:
+                self.drafter.add(requests.batch.row_of[data.req_id])
         for change in step.scheduled_cached_reqs:
             requests.batch.update_blocks(change)
+        if self.drafter is not None:
+            self.drafter.begin_step()
         self.device_runner.update_rows(step)
 
     def _read_back(

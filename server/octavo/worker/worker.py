@@ -14,6 +14,7 @@ from octavo.core.drafts import num_sampled_rows
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
+from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
@@ -22,12 +23,13 @@ from octavo.system import limits
 from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import choose_device, choose_kernels, resolve_dtype
+from octavo.worker.draft_model import DraftModel
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
-from octavo.worker.kv_cache import allocate_kv_cache, kv_cache_specs
+from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
     DeviceMemory,
     MemoryLedger,
@@ -73,15 +75,7 @@ class Worker:
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         use_gpu_runner = overlap or not on_cpu
-        if config.speculative.method == "auto":
-            fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
-            default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
-            config = replace(config, speculative=default)
-        if use_gpu_runner and config.speculative.is_on:
-            raise ConfigError(
-                f"speculative_config: method {config.speculative.method} works on CPUs only, for now; leave it out, or "
-                "take the CPU (device cpu)"
-            )
+        config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
         if on_cpu:
             torch.set_num_threads(limits.cpu_count())
@@ -99,11 +93,18 @@ class Worker:
             return
         assert isinstance(self.model, CausalLM)
         specs = kv_cache_specs(self.model, config, self.device)
+        num_layers = len(specs)
+        draft_model, draft_specs = self._load_drafter(config.drafter)
+        specs += draft_specs
         scheduler = with_token_budget(config.scheduler, self.device.type)
         config = replace(config, scheduler=scheduler)
         layout = kv_cache_layout(specs, config, self.max_in_flight)
-        self.model.set_groups(layout.groups)
-        self.ledger = self._plan_memory(config, layout)
+        self.model.set_groups(layout.groups_of(range(num_layers)))
+        draft_bytes = 0
+        if draft_model:
+            draft_model.set_groups(layout.groups_of(range(num_layers, len(specs))))
+            draft_bytes = draft_model.num_weight_bytes()
+        self.ledger = self._plan_memory(config, layout, draft_bytes)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
         shortened = self.ledger.shortened(own_len, config.cache)
@@ -123,9 +124,27 @@ class Worker:
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
-        self.runner: ModelRunner | EncoderRunner = ModelRunner(self.model, requests, runner, kv_cache)
+        drafter = None
+        if draft_model:
+            windows = [group.window for group in layout.groups if group.window is not None]
+            part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
+            drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))
+        self.runner: ModelRunner | EncoderRunner = ModelRunner(self.model, requests, runner, kv_cache, drafter)
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
+
+    def _load_drafter(self, config: EngineConfig | None) -> tuple[CausalLM | None, list[KVCacheSpec]]:
+        """The draft model, and what its layers keep of a token; without ``config`` there is none."""
+        if config is None:
+            return None, []
+        config = resolve_dtype(config, self.device)
+        choose_kernels(config, self.device)
+        started = time.perf_counter()
+        model = load_model(config.model, config.load_format, self.device)
+        assert isinstance(model, CausalLM)
+        limits.trim_memory()
+        logger.info("loaded the draft model %s in %.2f s", config.model.model, time.perf_counter() - started)
+        return model, kv_cache_specs(model, config, self.device)
 
     def _start_encoder(self, config: EngineConfig, model: Encoder) -> None:
         """No KV cache is made, and each text is computed in one step."""
@@ -171,10 +190,11 @@ class Worker:
         warm_up(self.runner, self.config.scheduler)
         logger.info("warmed up in %.2f s", time.perf_counter() - started)
 
-    def _plan_memory(self, config: EngineConfig, layout: KVCacheLayout) -> MemoryLedger:
-        weights, scheduler = self.model.num_weight_bytes(), config.scheduler
+    def _plan_memory(self, config: EngineConfig, layout: KVCacheLayout, drafter: int) -> MemoryLedger:
+        """``drafter``: bytes of the draft model's weights."""
+        weights, scheduler = self.model.num_weight_bytes() + drafter, config.scheduler
         if self.device.type == "cpu":
-            return plan_memory(config, layout, weights, self._device_memory())
+            return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=drafter)
         assert isinstance(self.model, CausalLM)
         dummy = DummySteps(self.model, layout, scheduler, self.device)
         peak = peak_of(dummy.run_largest, self.device)
@@ -194,3 +214,17 @@ class Worker:
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)
+
+
+def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfig:
+    """``config`` with what it leaves to the device decided. Raises ConfigError for what that cannot do."""
+    if config.speculative.method == "auto":
+        fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
+        default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
+        config = replace(config, speculative=default)
+    if use_gpu_runner and config.speculative.is_on:
+        raise ConfigError(
+            f"speculative_config: method {config.speculative.method} works on CPUs only, for now; leave it out, or "
+            "take the CPU (device cpu)"
+        )
+    return config

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.encoders import make_encoder
 from support.overlapped import PARAMS, overlapped, prompts_of, tiny
+from support.speculation import all_of
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
@@ -53,23 +54,6 @@ def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
     drafts = Drafts(drafter, k, llm.config.model.vocab_size) if drafter else None
     scheduler._drafts = scheduler._results._drafts = drafts
     return llm
-
-
-def all_of(outputs: list[RequestOutput]) -> list[Any]:
-    """All that a user sees, log-probabilities to the bit."""
-    return [
-        (
-            output.prompt_logprobs and list(output.prompt_logprobs),
-            [
-                (
-                    one.text, list(one.token_ids), one.cumulative_logprob, one.finish_reason, one.stop_reason,
-                    one.logprobs and [{i: (v.logprob, v.rank) for i, v in at.items()} for at in one.logprobs],
-                )
-                for one in output.outputs
-            ],
-        )
-        for output in outputs
-    ]  # fmt: skip
 
 
 def accepted(llm: LLM) -> tuple[int, int]:

@@ -181,7 +181,7 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
         (["bench", "throughput", "--enable-lora"], "--enable-lora is not supported yet"),
         (["bench", "latency", "-tp", "2"], "--tensor-parallel-size/-tp: 2 is not supported yet"),
         (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
-        (["serve", "--num-speculative-tokens", "4"], "--num-speculative-tokens is not supported yet"),
+        (["serve", "--speculative-max-model-len", "4"], "--speculative-max-model-len is not supported yet"),
         (["serve", "--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported yet"),
         (["serve", "-tp", "2"], "--tensor-parallel-size/-tp: 2 is not supported yet (one device, for now): give 1"),
         (["srve"], "there is no command 'srve'; did you mean serve?"),

@@ -1,0 +1,25 @@
+"""Drafts of a model in the worker: made at the end of a step, verified in the next."""
+
+from __future__ import annotations
+
+
+class WorkerDrafts:
+    """Hands on what came with the last step's results; see `octavo.core.drafts.Drafter`."""
+
+    def __init__(self) -> None:
+        self._drafts: dict[str, list[int]] = {}
+
+    def take(self, drafts: dict[str, list[int]]) -> None:
+        """The drafts of the step whose results are taken in; those of the step before are of no use any more."""
+        self._drafts = drafts
+
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        """See `octavo.core.drafts.Drafter`."""
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        """See `octavo.core.drafts.Drafter`."""
+        return self._drafts.pop(req_id, [])[:most]
+
+    def forget(self, req_id: str) -> None:
+        """See `octavo.core.drafts.Drafter`."""
+        self._drafts.pop(req_id, None)
