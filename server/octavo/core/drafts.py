@@ -93,10 +93,9 @@ class Drafts:
             self._worker.take(drafts)
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """Drafts for a sequence whose tokens are all known, at most ``most``. None with a grammar: which tokens it
-        allows is known one token at a time."""
+        """Drafts for a sequence whose tokens are all known, at most ``most``."""
         most = min(most, self.num_speculative_tokens)
-        if most < 1 or request.grammar is not None:
+        if most < 1:
             return []
         req_id = request.req_id
         lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -61,21 +61,49 @@ class SequenceGrammars:
                 slow.add(process)
         return {i for i, process in late.items() if process in slow}
 
-    def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
-        """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar)."""
+    def start_fill(
+        self, req_ids: list[str], drafts: Mapping[str, list[int]] | None = None
+    ) -> Callable[[], torch.Tensor | None]:
+        """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar).
+        ``drafts``: guessed tokens of some sequences, whose masks `draft_mask` gives afterwards."""
         constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
         if not constrained:
             return lambda: None
+        if drafts:
+            self._start_drafts({req_ids[i]: sequence for i, sequence in constrained}, drafts)
 
         def result() -> torch.Tensor:
             self._wait([sequence for _, sequence in constrained])
             mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
             for i, sequence in constrained:
                 # After a problem no token is allowed: the request ends with an error.
-                mask[i] = 0 if sequence.problem is not None else self._pool.masks[sequence.slot]
+                mask[i] = 0 if sequence.problem is not None else self._pool.masks[sequence.slot, 0]
             return torch.from_numpy(mask)
 
         return result
+
+    def _start_drafts(self, constrained: dict[str, GrammarSequence], drafts: Mapping[str, list[int]]) -> None:
+        """Ask for the masks after guessed tokens; of a slow grammar for none, which costs the guesses alone."""
+        asked = set()
+        for req_id, sequence in constrained.items():
+            if req_id in drafts and sequence.problem is None and not sequence.process.is_slow:
+                sequence.process.draft(sequence, drafts[req_id])
+                asked.add(sequence.process)
+        for process in asked:
+            self._pool.send(process)
+
+    def draft_mask(self, req_ids: list[str], depth: int) -> torch.Tensor | None:
+        """The bitmask after ``depth`` of the guessed tokens, once that of `start_fill` is there; nothing is allowed
+        where they were not followed so far."""
+        if not any(req_id in self._sequences for req_id in req_ids):
+            return None
+        mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
+        for i, req_id in enumerate(req_ids):
+            sequence = self._sequences.get(req_id)
+            if sequence is not None:
+                is_there = sequence.problem is None and depth <= sequence.num_followed
+                mask[i] = self._pool.masks[sequence.slot, depth] if is_there else 0
+        return torch.from_numpy(mask)
 
     def _wait(self, sequences: list[GrammarSequence]) -> None:
         self._pool.poll()
@@ -88,17 +116,17 @@ class SequenceGrammars:
                 return
             self._pool.poll(left)
 
-    def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
-        """Advance the grammars by sampled tokens, as (req_id, token). Returns the problems, by req_id."""
+    def accept(self, tokens: Mapping[str, list[int]]) -> dict[str, str]:
+        """Advance the grammars by sampled tokens. Returns the problems, by req_id."""
         problems, advanced = {}, set()
-        for req_id, token in tokens:
+        for req_id, sampled in tokens.items():
             sequence = self._sequences.get(req_id)
             if sequence is None:
                 continue
             if sequence.problem is not None:
                 problems[req_id] = sequence.problem
             else:
-                sequence.process.advance(sequence, token)
+                sequence.process.advance(sequence, sampled)
                 advanced.add(sequence.process)
         for process in advanced:
             self._pool.send(process)

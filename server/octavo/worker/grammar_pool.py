@@ -49,13 +49,15 @@ TOO_SLOW = (
 class GrammarPool:
     """One process per grammar in use, forked from a program that has the vocabulary loaded."""
 
-    def __init__(self, config: ModelConfig, max_num_seqs: int) -> None:
+    def __init__(self, config: ModelConfig, max_num_seqs: int, num_drafts: int = 0) -> None:
+        """``num_drafts``: most tokens that are guessed for a sequence in one step."""
         self._config = config
         # A sequence's slot is free again only when its last requested mask has arrived: so twice as many.
         num_slots, words = 2 * max_num_seqs, -(-config.vocab_size // 32)
         self._masks_fd = -1
-        self._mask_shape = num_slots, words
-        self.masks = np.empty((0, words), dtype=np.int32)  # [slots, words], shared with the processes
+        self._mask_shape = num_slots, 1 + num_drafts, words
+        # [slots, 1 + drafts, words], shared with the processes; what is not used takes no memory
+        self.masks = np.empty((0, 1 + num_drafts, words), dtype=np.int32)
         self.free_slots = deque(range(num_slots))  # first freed, first used
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # receives new grammars
@@ -242,9 +244,9 @@ class GrammarPool:
 
     def _start_program(self) -> None:
         if self._masks_fd < 0:
-            slots, words = self._mask_shape
+            slots, depths, words = self._mask_shape
             self._masks_fd = os.memfd_create("masks")
-            os.ftruncate(self._masks_fd, slots * words * 4)
+            os.ftruncate(self._masks_fd, slots * depths * words * 4)
             self.masks = np.frombuffer(mmap.mmap(self._masks_fd, 0), dtype=np.int32).reshape(self._mask_shape)
         self._control, theirs = socket.socketpair()
         with theirs:
@@ -252,6 +254,7 @@ class GrammarPool:
             command = [
                 sys.executable, "-m", "octavo.worker.grammar_worker", *map(str, inherited),
                 str(self._config.files.tokenizer_path), str(self._config.vocab_size),
+                str(self._mask_shape[1] - 1),
             ]  # fmt: skip
             # Own process group: Ctrl-C in a terminal must not reach it. One arena: the processes limit their memory.
             self._program = subprocess.Popen(

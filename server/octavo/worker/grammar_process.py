@@ -34,7 +34,8 @@ class GrammarProcess:
         self._requested: deque[list[GrammarSequence]] = deque()  # sequences of each work message not answered yet
         # Not sent yet.
         self._start: list[tuple[int, list[int]]] = []
-        self._advance: list[tuple[int, int]] = []
+        self._advance: list[tuple[int, list[int]]] = []
+        self._draft: list[tuple[int, list[int]]] = []
         self._end: list[int] = []
 
     @property
@@ -69,9 +70,15 @@ class GrammarProcess:
         self._start.append((sequence.slot, tokens))
         sequence.num_pending += 1
 
-    def advance(self, sequence: GrammarSequence, token: int) -> None:
-        """A sequence has a new token."""
-        self._advance.append((sequence.slot, token))
+    def advance(self, sequence: GrammarSequence, tokens: list[int]) -> None:
+        """A sequence has new tokens."""
+        self._advance.append((sequence.slot, tokens))
+        sequence.num_pending += 1
+        sequence.num_followed = 0
+
+    def draft(self, sequence: GrammarSequence, tokens: list[int]) -> None:
+        """Tokens are guessed for a sequence: the masks after each of them are wanted, too."""
+        self._draft.append((sequence.slot, tokens))
         sequence.num_pending += 1
 
     def end(self, sequence: GrammarSequence) -> None:
@@ -80,9 +87,9 @@ class GrammarProcess:
 
     def take_work(self) -> dict[str, Any]:
         """The message of what is not sent yet; its answer goes to `take_masks`."""
-        work = {"start": self._start, "advance": self._advance, "end": self._end}
-        self._requested.append([self.sequences[slot] for slot, _ in (*self._start, *self._advance)])
-        self._start, self._advance, self._end = [], [], []
+        work = {"start": self._start, "advance": self._advance, "draft": self._draft, "end": self._end}
+        self._requested.append([self.sequences[slot] for slot, _ in (*self._start, *self._advance, *self._draft)])
+        self._start, self._advance, self._draft, self._end = [], [], [], []
         return work
 
     def push(self) -> None:
@@ -113,6 +120,8 @@ class GrammarProcess:
         self.memory = message["memory"]
         for slot, problem in message["errors"]:
             self.sequences[slot].problem = f"cannot go on: {problem}"
+        for slot, num_followed in message["allowed"]:
+            self.sequences[slot].num_followed = num_followed
         self.record_times(message["seconds"])
         arrived = self._requested.popleft()
         for sequence in arrived:
@@ -127,6 +136,7 @@ class GrammarSequence:
         self.process = process
         self.slot = slot
         self.num_pending = 0  # masks to come
+        self.num_followed = 0  # of the guessed tokens: those whose masks have arrived
         self.problem: str | None = None
         self.removed = False
 

@@ -1,11 +1,12 @@
 """The process of a grammar: compiles it and computes masks, isolated so that it can be limited and killed.
 
-    python -m octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY     (octavo.worker.grammar_pool does this)
+    python -m octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY DRAFTS   (octavo.worker.grammar_pool does)
 
 This program loads the model's vocabulary for llguidance once and forks a process for every grammar that arrives: a
 byte on the inherited socket CONTROL, with the socket on which the new process talks. There, lines of JSON: first the
 grammar, answered by its error or null; then what happened to its sequences, answered when the masks of those are in
-the shared memory MASKS. The kernel ends a process that takes too much memory or CPU time; all end with their sockets.
+the shared memory MASKS: of each slot one, and up to DRAFTS of what may follow guessed tokens. The kernel ends a process
+that takes too much memory or CPU time; all end with their sockets.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 COMPILE_SECONDS = 1.5  # CPU time, with the first mask
 MASK_SECONDS = 0.3  # CPU time of one mask
 MEMORY_BYTES = 256 << 20  # besides the vocabulary
+DRAFT_SECONDS = 0.01  # CPU time after which no further guessed token is looked at
 QUICK_SECONDS = 0.1  # CPU time of compiling after which a grammar continues at a lower priority
 NICE = 7
 IDLE_SECONDS = 10.0  # that an unused grammar is kept
@@ -38,10 +40,11 @@ IDLE_SECONDS = 10.0  # that an unused grammar is kept
 class Grammar:
     """One grammar, in its own process."""
 
-    def __init__(self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int) -> None:
+    def __init__(self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int, num_drafts: int) -> None:
         self._socket = sock
         self._masks = memoryview(masks)
         self._mask_bytes = mask_bytes
+        self._masks_per_slot = 1 + num_drafts
         self._first_mask = bytearray(mask_bytes)
         self._matchers: dict[int, LLMatcher] = {}  # by slot
         self._compiling = True
@@ -82,12 +85,15 @@ class Grammar:
         self._send({"compiled": None, "seconds": [seconds], "memory": _memory() - self._memory_before})
         return root
 
-    def _work(self, root: LLMatcher, start: list[Any], advance: list[Any], end: list[int]) -> dict[str, Any]:
-        """``start``: (slot, tokens so far) of new sequences; ``advance``: (slot, token). Fills the masks of both."""
+    def _work(
+        self, root: LLMatcher, start: list[Any], advance: list[Any], draft: list[Any], end: list[int]
+    ) -> dict[str, Any]:
+        """``start``: (slot, tokens so far) of new sequences; ``advance``: (slot, new tokens); ``draft``: (slot, guessed
+        tokens). Fills the masks of all."""
         for slot in end:
             self._matchers.pop(slot, None)
         seconds, errors = [], []  # CPU time of each mask that is not the first
-        for slot, tokens in (*start, *((slot, [token]) for slot, token in advance)):
+        for slot, tokens in (*start, *advance):
             began = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS + 0.005 * len(tokens))
             if slot not in self._matchers:
@@ -96,7 +102,7 @@ class Grammar:
             for token in tokens:
                 if not matcher.is_stopped():  # tokens after its end change nothing
                     matcher.consume_token(token)
-            mask = self._masks[slot * self._mask_bytes : (slot + 1) * self._mask_bytes]
+            mask = self._mask(slot)
             if not tokens:
                 mask[:] = self._first_mask
             elif not matcher.is_error():
@@ -105,8 +111,41 @@ class Grammar:
                 errors.append((slot, _error_of(matcher)))
             if tokens:
                 seconds.append(round(time.process_time() - began, 6))
+        allowed = [(slot, self._follow(slot, tokens, seconds)) for slot, tokens in draft]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"errors": errors, "seconds": seconds, "memory": _memory() - self._memory_before}
+        return {
+            "errors": errors, "seconds": seconds, "allowed": allowed, "memory": _memory() - self._memory_before,
+        }  # fmt: skip
+
+    def _follow(self, slot: int, tokens: list[int], seconds: list[float]) -> int:
+        """Fill the masks after each guessed token, as far as these are allowed and quick, and go back. Returns how many
+        tokens were followed."""
+        matcher = self._matchers.get(slot)
+        if matcher is None or matcher.is_error():
+            return 0
+        began, num_followed = time.process_time(), 0
+        for token in tokens[: self._masks_per_slot - 1]:
+            if matcher.is_stopped() or not self._mask(slot, num_followed)[token >> 3] >> (token & 7) & 1:
+                break
+            signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS)
+            if not matcher.consume_token(token):
+                break
+            if not matcher.is_stopped():
+                self._fill(matcher, self._mask(slot, num_followed + 1))
+            if matcher.is_error() or matcher.is_stopped():
+                matcher.rollback(1)
+                break
+            num_followed += 1
+            if time.process_time() - began > DRAFT_SECONDS:
+                break
+        if num_followed:
+            matcher.rollback(num_followed)
+            seconds.append(round((time.process_time() - began) / num_followed, 6))
+        return num_followed
+
+    def _mask(self, slot: int, depth: int = 0) -> memoryview:
+        start = (slot * self._masks_per_slot + depth) * self._mask_bytes
+        return self._masks[start : start + self._mask_bytes]
 
     def _fill(self, matcher: LLMatcher, mask: bytearray | memoryview) -> None:
         matcher.unsafe_compute_mask_ptr(ctypes.addressof(ctypes.c_char.from_buffer(mask)), self._mask_bytes)
@@ -172,7 +211,7 @@ def _limit_memory() -> None:
         pass
 
 
-def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
+def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_drafts: int) -> None:
     """Load the vocabulary and fork a process for each grammar that arrives on ``control_fd``."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: the processes are not waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,7 +238,7 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
                 control.close()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library's dying message may contain user text
                 _limit_memory()
-                Grammar(sock, masks, mask_bytes).serve(tokenizer)
+                Grammar(sock, masks, mask_bytes, num_drafts).serve(tokenizer)
             finally:
                 os._exit(0)
         else:
@@ -207,4 +246,4 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

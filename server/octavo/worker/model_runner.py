@@ -51,7 +51,8 @@ class ModelRunner:
         num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
         positions = batch.num_computed[rows] + num_scheduled
         # A prompt that is pooled ends among those to be sampled, but no token is.
-        bitmask = requests.grammars.start_fill([req_id for req_id in step.sampled_req_ids if req_id not in pooler])
+        sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
+        bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
         if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(pooler):
             sampled = SampledRows(req_ids, rows, positions, bitmask)
             tokens = runner.decode(sampled)
@@ -91,7 +92,7 @@ class ModelRunner:
         if not drafts:
             return self.device_runner.sample(logits, sampled)
         best_only = logits.best is not None and not self.requests.wants_logits(sampled)
-        tokens = drafts.verify(self.device_runner, logits, sampled, best_only)
+        tokens = drafts.verify(self.device_runner, logits, sampled, best_only, self.requests.grammars.draft_mask)
         return lambda: tokens
 
     def _draft(self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray) -> None:

@@ -48,7 +48,8 @@ class RequestStates:
         self.device = device
         self.batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, num_groups)
         self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
-        self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs)
+        num_drafts = config.speculative.num_speculative_tokens
+        self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs, num_drafts)
         self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)
         self.pooler = Pooler(pooling_head)
         self.prompt_logprobs = PromptLogprobs(device)
@@ -105,8 +106,13 @@ class RequestStates:
         """Put the sequences' tokens, or why there is none, into ``output``, and tell the grammars."""
         output.sampled_token_ids = {req_id: [token] for req_id, token in zip(req_ids, tokens.token_ids, strict=True)}
         if len(self.grammars):
-            accepted = zip(req_ids, tokens.token_ids, strict=True)
-            output.grammar_errors = self.grammars.accept(compress(accepted, tokens.same_sequence or repeat(True)))
+            first = compress(zip(req_ids, tokens.token_ids, strict=True), tokens.same_sequence or repeat(True))
+            accepted = {req_id: [token] for req_id, token in first}
+            for some, later in tokens.later_rounds:
+                for req_id, token, invalid in zip(some, later.token_ids, later.invalid, strict=True):
+                    if not invalid and req_id in accepted:
+                        accepted[req_id].append(token)
+            output.grammar_errors = self.grammars.accept(accepted)
         for req_id in compress(req_ids, tokens.invalid):
             if req_id in self._constrained:
                 output.grammar_errors.setdefault(req_id, NOTHING_ALLOWED)

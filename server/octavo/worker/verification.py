@@ -8,7 +8,8 @@ after a wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,23 +44,29 @@ class DraftRows:
         offsets: np.ndarray = np.arange(self._counts.sum()) - np.repeat(self._first, self._counts)
         return offsets + np.repeat(ends - self._counts, self._counts)
 
-    def verify(self, runner: DeviceRunner, logits: Logits, sampled: SampledRows, best_only: bool) -> SampledTokens:
+    def verify(
+        self,
+        runner: DeviceRunner,
+        logits: Logits,
+        sampled: SampledRows,
+        best_only: bool,
+        draft_mask: Callable[[list[str], int], Tensor | None],
+    ) -> SampledTokens:
         """Sample in rounds, each the sequences whose drafts were right so far, and count the others' rejected ones.
-        ``best_only``: the best token of each row is all that is known and wanted.
+        ``best_only``: the best token of each row is all that is known and wanted. ``draft_mask``: what grammars allow
+        after so many drafts, see `octavo.worker.grammar.SequenceGrammars`.
 
         In a later round, rows that nothing could be sampled from do not count: the next step comes back to them.
         """
+        if best_only:
+            return self._verify_best(runner, logits, sampled)
         which = np.arange(len(sampled.req_ids))
         rejected = self._counts.copy()
         rounds: list[tuple[list[str], SampledTokens]] = []
         while len(which):
-            at = len(rounds)
-            part = SampledRows(
-                [sampled.req_ids[i] for i in which],
-                sampled.rows[which],
-                sampled.positions[which] + at,
-                _no_bitmask if at else sampled.grammar_bitmask,  # sequences with a grammar have no drafts
-            )
+            at, req_ids = len(rounds), [sampled.req_ids[i] for i in which]
+            bitmask = partial(draft_mask, req_ids, at) if at else sampled.grammar_bitmask
+            part = SampledRows(req_ids, sampled.rows[which], sampled.positions[which] + at, bitmask)
             tokens = runner.sample(_take(logits, self._first[which] + at, best_only), part)()
             rounds.append((part.req_ids, tokens))
             valid = ~np.array(tokens.invalid)
@@ -67,6 +74,28 @@ class DraftRows:
             right = [self._drafts[i][at : at + 1] == [token] for i, token in zip(which, tokens.token_ids, strict=True)]
             which = which[valid & right]
         self.num_rejected = rejected
+        return rounds[0][1]._replace(later_rounds=rounds[1:])
+
+    def _verify_best(self, runner: DeviceRunner, logits: Logits, sampled: SampledRows) -> SampledTokens:
+        """The same where the best tokens are all: what drafts are right is known before the last token is taken."""
+        assert logits.best is not None
+        best, values = (tensor.tolist() for tensor in logits.best)
+        ends = []
+        for row, drafts in zip(self._first.tolist(), self._drafts, strict=True):
+            end = 0
+            while end < len(drafts) and best[row + end] == drafts[end] and values[row + end] - values[row + end] == 0.0:
+                end += 1
+            ends.append(end)
+        right = np.array(ends)
+        last = SampledRows(sampled.req_ids, sampled.rows, sampled.positions + right, sampled.grammar_bitmask)
+        tokens = runner.sample(_take(logits, self._first + right, True), last)()
+        self.num_rejected = self._counts - 1 - right + (np.array(tokens.invalid) & (right > 0))
+        rounds = []
+        for at in range(int(right.max(initial=0)) + 1):
+            which = [i for i, end in enumerate(ends) if end >= at]
+            ids = [self._drafts[i][at] if ends[i] > at else tokens.token_ids[i] for i in which]
+            invalid = [ends[i] == at and tokens.invalid[i] for i in which]
+            rounds.append(([sampled.req_ids[i] for i in which], SampledTokens(ids, invalid)))
         return rounds[0][1]._replace(later_rounds=rounds[1:])
 
 
@@ -96,7 +125,3 @@ def _take(logits: Logits, indices: np.ndarray, best_only: bool) -> Logits:
     rows = torch.from_numpy(indices)
     best = None if logits.best is None else (logits.best[0][rows], logits.best[1][rows])
     return Logits(logits.values if best_only else logits.values[rows], best)
-
-
-def _no_bitmask() -> Tensor | None:
-    return None

@@ -247,7 +247,6 @@ class SimulatedDevice:
             return
         num_output = len(row.tokens) - data.num_prompt_tokens
         assert num_output < (data.sampling_params.max_tokens or 1 << 60), f"{req_id} is sampled beyond max_tokens"
-        assert data.grammar is None or not drafts
         assert len(row.tokens) < self.max_model_len, f"{req_id} is sampled beyond max_model_len"
         known = len(row.tokens) - len(drafts)
         del row.tokens[known:], row.fingerprints[known:]

@@ -128,9 +128,3 @@ def test_rubbish_is_no_draft(drafts: list[Any]) -> None:
     for tokens in scheduler.schedule().scheduled_spec_decode_tokens.values():
         assert tokens == drafts[: len(tokens)] and 1 <= len(tokens) <= 4
         assert all(type(token) is int and 0 <= token < VOCAB for token in tokens)
-
-
-def test_sequences_with_a_grammar_go_without() -> None:
-    scheduler = speculating([4, 5])
-    prefill(scheduler, max_tokens=40, grammar="{}")
-    assert scheduler.schedule().num_scheduled_tokens == {"0#r0": 1}

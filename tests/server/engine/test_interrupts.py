@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -121,13 +121,13 @@ class Recorder:
     def held(self) -> set[str]:
         return set()
 
-    def start_fill(self, req_ids: list[str]) -> Callable[[], None]:
+    def start_fill(self, req_ids: list[str], drafts: object) -> Callable[[], None]:
         return lambda: None
 
-    def accept(self, tokens: Iterable[tuple[str, int]]) -> dict[str, str]:
-        for req_id, token in tokens:
+    def accept(self, tokens: Mapping[str, list[int]]) -> dict[str, str]:
+        for req_id, new in tokens.items():
             if req_id in self:
-                self.seen[self._grammar_of[req_id]].append(token)
+                self.seen[self._grammar_of[req_id]] += new
         return {}
 
 

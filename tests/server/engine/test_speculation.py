@@ -166,16 +166,80 @@ def test_prompt_lookup_changes_nothing_with_packed_weights(embedded: tuple[LLM, 
     speculative.engine.check_integrity()
 
 
+WORDS = ("name", "size", "city", "tags", "note", "count")
+
+
+def some_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    """Of the kinds that people write: objects, lists, choices, numbers, texts with patterns and lengths."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "string", "maxLength": rng.randint(3, 30)},
+        {"type": "string", "pattern": rng.choice(["^[a-z]{2,8}$", "^(Mr|Ms) [A-Z][a-z]+$", "^[0-9]{4}-[0-9]{2}$"])},
+        {"type": "integer", "minimum": 0, "maximum": rng.choice([9, 100, 5000])},
+        {"type": "boolean"},
+        {"enum": rng.sample(["red", "green", "blue", "redder", 1, None], 3)},
+        {"anyOf": [{"type": "null"}, {"type": "number"}]},
+    ]
+    if depth < 2:
+        kinds += [{"type": "array", "items": some_schema(rng, depth + 1), "maxItems": rng.randint(1, 4)}]
+        kinds += [some_object(rng, depth + 1)]
+    return rng.choice(kinds)
+
+
+def some_object(rng: random.Random, depth: int = 0) -> dict[str, Any]:
+    names = rng.sample(WORDS, rng.randint(1, 4))
+    return {
+        "type": "object",
+        "properties": {name: some_schema(rng, depth) for name in names},
+        "required": rng.sample(names, rng.randint(1, len(names))),
+        "additionalProperties": False,
+    }
+
+
+def structured(schema: dict[str, Any], number: int) -> SamplingParams:
+    """Greedy, or drawn, some of several samples, of a length that cuts some answers."""
+    return SamplingParams(
+        temperature=0 if number % 2 else 0.9, seed=number, n=1 + (number % 7 == 0), max_tokens=20 + number % 30,
+        logprobs=1 if number % 5 == 0 else None, structured_outputs=StructuredOutputsParams(json=schema),
+        repetition_penalty=1.1 if number % 6 == 0 else 1.0,
+    )  # fmt: skip
+
+
 @pytest.mark.model
-def test_a_grammar_in_the_batch_goes_without_drafts(embedded: tuple[LLM, LLM]) -> None:
+@pytest.mark.slow
+def test_answers_to_200_schemas_are_the_same(embedded: tuple[LLM, LLM]) -> None:
     plain, speculative = embedded
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-    grammar = SamplingParams(temperature=0, max_tokens=40, structured_outputs=StructuredOutputsParams(json=schema))
-    params = [grammar, SamplingParams(temperature=0, max_tokens=60), grammar, grammar]
+    rng = random.Random(27)
+    params = [structured(some_object(rng), number) for number in range(200)]
+    prompts = [f"{PROMPTS[number % 4]} Answer in JSON." for number in range(200)]
     before = accepted(speculative)
-    expected = all_of(plain.generate(PROMPTS, params, use_tqdm=False))
-    assert all_of(speculative.generate(PROMPTS, params, use_tqdm=False)) == expected
-    assert accepted(speculative)[0] > before[0]
+    expected = plain.generate(prompts, params, use_tqdm=False)
+    assert all_of(speculative.generate(prompts, params, use_tqdm=False)) == all_of(expected)
+    assert accepted(speculative)[1] > before[1]
+    speculative.engine.check_integrity()
+
+
+@pytest.mark.model
+def test_a_grammar_follows_guesses_and_goes_back(embedded: tuple[LLM, LLM]) -> None:
+    """Right ones, wrong ones that it allows, and forbidden ones, up to the end of its text and beyond."""
+    plain, _ = embedded
+    schemas = [some_object(random.Random(number)) for number in range(6)]
+    params = [structured(schema, 2 * number + 1) for number, schema in enumerate(schemas)]
+    params.append(SamplingParams(temperature=0, max_tokens=60))
+    prompts = [f"{number} {PROMPTS[number % 4]}" for number in range(7)]
+    llm = LLM(
+        max_num_seqs=32, max_model_len=1024, num_gpu_blocks_override=256,
+        speculative_config={**NGRAM, "num_speculative_tokens": 5},
+    )  # fmt: skip
+    expected = speculate(plain, None, 0).generate(prompts, params, use_tqdm=False)
+    for kind in DRAFTERS:
+        speculate(llm, Oracle(kind, expected, llm.config.model.vocab_size), 5)
+        before = accepted(llm)
+        steps = llm.engine.num_steps
+        assert all_of(llm.generate(prompts, params, use_tqdm=False)) == all_of(expected), kind
+        drafts, right = (now - then for now, then in zip(accepted(llm), before, strict=True))
+        assert drafts > 0 and (kind == "wrong") == (right == 0)
+        # The last token of a text that is complete is not followed.
+        assert kind != "right" or (llm.engine.num_steps - steps < 30 and right >= 0.8 * drafts)
 
 
 @pytest.mark.model
