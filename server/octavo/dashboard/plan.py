@@ -37,7 +37,7 @@ def build(session: Session) -> None:
                 memory = gr.Textbox(label="Memory", placeholder="all, or 24GiB")
             with gr.Row():
                 max_model_len = gr.Textbox(label="max-model-len", placeholder="the model's")
-                quantization = gr.Dropdown([("as stored", ""), "int8"], value="", label="quantization")
+                quantization = gr.Dropdown([("as stored", ""), "int8", "fp8"], value="", label="quantization")
                 kv_dtype = gr.Dropdown([("auto", ""), "fp8", "int8"], value="", label="kv-cache-dtype")
             context = gr.Slider(64, 32768, 1024, step=64, label="Context: tokens of a prompt")
             output = gr.Slider(16, 8192, 256, step=16, label="Output: tokens of an answer")

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 _MAX_SHOWN = 200  # characters of a refused value that a message repeats
 
+CONTEXT_LENGTH = "context_length_exceeded"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
     401: "invalid_api_key",
@@ -137,9 +138,17 @@ class _ErrorAnswer(Response):
         await Response(body, self._error.status, self._error.headers, "application/json")(scope, receive, send)
 
 
+def is_about_length(message: str) -> bool:
+    """Whether a prompt was refused because it has more tokens than the model takes."""
+    return message.startswith("prompt has") and "max_model_len" in message
+
+
 def bad_request(error: ValueError | str, param: str | None = None, code: str | None = None) -> APIError:
-    """A 400. Our messages begin with the name of the field, which becomes ``param``."""
+    """A 400. Our messages begin with the name of the field, which becomes ``param``. Clients know a conversation that
+    has grown too long by OpenAI's code for it."""
     message = str(error)
+    if code is None and is_about_length(message):
+        code = CONTEXT_LENGTH
     if param is None:
         word = message.split(" ", 1)[0].rstrip(":")
         param = word if word in _FIELDS or ("_" in word and word.isidentifier()) else None

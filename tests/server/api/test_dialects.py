@@ -218,6 +218,9 @@ def test_a_conversation_that_is_too_long_loses_its_beginning(scripted):
     assert "truncate_prompt_tokens" not in error["message"]
     alone = {**asked, "input": "fox " * 2_000, "truncation": "auto"}
     assert scripted.post("/v1/responses", alone).json()["error"]["code"] == "context_length_exceeded"
+    for route, body in (("chat/completions", {"messages": turns}), ("completions", {"prompt": "fox " * 2_000})):
+        error = scripted.post(f"/v1/{route}", body).json()["error"]
+        assert error["code"] == "context_length_exceeded" and "truncate_prompt_tokens" in error["message"]
 
 
 @settings(max_examples=examples_of(12), deadline=None, suppress_health_check=list(HealthCheck))

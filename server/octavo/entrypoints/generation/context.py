@@ -9,19 +9,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.errors import CONTEXT_LENGTH, APIError, bad_request, is_about_length
 from octavo.entrypoints.generation.messages import Conversation
 
 T = TypeVar("T")
-_LONGER = "context_length_exceeded"
 _CHAT_FIELD = ", or set truncate_prompt_tokens"  # which other dialects do not have
 
 
 def is_too_long(error: Exception) -> bool:
     """Whether a request failed because its prompt has more tokens than fit."""
-    if isinstance(error, APIError) and error.detail.code == _LONGER:
+    if isinstance(error, APIError) and error.detail.code == CONTEXT_LENGTH:
         return True
-    return str(error).startswith("prompt has") and "max_model_len" in str(error)
+    return is_about_length(str(error))
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def in_words_of(
     except ValueError as error:
         if field is not None and is_too_long(error):
             message = _renamed(str(error), names).replace("prompt has", beginning, 1)
-            raise bad_request(message, field, _LONGER) from None
+            raise bad_request(message, field, CONTEXT_LENGTH) from None
         if (message := _renamed(str(error), names)) == str(error):
             raise
         raise bad_request(message) from None
