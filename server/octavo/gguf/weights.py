@@ -166,4 +166,4 @@ def _stored_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
                     f"{path}: tensor {info.name!r} has {rows} rows, which are not {interleaved} heads of an "
                     "even size; the file is damaged: fetch it again"
                 )
-        yield name, GGUFWeight(name, file, info, interleaved)
+        yield name, GGUFWeight(info.name, file, info, interleaved)

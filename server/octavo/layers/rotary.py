@@ -37,7 +37,10 @@ class RotaryEmbedding(nn.Module):
         try:
             inv_freq, self.scale = _SCALINGS[rope_type](_inverse_frequencies(parameters, size), parameters)
         except KeyError as error:
-            raise ModelError(f"config.json's rope parameters of type {rope_type!r} lack {error}") from None
+            raise ModelError(
+                f"config.json's rope parameters of type {rope_type!r} lack {error}; correct the file or fetch "
+                "the model again"
+            ) from None
         if torch.get_default_device().type == "meta":  # a table of its size, for who wants to know no more
             table = torch.empty(config.max_model_len, size, dtype=torch.float32)
             self.register_buffer("cos_sin_cache", table, persistent=False)

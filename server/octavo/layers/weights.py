@@ -104,8 +104,8 @@ class WeightSlot:
         if shapes and tuple(source.shape) not in shapes:
             asked = " or ".join(str(list(shape)) for shape in shapes)
             raise ModelError(
-                f"tensor {source.name!r} has shape {list(source.shape)}, config.json asks for {asked}; "
-                "the weights and config.json are not of one model"
+                f"tensor {source.name!r} has shape {list(source.shape)}, the configuration asks for {asked}; "
+                "the weights and the configuration are not of one model"
             )
 
 

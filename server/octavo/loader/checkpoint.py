@@ -55,8 +55,8 @@ def _check_counts(config: ModelConfig, names: list[str]) -> None:
         asked = config.hf_config.get(field)
         if found and asked is not None and asked > max(found) + 1:
             raise ModelError(
-                f"{config.model}: config.json's {field} is {asked}, the checkpoint has {max(found) + 1}; "
-                "the weights and config.json are not of one model"
+                f"{config.model}: the configuration's {field} is {asked}, the checkpoint has {max(found) + 1}; "
+                "the weights and the configuration are not of one model"
             )
 
 

@@ -183,8 +183,8 @@ def taken_weights(
         raise ModelError(f"{config.model}: the checkpoint lacks {lacking}; fetch it again")
     if unknown:
         raise ModelError(
-            f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this config.json; "
-            "the weights and config.json are not of one model"
+            f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this configuration; "
+            "the weights and the configuration are not of one model"
         )
     for slot, source in taken:
         slot.check(source)

@@ -19,6 +19,7 @@ from support.paged import load, logits_of
 
 from octavo.errors import ModelError
 from octavo.gguf.weights import gguf_weights
+from octavo.loader import load_model
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 
@@ -36,6 +37,36 @@ def test_logits_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = reference(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "value", "said"),
+    [
+        ("mixtral", "expert_count", 5, "num_experts is 5, the checkpoint has 4"),
+        ("mixtral", "expert_used_count", 7, "llama.expert_used_count (7) must be at most llama.expert_count (4)"),
+        ("qwen3moe", "expert_count", 1 << 20, "qwen3moe.expert_count"),
+        ("qwen3moe", "expert_feed_forward_length", 40, "'blk.0.ffn_gate_exps.weight[0]' has shape [20, 48]"),
+        ("granite", "attention.head_count", 8, "'blk.0.attn_q.weight' has shape [48, 48]"),
+        ("granite", "attention.head_count_kv", 4, "'blk.0.attn_k.weight' has shape [24, 48]"),
+        ("granite", "embedding_length", 64, "'token_embd.weight' has shape [320, 48]"),
+        ("granite", "block_count", 3, "num_hidden_layers is 3, the checkpoint has 2"),
+        ("granite", "block_count", 1, "no place for 9 tensors"),
+        ("glm4", "rope.dimension_count", 64, "glm4.rope.dimension_count"),
+        ("deepseek3", "attention.kv_lora_rank", 32, "'blk.0.attn_kv_a_mqa.weight' has shape [32, 48]"),
+        ("deepseek3", "expert_group_count", 3, "n_group (3)"),
+    ],
+)
+def test_metadata_that_tensors_contradict_are_named_in_one_line_before_a_tensor_is_read(
+    layout: str, key: str, value: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_model, "fill", lambda taken: pytest.fail("tensors are read"))
+    file = replace(LAYOUTS[layout], metadata={**LAYOUTS[layout].metadata, key: value})
+    write_family(tmp_path / "m.gguf", file.model(), file)
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path / "m.gguf")
+    line = str(caught.value)
+    assert said in line and "\n" not in line and "config.json" not in line
+    assert any(way_out in line for way_out in ("not of one model", "correct the file", "converted wrongly")), line
 
 
 @pytest.mark.parametrize(
