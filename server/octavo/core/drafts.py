@@ -73,7 +73,7 @@ class Drafts:
     def num_wanted(self, request: Request, most: int) -> int:
         """How many tokens a drafter in the worker is to guess after the step that is being scheduled."""
         most = min(most, self.num_speculative_tokens)
-        if most < 1 or request.grammar is not None:
+        if most < 1:
             return 0
         if self._lengths is None:
             return most
@@ -85,7 +85,7 @@ class Drafts:
 
     def reads(self, request: Request) -> bool:
         """Whether a drafter in the worker is to read a prompt: it will be asked to guess."""
-        return request.grammar is None and (self._lengths is None or self._lengths.pays(request.req_id))
+        return self._lengths is None or self._lengths.pays(request.req_id)
 
     def take(self, drafts: dict[str, list[int]]) -> None:
         """What a drafter in the worker has guessed in the step whose results are taken in."""

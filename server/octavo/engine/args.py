@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.engine.draft_check import check_draft
+from octavo.engine.draft_check import check_draft, prediction_layer
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
 from octavo.errors import ConfigError, ModelError
@@ -151,6 +151,8 @@ class EngineArgs:
                 f"speculative_config: num_speculative_tokens {config.num_speculative_tokens} must be below "
                 f"max_model_len ({model.max_model_len})"
             )
+        if config.method == "mtp":
+            return replace(config, draft=prediction_layer(model))
         return replace(config, draft=self._draft(config, model)) if config.model is not None else config
 
     def _parse_speculative(self) -> SpeculativeConfig:

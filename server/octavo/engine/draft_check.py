@@ -1,10 +1,12 @@
-"""Whether a draft model can guess for another one: a token's id must mean the same to both."""
+"""Finds out before anything is loaded whether a model can guess for another one."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.interface.architectures import PREDICTION_LAYERS
 from octavo.interface.engine_config import ModelConfig
 from octavo.text.tokenizer import Tokenizer
 
@@ -33,6 +35,27 @@ def check_draft(draft: ModelConfig, target: ModelConfig, ids_only: bool) -> None
             f"speculative_config: model {draft.model} has another tokenizer than {target.model} (token {token} is "
             f"{names[0]!r}, not {names[1]!r}); {way_out}"
         )
+
+
+def prediction_layer(model: ModelConfig) -> ModelConfig:
+    """The layer for multi-token prediction of ``model``, as a model of its own. Raises ConfigError."""
+    way_out = "give another method, or none"
+    architecture = PREDICTION_LAYERS.get(model.architecture)
+    if architecture is None:
+        known = " and ".join(PREDICTION_LAYERS)
+        raise ConfigError(
+            f"speculative_config: method mtp is there for {known}, {model.model} is a {model.architecture}; {way_out}"
+        )
+    if not model.hf_config.get("num_nextn_predict_layers") or model.files.format == "gguf":
+        is_gguf = model.files.format == "gguf"
+        what = "GGUF files are read without them" if is_gguf else "config.json says that it has none"
+        raise ConfigError(
+            f"speculative_config: method mtp needs layers for it in {model.model}, and {what} "
+            f"(num_nextn_predict_layers); {way_out}"
+        )
+    own = {"architectures": [architecture], "prediction_layer": model.num_layers, "num_hidden_layers": 1}
+    own |= {"first_k_dense_replace": 0, "tie_word_embeddings": False}
+    return replace(model, hf_config={**model.hf_config, **own})
 
 
 def _tokenizer_file(model: ModelConfig) -> Path:

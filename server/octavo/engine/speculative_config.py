@@ -30,7 +30,11 @@ _SUFFIX = {
 }
 # The keys of each method besides num_speculative_tokens, and their limits.
 _DRAFT = {"draft_tensor_parallel_size": _Number(1, 1)}
-METHODS: dict[str, dict[str, _Number]] = {"none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX, "draft_model": _DRAFT}
+METHODS: dict[str, dict[str, _Number]] = {
+    "none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX, "draft_model": _DRAFT, "mtp": {},
+}  # fmt: skip
+# vLLM's names for it by the model.
+_ALIASES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
 # Of the method that has a model; as the flags of the same names.
 _OF_MODEL = ("model", "revision", "quantization")
 
@@ -48,6 +52,7 @@ def parse_speculative_config(values: Any) -> SpeculativeConfig:
             near = did_you_mean(str(name), keys)
             raise ConfigError(f"speculative_config has no key {name!r}{near or '; it has ' + ', '.join(keys)}")
     method = values.get("method", "draft_model" if "model" in values else None)
+    method = _ALIASES.get(method, method) if isinstance(method, str) else method
     if method not in METHODS:
         what = "needs a method" if method is None else f"method {method!r} is not there"
         raise ConfigError(f"speculative_config: {what}; there are {', '.join(METHODS)}")
@@ -57,6 +62,8 @@ def parse_speculative_config(values: Any) -> SpeculativeConfig:
     if method == "suffix":  # vLLM's default
         depth = values.get("suffix_decoding_max_tree_depth", SpeculativeConfig.suffix_decoding_max_tree_depth)
         values.setdefault("num_speculative_tokens", depth)
+    if method == "mtp":
+        values.setdefault("num_speculative_tokens", 1)  # as vLLM: one layer is trained for one token
     if "num_speculative_tokens" not in values:
         raise ConfigError("speculative_config needs num_speculative_tokens, 4 for a start")
     _check_model(method, values)

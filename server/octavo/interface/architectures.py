@@ -295,6 +295,10 @@ _STATE_SPACE = re.compile(
 )
 
 
+# What guesses tokens for a model of that architecture with layers behind its last one, see `octavo.models.mtp`.
+PREDICTION_LAYERS = {"DeepseekV3ForCausalLM": "DeepSeekMTPModel", "Glm4MoeForCausalLM": "Glm4MoeMTPModel"}
+
+
 def check_architecture(name: str) -> None:
     """Raise ModelError, which names the nearest that is there, for an architecture that is not built."""
     if name in MODELS:

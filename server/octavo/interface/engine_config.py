@@ -132,7 +132,7 @@ class KVEventsConfig:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
-WORKER_METHODS = ("draft_model",)  # of speculation: a model guesses, where the steps run
+WORKER_METHODS = ("draft_model", "mtp")  # of speculation: a model guesses, where the steps run
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ class SpeculativeConfig:
     """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
 
     # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers |
-    # draft_model: what a smaller model says | auto: as `DEFAULT_ON_CPU` says, once the device is known
+    # draft_model: what a smaller model says | mtp: what the checkpoint's own layer for that says |
+    # auto: as `DEFAULT_ON_CPU` says, once the device is known
     method: str = "none"
     num_speculative_tokens: int = 0  # guessed in one step
     prompt_lookup_max: int = 5  # the longest and the shortest end that is looked for

@@ -40,11 +40,38 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         return []
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
-    if cls.leaves_out_mtp_layers:
+    if (number := config.hf_config.get("prediction_layer")) is not None:
+        stored = _prediction_layer(stored, number)
+    elif cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
     _check_counts(config, [name for name, _ in weights])
     return weights
+
+
+def _prediction_layer(stored: Iterable[tuple[str, WeightSource]], number: int) -> Iterator[tuple[str, WeightSource]]:
+    """The tensors of layer ``number``, as those of a model of one layer; embedding and head are the whole model's where
+    the layer has no copies."""
+    own, shared = dict[str, WeightSource](), dict[str, WeightSource]()
+    for name, source in stored:
+        module, part = re.match(r"(model\.layers\.\d+|[^.]*)\.(.*)", name + ".").groups()  # type: ignore[union-attr]
+        if module == f"model.layers.{number}":
+            for theirs, ours in _OF_PREDICTION:
+                if part.startswith(theirs):
+                    own[(ours + part.removeprefix(theirs)).removesuffix(".")] = source
+                    break
+        elif name.startswith(("model.embed_tokens.", "lm_head.")):
+            shared[name] = source
+    yield from {**shared, **own}.items()
+
+
+# What the modules of a layer of multi-token prediction are to a model of one layer.
+_OF_PREDICTION = [
+    ("shared_head.head.", "lm_head."),
+    ("shared_head.norm.", "model.norm."),
+    *((f"{name}.", f"model.{name}.") for name in ("embed_tokens", "enorm", "hnorm", "eh_proj")),
+    ("", "model.layers.0."),
+]
 
 
 def _check_counts(config: ModelConfig, names: list[str]) -> None:

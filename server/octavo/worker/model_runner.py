@@ -16,6 +16,7 @@ from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.worker.draft_model import DraftModel
 from octavo.worker.kv_cache import KVCache
+from octavo.worker.prediction_drafter import PredictionDrafter, StepStates
 from octavo.worker.request_states import RequestStates, add_logprobs
 from octavo.worker.step import DeviceRunner, Logits, PendingTokens, SampledRows
 from octavo.worker.verification import DraftRows, append_round, put_drafts
@@ -32,7 +33,7 @@ class ModelRunner:
         requests: RequestStates,
         device_runner: DeviceRunner,
         kv_cache: KVCache,
-        drafter: DraftModel | None = None,
+        drafter: DraftModel | PredictionDrafter | None = None,
     ) -> None:
         self.model = model
         self.drafter = drafter
@@ -53,13 +54,14 @@ class ModelRunner:
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
         bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
-        if len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens and not len(pooler):
+        is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens
+        if is_decode and not len(pooler) and not self._reads_states:
             sampled = SampledRows(req_ids, rows, positions, bitmask)
             tokens = runner.decode(sampled)
             if tokens is not None:
                 batch.num_computed[rows] = positions
                 output = ModelRunnerOutput()
-                self._draft(output, step, rows)
+                self._draft(output, step, rows, None)
                 return self._read_back(output, sampled, tokens, [])
         inputs = runner.make_inputs(rows, num_scheduled)
         ended = set(step.sampled_req_ids)
@@ -68,13 +70,16 @@ class ModelRunner:
         sampled = SampledRows([req_ids[i] for i in order], rows[which], positions[which], bitmask)
         drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
         indices = drafts.indices(inputs.starts[which + 1])
-        output, late, tokens = ModelRunnerOutput(), list[Late](), None
-        if order and not len(pooler) and not len(requests.prompt_logprobs):
+        output, late, tokens, states = ModelRunnerOutput(), list[Late](), None, None
+        if order and not len(pooler) and not len(requests.prompt_logprobs) and not self._reads_states:
             tokens = self._sample(runner.run_to_logits(inputs, indices, sampled), sampled, drafts)
         else:
             hidden = runner.run(inputs)
-            if len(requests.prompt_logprobs):
+            if len(requests.prompt_logprobs) or self._reads_states:
                 hidden = tuple(tensor.clone() for tensor in hidden)  # their logits are further work of the device
+            if self._reads_states:
+                states = StepStates(rows, inputs.starts[:-1], self.model.finish(*hidden))
+            if len(requests.prompt_logprobs):
                 logits_of = partial(runner.compute_logits, hidden)
                 started = requests.prompt_logprobs.start(batch, req_ids, inputs, logits_of)
                 late += [(output.prompt_logprobs, *one) for one in started]
@@ -85,7 +90,7 @@ class ModelRunner:
                 tokens = self._sample(Logits(runner.compute_logits(hidden, indices)), sampled, drafts)
         batch.num_computed[rows] = positions
         batch.num_computed[sampled.rows] -= drafts.num_rejected
-        self._draft(output, step, sampled.rows)
+        self._draft(output, step, sampled.rows, states)
         return self._read_back(output, sampled, tokens, late)
 
     def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
@@ -95,16 +100,28 @@ class ModelRunner:
         tokens = drafts.verify(self.device_runner, logits, sampled, best_only, self.requests.grammars.draft_mask)
         return lambda: tokens
 
-    def _draft(self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray) -> None:
-        if self.drafter is not None:
-            started = time.perf_counter()
+    @property
+    def _reads_states(self) -> bool:
+        """Whether a drafter wants the states of all rows."""
+        return isinstance(self.drafter, PredictionDrafter)
+
+    def _draft(
+        self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray, states: StepStates | None
+    ) -> None:
+        """Have the drafter guess; the sequences ``rows`` got tokens."""
+        if self.drafter is None:
+            return
+        started = time.perf_counter()
+        if isinstance(self.drafter, DraftModel):
             output.draft_token_ids = self.drafter.propose(rows, step.num_draft_tokens)
-            output.draft_seconds = time.perf_counter() - started
+        elif states is not None:
+            output.draft_token_ids = self.drafter.propose(step.num_draft_tokens, states)
+        output.draft_seconds = time.perf_counter() - started
 
     @property
     def recording_obstacle(self) -> str | None:
         """See `DeviceRunner`."""
-        drafter = None if self.drafter is None else self.drafter.recording_obstacle
+        drafter = self.drafter.recording_obstacle if isinstance(self.drafter, DraftModel) else None
         return self.device_runner.recording_obstacle or drafter
 
     def update_rows(self, step: SchedulerOutput) -> None:
@@ -116,7 +133,7 @@ class ModelRunner:
             octavo_kernels.copy_blocks(self.kv_cache.blocks, copies)
         for data in step.scheduled_new_reqs:
             requests.add(data)
-            if self.drafter is not None:
+            if isinstance(self.drafter, DraftModel):
                 self.drafter.add(requests.batch.row_of[data.req_id])
         for change in step.scheduled_cached_reqs:
             requests.batch.update_blocks(change)

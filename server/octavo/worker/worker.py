@@ -19,6 +19,7 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.models.encoder import Encoder
+from octavo.models.mtp import PredictionModel
 from octavo.system import limits
 from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
@@ -44,6 +45,7 @@ from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify
+from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DeviceRunner
 from octavo.worker.step_sizes import decode_sizes, history_bytes, prefill_sizes, result_bytes
@@ -124,8 +126,10 @@ class Worker:
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
-        drafter = None
-        if draft_model:
+        drafter: DraftModel | PredictionDrafter | None = None
+        if isinstance(draft_model, PredictionModel):
+            drafter = PredictionDrafter(draft_model, requests, kv_cache.layers[num_layers:])
+        elif draft_model:
             windows = [group.window for group in layout.groups if group.window is not None]
             part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
             drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))

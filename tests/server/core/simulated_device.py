@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 from core_helpers import EOS
 
+from octavo.core.worker_drafts import WorkerDrafts
 from octavo.interface.messages import EngineCoreRequest, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
+UNREADABLE = -2  # what a drafter in the worker leaves behind a sequence's tokens
 POISON = -1  # the "key and value" that a failed step leaves, and the token sampled from it
 
 
@@ -101,6 +103,14 @@ class SimulatedDrafter:
             raise RuntimeError("the drafter is broken")
 
 
+class SimulatedWorkerDrafts(WorkerDrafts):
+    """A drafter in the worker; what it guesses is made where it is asked for."""
+
+    def __init__(self, drafter: SimulatedDrafter) -> None:
+        super().__init__()
+        self.start, self.propose, self.forget = drafter.start, drafter.propose, drafter.forget  # type: ignore[method-assign]
+
+
 @dataclass
 class Row:
     """What a runner keeps of one sequence."""
@@ -152,6 +162,8 @@ class SimulatedDevice:
             self._attend(req_id, num_tokens)
             drafts = step.scheduled_spec_decode_tokens.get(req_id, [])
             self._finish_row(req_id, num_tokens, drafts, output)
+        for req_id, count in step.num_draft_tokens.items():
+            self._read_ahead(req_id, count)
         assert list(output.sampled_token_ids) == step.sampled_req_ids, "the step samples others than it says"
         if failing:
             return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, "the step failed"))
@@ -200,6 +212,14 @@ class SimulatedDevice:
                     written.add(slot)
                     value = self.group_value(group, row.fingerprints[position])
                     self.slots[slot] = POISON if failing or row.poisoned else value
+
+    def _read_ahead(self, req_id: str, count: int) -> None:
+        """A drafter in the worker leaves what nobody may ever read behind a sequence's computed tokens."""
+        row = self.rows[req_id]
+        for group, blocks in enumerate(row.block_ids):
+            room = len(blocks) * self.block_size
+            for position in range(max(row.num_computed, row.data.num_kv_tokens), min(row.num_computed + count, room)):
+                self.slots[self._slot(row, group, position)] = UNREADABLE
 
     def _attend(self, req_id: str, num_tokens: int) -> None:
         """A group sees what the window of the first token computed shows, and all after that."""

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from core_helpers import EOS, core_request, examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from simulated_device import POISON, SimulatedDevice, SimulatedDrafter, Truth, compute_truth, extend, root_fingerprint
+from simulated_device import (
+    POISON,
+    SimulatedDevice,
+    SimulatedDrafter,
+    SimulatedWorkerDrafts,
+    Truth,
+    compute_truth,
+    extend,
+    root_fingerprint,
+)
 from support.kv_events import CacheMirror
 
 from octavo.core.block_pool import BlockPool
@@ -40,6 +49,7 @@ configs = st.fixed_dictionaries(
         # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
         "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
         "num_speculative_tokens": st.integers(0, 4),
+        "in_worker": st.booleans(),
         "adaptive": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
@@ -58,6 +68,7 @@ tight_configs = st.fixed_dictionaries(
         "max_in_flight": st.sampled_from([2, 3]),
         "windows": st.sampled_from([(1,), (2,), (3,), (None, 1), (None, 2), (1, 4), (None, 1, 9)]),
         "num_speculative_tokens": st.integers(0, 4),
+        "in_worker": st.booleans(),
         "adaptive": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
@@ -94,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.max_in_flight, windows = config["max_in_flight"], config["windows"]
         step_tokens = self.max_in_flight * config["max_num_batched_tokens"]
+        step_tokens += config["num_speculative_tokens"] * config["in_worker"]
         most = KVCacheManager(1, size, windows=windows, step_tokens=step_tokens).most_blocks(max_model_len)
         num_blocks = int(most * config["pool"]) + 1
         names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
@@ -103,7 +115,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
         num_drafts = config["num_speculative_tokens"]
         lengths = DraftLengths() if config["adaptive"] else None
-        self.drafts = Drafts(self.drafter, num_drafts, EOS + 1, lengths) if num_drafts else None
+        drafter = SimulatedWorkerDrafts(self.drafter) if config["in_worker"] else self.drafter
+        self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths) if num_drafts else None
         self.scheduler = Scheduler(self.config, self.kv, self.drafts)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
