@@ -23,6 +23,7 @@ FAMILIES = [
     *(case for name, case in FIRST_CASES.items() if name not in OLDER), "phi4-mini", "falcon-40b",
     "gemma3n-default", "gemma4-shared", "gemma4-moe", *INTERNLM,
 ]  # fmt: skip
+QUICK = {"deepseek-v3", "gpt-oss", "gemma4-shared", "mixtral"}  # latents, sinks, shared keys, experts
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,34 @@ def test_steps_with_8_bit_weights_are_recorded(case: str, dtype: str, references
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": list(range(3, 30))}], params, use_tqdm=False)
     assert len(outputs[0].outputs[0].token_ids) == 4 and recorded(llm)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] * (case not in QUICK)) for case in FAMILIES]
+)
+def test_company_hits_and_preemption_change_no_bit(case: str, references: dict[str, Any]) -> None:
+    """As test_same_bits of tests/server/engine has it for the older families, with more ways of cutting."""
+    rng = random.Random(case)
+    shared = [rng.randrange(3, VOCAB_SIZE) for _ in range(70)]
+    prompts: list[Any] = [
+        {"prompt_token_ids": shared[:common] + [rng.randrange(3, VOCAB_SIZE) for _ in range(own)]}
+        for common, own in ((0, 60), (17, 33), (64, 5), (70, 16), (64, 60), (70, 1))
+    ]
+    params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=0)
+
+    def llm(**changes: Any) -> LLM:
+        options: dict[str, Any] = {"num_gpu_blocks_override": 800, "enable_prefix_caching": False} | changes
+        return LLM(references[case][1], dtype="float32", max_model_len=200, skip_tokenizer_init=True, **options)
+
+    def run(engine: LLM, some: list[Any]) -> list[Any]:
+        outputs = engine.generate(some, params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
+
+    plain = llm()
+    alone, layout = [run(plain, [prompt])[0] for prompt in prompts], plain.engine.executor.kv_layout
+    assert run(plain, prompts) == alone, "batched"
+    caching = llm(enable_prefix_caching=True)
+    assert run(caching, prompts) == alone and run(caching, prompts) == alone, "with partial hits, then with full ones"
+    small = llm(num_gpu_blocks_override=layout.most_blocks(200) + 1)
+    assert run(small, prompts) == alone, "preempted"
+    assert small.totals.num_preemptions > 0 or any(group.window for group in layout.groups), "the cache is large enough"
