@@ -34,7 +34,7 @@ from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 OUTPUT_TOKENS = 100
 ROUNDS = 3
 # With one user, of speculation over none; with more, of all tokens a second.

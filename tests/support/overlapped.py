@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from support.tiny_models import VOCAB_SIZE
 from octavo import LLM
 from octavo.engine.core import EngineCore
 from octavo.executor.uniproc import UniProcExecutor
+from octavo.interface.engine_config import DEFAULT_ON_CPU, SpeculativeConfig
 from octavo.interface.outputs import RequestOutput
 
 
 def overlapped(llm: LLM) -> LLM:
     """The same engine with two steps in flight."""
-    core = EngineCore(llm.engine.config, UniProcExecutor(llm.engine.config, overlap=True))
+    config = llm.engine.config
+    if config.speculative == DEFAULT_ON_CPU:  # nobody asked for it
+        config = replace(config, speculative=SpeculativeConfig("auto"))
+    core = EngineCore(config, UniProcExecutor(config, overlap=True))
     assert core.executor.max_in_flight == 2
     llm.engine = core
     return llm

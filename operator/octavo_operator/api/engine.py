@@ -40,8 +40,8 @@ class Speculative:
         maxLength=1024,
     )
     tokens: int | None = spec_field(
-        "Maximum number of tokens guessed in one step; the engine guesses fewer where that is faster. Default: 4; of "
-        "method suffix 24.",
+        "Maximum number of tokens guessed in one step; the engine guesses fewer where that is faster. Default: 7 "
+        "of ngram, 24 of suffix, 4 of draft_model.",
         default=None,
         minimum=1,
         maximum=64,

@@ -68,8 +68,9 @@ def _speculative(speculative: Speculative | None) -> str | None:
     config: Json = {"method": speculative.method}
     if speculative.model is not None:
         config["model"] = speculative.model
-    if speculative.tokens is not None or speculative.method in ("ngram", "draft_model"):
-        config["num_speculative_tokens"] = speculative.tokens or 4
+    tokens = speculative.tokens or {"ngram": 7, "draft_model": 4}.get(speculative.method)
+    if tokens is not None:
+        config["num_speculative_tokens"] = tokens
     if speculative.method == "ngram":
         config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return _escape(json.dumps(config))

@@ -62,7 +62,7 @@ ENGINE_HELP = {
     "speculative_model": "Draft model: as speculative_config with the method draft_model, with num_speculative_tokens",
     "num_speculative_tokens": "Tokens that the speculative_model guesses in one step",
     "speculative_config": "Guess tokens and verify several in one step, which changes none, as a JSON object: "
-    '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
+    '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
     "text did where its last tokens stood before, "
     '{"method": "suffix"} as recent answers did, too (CPUs only) (default: no speculation)',
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",

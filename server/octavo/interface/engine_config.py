@@ -168,7 +168,7 @@ class SpeculativeConfig:
 
 
 # Where speculation is not configured. Off until it is shown never to cost (`make bench-speculation`); then it is
-# SpeculativeConfig("ngram", 4, 4, 2).
+# SpeculativeConfig("ngram", 7, 4, 2).
 DEFAULT_ON_CPU = SpeculativeConfig("none")
 
 

@@ -18,7 +18,7 @@ from prometheus_client import Histogram as LabelledHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, SpeculativeConfig
 from octavo.interface.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram
 from octavo.metrics.stats import FINISH_REASONS, FinishedSample, IterationStats, Progress, cache_config_labels
@@ -112,17 +112,7 @@ class EngineMetrics:
 
         self._spec_decode: dict[str, Counter] = {}
         self._accepted_at: list[Counter] = []
-        if config.speculative.is_on:
-            for name, text in SPEC_DECODE_COUNTERS.items():
-                self._spec_decode[name] = self._counter(f"vllm:spec_decode_{name}", text)
-            at = self._family(
-                Counter,
-                "vllm:spec_decode_num_accepted_tokens_per_pos",
-                "Number of accepted draft tokens by position in the draft, from 0",
-                ("position",),
-            )
-            positions = range(config.speculative.num_speculative_tokens)
-            self._accepted_at = [at.labels(**self._labels, position=str(position)) for position in positions]
+        self._count_drafts(config.speculative)
 
         # Histograms.
         histogram = self._histogram
@@ -219,8 +209,25 @@ class EngineMetrics:
 
     # Recording.
 
+    def _count_drafts(self, speculative: SpeculativeConfig) -> None:
+        """From now on, where there are any."""
+        if self._spec_decode or not speculative.is_on:
+            return
+        for name, text in SPEC_DECODE_COUNTERS.items():
+            self._spec_decode[name] = self._counter(f"vllm:spec_decode_{name}", text)
+        at = self._family(
+            Counter,
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Number of accepted draft tokens by position in the draft, from 0",
+            ("position",),
+        )
+        positions = range(speculative.num_speculative_tokens)
+        self._accepted_at = [at.labels(**self._labels, position=str(position)) for position in positions]
+
     def record_cache(self, config: EngineConfig, num_blocks: int, blocks_of_longest: int) -> None:
-        """The KV cache that the core has made; called once. See `cache_config_labels`."""
+        """The KV cache that the core has made; called once. See `cache_config_labels`. ``config``: the core's, which
+        says whether tokens are guessed where that depends on the device."""
+        self._count_drafts(config.speculative)
         labels = {"engine": "0", **cache_config_labels(config, num_blocks, blocks_of_longest)}
         info = Gauge("vllm:cache_config_info", "KV cache configuration and size", tuple(labels), registry=self.registry)
         info.labels(**labels).set(1)

@@ -18,8 +18,10 @@ from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.interface.engine_config import SpeculativeConfig
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.structured_output import StructuredOutputsParams
+from octavo.metrics.prometheus import EngineMetrics
 from octavo.spec_decode.ngram import NgramDrafter
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -285,7 +287,7 @@ def test_more_guesses_than_positions_are_refused(tiny_checkpoints: dict[str, Pat
 
 def test_gpus_refuse_what_they_cannot_do_yet(tiny_checkpoints: dict[str, Path]) -> None:
     """The runner of GPUs, here on a CPU."""
-    llm = tiny(tiny_checkpoints["llama"], speculative_config=NGRAM)
+    llm = tiny(tiny_checkpoints["llama"], speculative_config={**NGRAM, "num_speculative_tokens": 3})
     with pytest.raises(ConfigError, match="speculative_config: method ngram works on CPUs only, for now; leave it out"):
         overlapped(llm)
 
@@ -307,6 +309,20 @@ def test_suffix_guesses_as_vllm_does_by_default(tiny_checkpoints: dict[str, Path
     drafts, right = (now - then for now, then in zip(accepted(llm), before, strict=True))
     assert 40 < right == drafts, "each was right, and few tokens were not guessed"
     llm.engine.check_integrity()
+
+
+def test_one_line_says_what_a_cpu_does_by_default(
+    tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = SpeculativeConfig("ngram", 4, 4, 2)
+    for default in (SpeculativeConfig(), on):
+        monkeypatch.setattr("octavo.worker.worker.DEFAULT_ON_CPU", default)
+        llm = tiny(tiny_checkpoints["llama"])
+        assert llm.config.speculative == default
+        metrics = EngineMetrics(EngineArgs(str(tiny_checkpoints["llama"])).create_engine_config(), "m")
+        metrics.record_cache(llm.config, 9, 1)  # when the device is known
+        assert (b"spec_decode_num_drafts_total" in metrics.expose()) == default.is_on
+    assert not tiny(tiny_checkpoints["llama"], speculative_config={"method": "none"}).config.speculative.is_on
 
 
 def test_method_none_is_off(tiny_checkpoints: dict[str, Path]) -> None:
