@@ -66,6 +66,10 @@ DEEPSEEK: dict[str, Any] = QWEN3 | {
     "num_key_value_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
 del DEEPSEEK["head_dim"]
+MIXTRAL: dict[str, Any] = QWEN3 | {
+    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
+    "num_key_value_heads": 8, "vocab_size": 4096, "intermediate_size": 1024,
+}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 Tensors = dict[str, torch.Tensor]
@@ -162,8 +166,8 @@ def plans(gpu: PretendedGpu) -> dict[str, Any]:
     found = []
     plain = Worker._plan_memory
 
-    def noted(worker: Worker, config: EngineConfig, layout: KVCacheLayout) -> MemoryLedger:
-        ledger = plain(worker, config, layout)
+    def noted(worker: Worker, config: EngineConfig, layout: KVCacheLayout, draft: int) -> MemoryLedger:
+        ledger = plain(worker, config, layout, draft)
         device = replace(worker._device_memory(), in_use=int(dict(ledger.parts)["others, context"]))
         plan = make_plan(replace(config, device="cuda"), device, measure)
         assert plan.ledger is not None
@@ -177,6 +181,9 @@ def plans(gpu: PretendedGpu) -> dict[str, Any]:
         (LLAMA_8B | layers, {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 8192}),
         (QWEN3, {"max_num_seqs": 64}),
         (QWEN3 | {"num_key_value_heads": 4}, {"max_num_seqs": 128, "enforce_eager": True, "kv_cache_dtype": "fp8"}),
+        (MIXTRAL, {"max_num_seqs": 64}),
+        (DEEPSEEK, {"max_num_seqs": 64}),
+        (DEEPSEEK, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
     ):
         with suppress(ConfigError):
             engine(config, **options)
@@ -259,9 +266,7 @@ def stored_as(
 
 def experts(gpu: PretendedGpu, **arguments: Any) -> dict[str, Any]:
     """A mixture of experts with dummy weights, captured."""
-    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
-    sizes = {"num_experts_per_tok": 2, "num_key_value_heads": 8, "vocab_size": 4096, "intermediate_size": 1024}
-    return served_in_sizes(gpu, QWEN3 | mixtral | sizes, max_num_seqs=32, **arguments)
+    return served_in_sizes(gpu, MIXTRAL, max_num_seqs=32, **arguments)
 
 
 def gpt_oss(gpu: PretendedGpu) -> dict[str, Any]:

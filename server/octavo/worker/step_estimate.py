@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.worker import step_sizes
 
 _LOGITS_ROWS = 256  # at least: of prompts' log-probabilities
 _CHUNKS_OF_A_SEQUENCE, _MOST_CHUNKS = 256 << 10, 24 << 20  # bytes, about: by the number of a device's processors
+_CHUNKS_OF_LATENTS = 48 << 20  # beside these: sums as wide as latents, of many heads at once
 
 
 def step_bytes(config: EngineConfig) -> int:
@@ -39,15 +40,31 @@ def history_bytes(config: EngineConfig) -> int:
 def _step(config: EngineConfig, tokens: int, sampled: int) -> int:
     """``tokens`` tokens, of which ``sampled`` rows get logits and draws: the larger of a layer and the head."""
     model, scheduler, size = config.model, config.scheduler, DTYPE_BYTES[config.model.dtype]
-    hidden, head = model.hidden_size, max(model.head_sizes)
+    hidden = model.hidden_size
     sequences = min(scheduler.max_num_seqs, tokens)
     # Block tables; sums of chunks of long sequences; ids, positions and slots.
     beside = sequences * -(-scheduler.max_model_len // config.cache.block_size) * 4
     beside += min(_MOST_CHUNKS, sequences * _CHUNKS_OF_A_SEQUENCE) + tokens * 32
-    attention = (3 * model.num_heads + 2 * model.num_kv_heads) * head
-    layer = tokens * size * (4 * hidden + max(attention, 3 * _inner_size(model.hf_config)))
+    beside += _CHUNKS_OF_LATENTS if _has_latents(model) else 0
+    layer = tokens * size * (4 * hidden + max(_attention_size(model), 3 * _inner_size(model.hf_config)))
     logits = tokens * size * 2 * hidden + sampled * size * (hidden + model.vocab_size)
     return max(layer, logits) + beside
+
+
+def _attention_size(model: ModelConfig) -> int:
+    """Numbers of a token in attention: queries, keys, values and results."""
+    hf, heads = model.hf_config, model.num_heads
+    if not _has_latents(model):
+        return (3 * heads + 2 * model.num_kv_heads) * max(model.head_sizes)
+    # Queries as projected and as latents, of which each head attends to sums, and values made of these.
+    latent = int(hf["kv_lora_rank"])
+    kept = latent + model.head_size
+    own = int(hf["qk_nope_head_dim"]) + model.head_size + kept + latent + int(hf["v_head_dim"])
+    return heads * own + kept + model.hidden_size
+
+
+def _has_latents(model: ModelConfig) -> bool:
+    return model.architecture.startswith("Deepseek")
 
 
 def _inner_size(hf: dict[str, Any]) -> int:
