@@ -69,10 +69,12 @@ def gpu_of_driver(name: str) -> GPU | None:
 
 
 def find_gpu(name: str) -> GPU:
-    """By its name in `GPUS` or a common other one. Raises ConfigError."""
+    """By its name in `GPUS`, a common other one, or what drivers and nodes' labels call it. Raises ConfigError."""
     asked = name.lower().replace("_", "-").removeprefix("nvidia-")
     known = _OTHER_NAMES.get(asked, asked)
     if known not in GPUS:
+        if re.match("nvidia|tesla", name.lower()) and (own := gpu_of_driver(name)) is not None:
+            return own
         near = did_you_mean(asked, GPUS) or f"; known are {', '.join(GPUS)}"
         raise ConfigError(f"--gpu: there is no {name!r} among the GPUs that are known{near}; or give its --memory")
     return GPUS[known]

@@ -57,7 +57,7 @@ def as_text(
     model, memory = plan.config.model, plan.memory
     lines = [f"{model.model}: {memory.parameters / 1e9:.3g} billion parameters, {architecture}"]
     if plan.ledger is not None:
-        lines += plan.ledger.lines({memory.weight_dtype: memory.weights})
+        lines += plan.ledger.lines({memory.weight_dtype: memory.weights - memory.drafter})
         if plan.ledger.kv_cache:
             lines += _capacity(plan)
     if seen is not None and speed is not None:

@@ -348,6 +348,7 @@ def test_the_gpu_of_this_machine_is_the_default(
 
 def test_gpus_have_less_than_their_names_say() -> None:
     assert find_gpu("NVIDIA_H100") is GPUS["h100"] and find_gpu("A100") is GPUS["a100-80gb"]
+    assert find_gpu("NVIDIA-A100-SXM4-40GB") is GPUS["a100-40gb"] and find_gpu("Tesla T4") is GPUS["t4"]
     for gpu in GPUS.values():
         if gpu.title.endswith(" GB"):
             assert gpu.gib < int(gpu.title.split()[-2])
