@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 STEPS = 200  # about as many of the last steps say what a step takes
 MARGIN = 1.1  # a guess has to be worth more than it takes by this factor: both are estimates
+PROBE_SHARE = 0.01  # of the time of all steps that tries may take
 FIRST_PROBE, LAST_PROBE = 16, 128  # steps without guesses until one is tried, and its growth while that is wrong
-DRAFTS, ALL_DRAFTS = 12, 100  # about as many of the last drafts, of a sequence and of all, say how often one is right
+DRAFTS, ALL_DRAFTS = 16, 100  # about as many of the last drafts, of a sequence and of all, say how often one is right
+FADING = 0.99  # of what a sequence has shown, in each step without a guess: it may have been bad luck
 PRIOR_WEIGHT = 2.0  # guessed tokens: so much does a sequence's beginning rest on what all others have shown
 FIRST_ACCEPTANCE = 0.97  # before any guess: the first few show what it is
 _PRIOR_SHARE = 0.03  # of one token in a step of one, before steps of several sizes have run: low, so that they do
@@ -23,6 +25,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
+        self._share = _PRIOR_SHARE  # of one token in a step of one, when steps of several sizes ran last
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` tokens has taken ``seconds``."""
@@ -35,15 +38,27 @@ class StepTimes:
         self._seconds = self._seconds * keep + seconds
         self._rows_rows = self._rows_rows * keep + rows * rows
         self._rows_seconds = self._rows_seconds * keep + rows * seconds
+        variance, covariance = self._moments()
+        if variance > _PRIOR_VARIANCE:
+            each = min(max(covariance / variance, 0.0), self._seconds / self._rows)
+            one = self._seconds / self._weight + each * (1 - self._rows / self._weight)
+            self._share += (each / one - self._share) / 32
+        else:  # forgotten in the end, so that it is tried again
+            self._share += (_PRIOR_SHARE - self._share) / 4000
+
+    def _moments(self) -> tuple[float, float]:
+        """The variance of sizes, and their covariance with seconds."""
+        rows = self._rows / self._weight
+        variance = self._rows_rows / self._weight - rows * rows
+        return max(0.0, variance), self._rows_seconds / self._weight - rows * self._seconds / self._weight
 
     def line(self) -> tuple[float, float]:
         """Seconds of a step and of each token in it; before any step, in an unknown unit."""
         if not self._weight:
             return 1 - _PRIOR_SHARE, _PRIOR_SHARE
         rows, seconds = self._rows / self._weight, self._seconds / self._weight
-        prior = seconds * _PRIOR_SHARE / (1 - _PRIOR_SHARE + _PRIOR_SHARE * rows)
-        variance = max(0.0, self._rows_rows / self._weight - rows * rows)
-        covariance = self._rows_seconds / self._weight - rows * seconds
+        prior = seconds * self._share / (1 - self._share + self._share * rows)
+        variance, covariance = self._moments()
         each = (covariance + _PRIOR_VARIANCE * prior) / (variance + _PRIOR_VARIANCE)
         each = min(max(each, 0.0), seconds / rows)
         return seconds - each * rows, each
@@ -70,6 +85,7 @@ class DraftLengths:
         self._all = _Acceptance(FIRST_ACCEPTANCE, 1.0)
         self._sequences: dict[str, _Acceptance] = {}
         self._tokens = self._seconds = self._each = 0.0
+        self._allowance = 0.0  # seconds that tries may take
         self._guess = 0.0  # seconds that guessing one token takes, where a model does
         self.never_wrong = True  # any guess so far
 
@@ -79,6 +95,7 @@ class DraftLengths:
         self._tokens = float(num_decoding)
         self._seconds = fixed + self._each * num_decoding
         self._each += self._guess
+        self._allowance = min(self._allowance + PROBE_SHARE * self._seconds, 2 * self._each)
 
     def observe_drafting(self, num_drafts: int, seconds: float) -> None:
         """A model has taken ``seconds`` to guess ``num_drafts`` tokens."""
@@ -105,13 +122,20 @@ class DraftLengths:
             tokens, seconds, gain, length = tokens + gain, seconds + self._each, gain * chance, length + 1
         if length == 0 and most > 0 and self._seconds > self._tokens * price:  # one that is right would pay
             sequence.skipped += 1
-            if sequence.skipped >= sequence.probe:
-                sequence.skipped, length = 0, 1
+            sequence.right *= FADING
+            sequence.tried *= FADING
+            if sequence.skipped >= sequence.probe and self._allowance >= self._each:
+                length = 1
         return length
 
     def add(self, req_id: str, length: int) -> None:
         """So many have been guessed, and are part of the step."""
-        chance = self._chance(self._sequences[req_id])
+        sequence = self._sequences[req_id]
+        chance = self._chance(sequence)
+        if length and sequence.skipped >= sequence.probe:
+            self._allowance -= self._each * length
+        if length:
+            sequence.skipped = 0
         for i in range(1, length + 1):
             self._tokens += chance**i
         self._seconds += self._each * length

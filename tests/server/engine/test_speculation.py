@@ -125,7 +125,7 @@ def test_right_drafts_are_all_accepted_in_as_few_steps_as_that_takes(tiny_checkp
 def embedded() -> Iterator[tuple[LLM, LLM]]:
     """The packed model on a CPU, without and with prompt lookup."""
     sizes: dict[str, Any] = {"max_num_seqs": 32, "max_model_len": 1024, "num_gpu_blocks_override": 256}
-    yield LLM(**sizes), LLM(speculative_config=NGRAM, **sizes)
+    yield LLM(speculative_config={"method": "none"}, **sizes), LLM(speculative_config=NGRAM, **sizes)
 
 
 TEXT = (
