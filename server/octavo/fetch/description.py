@@ -161,7 +161,7 @@ def _safetensors_header(path: str) -> Iterator[tuple[str, str, list[int]]]:
                 yield name, str(tensor["dtype"]), [int(size) for size in tensor["shape"]]
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ModelError(
             f"{Path(path).name} is not a safetensors file: its header is damaged; fetch it again"
         ) from None

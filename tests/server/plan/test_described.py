@@ -32,6 +32,8 @@ from support.quantized_files import (
 from support.tiny_models import FAMILIES, make_model
 
 from octavo.engine.args import EngineArgs
+from octavo.errors import ModelError
+from octavo.fetch.description import describe_path
 from octavo.interface.engine_config import EngineConfig
 from octavo.plan.measure import measure_in_numbers
 from octavo.plan.model import planned_model
@@ -158,6 +160,10 @@ def test_what_config_json_does_not_say_is_read_of_the_headers(plain: Callable[[s
         name = str(dtype).removeprefix("torch.")
         folder = write_checkpoint(tmp_path / name, config, {key: tensor.to(dtype) for key, tensor in tensors.items()})
         assert config_of(folder, "cpu").model.dtype == name
+    for header in (b'{"a": {"dtype": "F16", "shape": [1e999]}}', b"[" * 99_999, b'{"a": 1}'):
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ModelError, match="damaged"):
+            describe_path(folder)
 
 
 def test_modules_that_are_listed_as_plain_stay_plain(
