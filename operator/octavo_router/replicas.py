@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -35,27 +35,32 @@ def healthy(clusters: dict[str, Any]) -> Replicas:
     return found
 
 
-def read(port: int) -> Replicas:
-    """Asks Envoy. Raises OSError, ValueError."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/clusters?format=json", timeout=5) as answer:
-        return healthy(json.load(answer))
+def read(admin: http.client.HTTPConnection) -> Replicas:
+    """Asks Envoy; the connection is kept. Raises OSError, ValueError, HTTPException."""
+    try:
+        admin.request("GET", "/clusters?format=json")
+        return healthy(json.load(admin.getresponse()))
+    except BaseException:
+        admin.close()  # the next reading makes another one
+        raise
 
 
 async def follow(port: int, on_change: Callable[[Replicas], None]) -> None:
     """Calls `on_change` with every other state, for ever. Without an answer from Envoy the last state holds."""
+    admin = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     last: Replicas | None = None
     failing = False
     while True:
         began = time.thread_time()
         try:
-            found = await asyncio.to_thread(read, port)
+            found = await asyncio.to_thread(read, admin)
             if failing:
                 logger.info("Envoy answers again")
             failing = False
             if found != last:
                 on_change(found)
                 last = found
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             if not failing:
                 logger.warning("Envoy does not tell its replicas: %s", error)
             failing = True
