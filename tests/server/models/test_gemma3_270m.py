@@ -52,7 +52,7 @@ def test_float32_gives_the_logits_and_the_text_of_transformers(
     path: Path, reference: transformers.PreTrainedModel
 ) -> None:
     """Beyond the window of 512 positions, too."""
-    llm = LLM(str(path), dtype="float32", quantization="none", max_model_len=1024, num_gpu_blocks_override=80)
+    llm = LLM(str(path), dtype="float32", quantization="none", max_model_len=1024, num_gpu_blocks_override=320)
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert len(outputs[-1].prompt_token_ids) > 600
@@ -70,7 +70,7 @@ def test_float32_gives_the_logits_and_the_text_of_transformers(
 
 def test_its_default_is_recorded_and_cuts_text_as_llama_cpp_does(path: Path) -> None:
     """Token ids from llama.cpp's own tokenizer."""
-    llm = LLM(str(path), max_model_len=256, num_gpu_blocks_override=32)
+    llm = LLM(str(path), max_model_len=256, num_gpu_blocks_override=100)
     texts = {
         "The capital of France is": [2, 818, 5279, 529, 7001, 563],
         "def fibonacci(n):": [2, 2063, 10779, 78113, 236769, 236749, 1473],
