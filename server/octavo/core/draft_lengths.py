@@ -100,7 +100,9 @@ class DraftLengths:
     def observe_drafting(self, num_drafts: int, seconds: float) -> None:
         """A model has taken ``seconds`` to guess ``num_drafts`` tokens."""
         each = seconds / num_drafts
-        if self._guess:  # a little at a time: it may have read what it had missed, too
+        if self._guess:
+            # Beyond that it has read what it had missed: what a try costs.
+            self._allowance -= max(0.0, seconds - 1.5 * self._guess * num_drafts)
             each = self._guess + (min(each, 1.5 * self._guess) - self._guess) / 16
         self._guess = each
 

@@ -186,7 +186,8 @@ class Scheduler:
         decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
         if self._drafts is not None:
             step.draft_budget = self._draft_budget(self._drafts)
-            self._drafts.begin_step(len(decoding))
+            if not self._drafts.num_lookahead:  # else the step before has chosen
+                self._drafts.begin_step(len(decoding))
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
                 break

@@ -72,6 +72,25 @@ def test_a_text_that_turns_predictable_is_found_out() -> None:
     assert serve(lengths, 1, 1.0, 4, 1.0, 0.3, steps=400) > 0.85 * fixed_length(1, 1.0, 4, 1.0, 0.3)
 
 
+@pytest.mark.parametrize("acceptance", [0.0, 0.2])
+def test_tries_for_which_a_model_reads_much_take_a_small_share_of_the_time(acceptance: float) -> None:
+    lengths, rng, taken = DraftLengths(), random.Random(1), 0.0
+    lengths.count("0", 4, 0)
+    for step in range(20_000):  # a new sequence every 100 steps
+        sequence = str(step // 100)
+        lengths.begin_step(1)
+        length = lengths.choose(sequence, 4)
+        lengths.add(sequence, length)
+        if length:
+            seconds = length * 0.8 + (20.0 if step > 100 else 0.0)  # and reads a prompt
+            lengths.observe_drafting(length, seconds)
+            taken += seconds * (step > 1000)
+            right = next((i for i in range(length) if rng.random() >= acceptance), length)
+            lengths.count(sequence, length, right)
+        lengths.times.observe(1 + length, 1.0 + 0.1 * length)
+    assert 20.0 < taken < 0.02 * 19_000, "it is tried, now and then"
+
+
 def test_right_guesses_are_made_as_long_as_can_be_from_the_start() -> None:
     lengths = DraftLengths()
     for _ in range(30):
