@@ -322,6 +322,7 @@ def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service()
         ({"method": "ngram"},
          {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
         ({"method": "suffix"}, {"method": "suffix"}),
+        ({"method": "mtp"}, {"method": "mtp"}),
         ({"method": "suffix", "tokens": 8}, {"method": "suffix", "num_speculative_tokens": 8}),
         ({"method": "draft_model", "model": "hf://a/b$(c)", "tokens": 2},
          {"method": "draft_model", "model": "hf://a/b$$(c)", "num_speculative_tokens": 2}),

@@ -30,8 +30,8 @@ class Speculative:
     method: str = spec_field(
         "What guesses. none: nothing. ngram: the text goes on as it did where its last tokens stood before; for "
         "summaries, edits and answers from documents. suffix: as in recent answers, too. draft_model: a smaller model "
-        "with the same tokenizer.",
-        enum=["none", "ngram", "suffix", "draft_model"],
+        "with the same tokenizer. mtp: the model's own layer for it, of DeepSeek V3 and GLM-4.5.",
+        enum=["none", "ngram", "suffix", "draft_model", "mtp"],
     )
     model: str | None = spec_field(
         "The model of method draft_model, as model.uri names one that the engine fetches.",
@@ -41,7 +41,7 @@ class Speculative:
     )
     tokens: int | None = spec_field(
         "Maximum number of tokens guessed in one step; the engine guesses fewer where that is faster. Default: 7 "
-        "of ngram, 24 of suffix, 4 of draft_model.",
+        "of ngram, 24 of suffix, 4 of draft_model, 1 of mtp.",
         default=None,
         minimum=1,
         maximum=64,
