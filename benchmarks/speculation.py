@@ -166,14 +166,14 @@ def main() -> None:
         plain, speculative = (stack.enter_context(Server(engine)) for engine in ours(args.config, args.flags))
         for server in (plain, speculative):  # warm
             ask(server, WORKLOADS["chat"], 1)
-        bystanders = [Bystanders(plain), Bystanders(speculative)]
+        bystanders = Bystanders(plain, speculative)
         print("workload   users   without      with   ratio   (lowest - highest)  goal", flush=True)
         for users in levels:
             for workload in workloads:
                 rounds = args.rounds if users == 1 else max(2, args.rounds - 1)
                 rows.append(compare(plain, speculative, workload, users, rounds))
                 print(rows[-1], flush=True)
-        busy = min(one.share() for one in bystanders)
+        busy = bystanders.share()
     for engine in peers() if args.peers else []:
         with Server(engine) as server:
             ask(server, WORKLOADS["chat"], 1)

@@ -107,16 +107,17 @@ class Server:
 
 
 class Bystanders:
-    """How much of the machine's CPU time went to neither the server nor us: a busy machine measures nothing."""
+    """How much of the machine's CPU time went to neither the servers nor us: a busy machine measures nothing."""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, *servers: Server) -> None:
+        self._servers = servers
         self._before = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         times, own = psutil.cpu_times(), os.times()
         idle = times.idle + times.iowait
-        return sum(times[:8]) - idle, sum(times[:8]), self._server.cpu_seconds() + own.user + own.system
+        ours = own.user + own.system + sum(server.cpu_seconds() for server in self._servers)
+        return sum(times[:8]) - idle, sum(times[:8]), ours
 
     def share(self) -> float:
         """Of all CPUs' time since this object was made."""
