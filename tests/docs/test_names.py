@@ -21,8 +21,8 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 FOREIGN_FLAGS = {
     "--agreement", "--all", "--as", "--create-namespace", "--encoders", "--files", "--help", "--index-url",
     "--max-model", "--merge",
-    "--model-server-metrics-port", "--no-deps", "--only", "--page", "--previous", "--quick", "--readme", "--recursive",
-    "--replicas", "--resume", "--set", "--strict", "--target",
+    "--model-server-metrics-port", "--no-deps", "--only", "--page", "--peers", "--previous", "--quick", "--readme",
+    "--recursive", "--replicas", "--resume", "--set", "--strict", "--target",
 }  # fmt: skip
 
 
