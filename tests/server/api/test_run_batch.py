@@ -29,7 +29,7 @@ GOOD = [
 ]
 BAD = [
     ("unknown-model", "/v1/chat/completions", {**CHAT, "model": "gpt-4"}, "model_not_found"),
-    ("too-long", "/v1/completions", {"prompt": "fox " * 3000}, "invalid_request_error"),
+    ("too-long", "/v1/completions", {"prompt": "fox " * 3000}, "context_length_exceeded"),
     ("wrong-type", "/v1/chat/completions", {**CHAT, "temperature": "hot"}, "invalid_request_error"),
     ("streams", "/v1/chat/completions", {**CHAT, "stream": True}, "invalid_line"),
     ("elsewhere", "/v1/images", {}, "invalid_line"),

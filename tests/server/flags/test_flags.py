@@ -103,8 +103,9 @@ def test_a_size_that_is_none_is_said_with_the_forms(text, capsys):
     )
 
 
-def test_other_names_of_dtypes():
-    assert EngineArgs(dtype="half")._dtype({}) == "float16" and EngineArgs(dtype="float")._dtype({}) == "float32"
+def test_other_names_of_dtypes(tiny_checkpoints):
+    for name, meant in (("half", "float16"), ("float", "float32")):
+        assert EngineArgs(str(tiny_checkpoints["llama"]), dtype=name).create_engine_config().model.dtype == meant
     assert parse("--dtype", "half").dtype == "half"
 
 
