@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support import cpu_time
 from support.llmd import parsed, store_of
 
 from octavo_operator.autoscaling.load_reader import TIMEOUT_SECONDS, LoadReader, MetricUnavailableError, scrape_targets
@@ -45,7 +46,7 @@ def test_a_real_page_is_understood() -> None:
     page = prometheus.generate_latest(registry)
     start = time.process_time()
     assert parse(page) == Load(12, 1e6)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < cpu_time.limit(0.5)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_no_page_takes_long() -> None:
         start = time.process_time()
         with pytest.raises(MetricsPageError):
             parse(part * (2**21 // len(part)))
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < cpu_time.limit(1)
 
 
 # Which pods are asked.

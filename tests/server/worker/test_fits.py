@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from support import cpu_time
 from support.gguf_files import write_gguf
 from support.paged import model_config
 from support.quantized_files import awq, quantize_checkpoint
@@ -101,7 +102,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, m
     text = refusal()  # with what is imported
     started = time.process_time()
     assert refusal() == text
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < cpu_time.limit(1)
     assert "needs 131.4 GiB" in text and "24.0 GiB" in text and "70.7 GiB with --quantization int8: too much" in text
     assert "--model of at most 11 billion parameters in bfloat16, or 21 billion parameters in int8" in text
     assert "--dtype bfloat16" in refusal(dtype="float32")
