@@ -138,7 +138,7 @@ def clean(arguments: argparse.Namespace) -> None:
     if cluster.is_up():
         raise RigError("the rig is up and uses the cache; `rig.py down` first")
     for path in settings.cache().iterdir() if settings.cache().exists() else ():
-        if arguments.all or path.name in ("containerd", "registry", "buildah"):
+        if arguments.all or path.name in ("containerd", "containerd-own", "registry", "buildah"):
             say(f"removing {path}")
             shutil.rmtree(path)
 

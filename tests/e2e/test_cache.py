@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from clusterrig import settings
-from clusterrig.fixtures import Cluster, eventually
+from clusterrig.fixtures import Cluster, eventually, run_rig
 from support.hub_server import CONFIG, Hub, Repo
+from support.serving import tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -179,6 +182,40 @@ def test_a_second_pod_of_a_node_fetches_nothing(
     cluster.kubectl("delete", "pods", "-l", selected(name), "-n", installed, timeout=60)
     ready(cluster, installed, name)
     assert times_sent(hub) == dict.fromkeys(FILES, 1)
+
+
+def test_a_model_of_an_image_is_mounted_and_nothing_is_fetched(
+    cluster: Cluster, installed: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    runtimes = [one["status"]["nodeInfo"]["containerRuntimeVersion"] for one in cluster.get("nodes")["items"]]
+    versions = [re.fullmatch(r"containerd://v?(\d+)\.(\d+).*", one) for one in runtimes]
+    if not cluster.is_rig or not all(one and (int(one[1]), int(one[2])) >= (2, 1) for one in versions):
+        pytest.skip(f"mounting an image needs containerd 2.1, the cluster has {', '.join(runtimes)}")
+    name = "mounted"
+    request.addfinalizer(lambda: forget(cluster, installed, name))
+    tiny_model(tmp_path / "files" / "tiny")
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY files /models\n")
+    run_rig("build", "octavo.dev/e2e/weights:test", str(tmp_path))
+    image = run_rig("load-image", "octavo.dev/e2e/weights:test").splitlines()[-1]
+    cluster.apply(
+        {
+            "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name},
+            "spec": {
+                "model": {"uri": f"oci://{image}//models/tiny", "name": "tiny"},
+                "engine": {"args": ["--load-format=dummy"]},
+            },
+        },
+        namespace=installed,
+    )  # fmt: skip
+    ready(cluster, installed, name)
+    address = cluster.get("service", name, namespace=installed)["spec"]["clusterIP"]
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
+    answer = httpx.post(f"http://{address}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 4
+    pod = cluster.get("pods", "-l", selected(name), namespace=installed)["items"][0]
+    assert [one["name"] for one in pod["spec"].get("initContainers") or []] == [], "nothing fetches"
+    write = cluster.try_kubectl("exec", "-n", installed, pod["metadata"]["name"], "--", "touch", "/model/x")
+    assert write.returncode != 0, "what is mounted is read only"
 
 
 def forget(cluster: Cluster, namespace: str, name: str) -> None:

@@ -29,6 +29,9 @@ LINKED = (
 # Programs built beside it from the same go.mod: name -> package.
 BESIDE = {"toolbox": "./toolbox", "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}
 
+# Taken from KUBEBUILDER_ASSETS too, all three or none; else the machine's: a containerd that mounts images is 2.1.
+CONTAINERD = ("containerd", "containerd-shim-runc-v2", "ctr")
+
 KUBERNETES = "k8s.io/kubernetes"
 GO_WHEEL = Path(__file__).with_name("go-toolchain.txt")  # where the machine has no Go of its own
 
@@ -46,8 +49,8 @@ def programs() -> dict[str, Path]:
     """Path of each program by its name; builds what is neither in KUBEBUILDER_ASSETS nor in the cache."""
     found: dict[str, Path] = {}
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
-        found = {name: Path(assets, name) for name in (*LINKED, *BESIDE) if Path(assets, name).exists()}
-    if len(found) < len(LINKED) + len(BESIDE):
+        found = {name: Path(assets, name) for name in (*LINKED, *BESIDE, *CONTAINERD) if Path(assets, name).exists()}
+    if not found.keys() >= {*LINKED, *BESIDE}:
         folder = _cached_folder()
         found = {name: folder / name for name in (*LINKED, *BESIDE)} | found
     return found

@@ -167,8 +167,9 @@ def _containerd(places: Places, cni_folder: Path, runc: str) -> str:
     # Version 2 is read by Debian's containerd 1.6 and by every later one.
     # restrict_oom_score_adj: without CAP_SYS_RESOURCE (a rig inside a container) no pod would start otherwise.
     # discard_unpacked_layers: the registry has them already; a 5 GB image need not lie here twice.
+    own = "-own" if (places.run / "bin/containerd").exists() else ""  # an older one does not read a newer one's store
     return f"""version = 2
-root = "{places.keep}/containerd"
+root = "{places.keep}/containerd{own}"
 state = "{places.run}/containerd/state"
 disabled_plugins = [
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
