@@ -173,6 +173,18 @@ DEFAULT_ON_CPU = SpeculativeConfig("none")
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """Which processes compute a model together; vLLM's names."""
+
+    tensor_parallel_size: int = 1  # ranks that hold a part of each layer
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that compute one engine's steps."""
+        return self.tensor_parallel_size
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything that the core process needs to know."""
 
@@ -187,12 +199,15 @@ class EngineConfig:
     fit_max_model_len: bool = False  # lower max_model_len to what the KV cache can hold
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @property
     def drafter(self) -> EngineConfig | None:
         """The configuration of the model that guesses tokens, as of an engine of its own; None: there is none."""
         draft = self.speculative.draft
-        return None if draft is None else replace(self, model=draft, speculative=SpeculativeConfig())
+        if draft is None:
+            return None
+        return replace(self, model=draft, speculative=SpeculativeConfig(), parallel=ParallelConfig())
 
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:
         """The same for sequences of up to ``max_model_len`` tokens."""
@@ -221,5 +236,6 @@ class EngineConfig:
                 "scheduler": SchedulerConfig(**data["scheduler"]),
                 "kv_events": KVEventsConfig(**data["kv_events"]),
                 "speculative": SpeculativeConfig(**speculative),
+                "parallel": ParallelConfig(**data["parallel"]),
             }
         )

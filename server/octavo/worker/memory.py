@@ -63,6 +63,14 @@ class MemoryLedger:
     prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
     drafter: int = 0  # of the weights: those of the model that guesses tokens
 
+    def cut_to(self, num_blocks: int, max_model_len: int) -> MemoryLedger:
+        """The same for a KV cache of so many blocks, which other ranks have room for too."""
+        kv_cache, most = self.kv_cache - (self.num_blocks - num_blocks) * self.block_bytes, self.prefix_cache_blocks
+        return replace(
+            self, num_blocks=num_blocks, max_model_len=max_model_len, kv_cache=kv_cache,
+            prefix_cache_blocks=None if most is None else min(most, num_blocks - 1),
+        )  # fmt: skip
+
     def shares(self) -> dict[str, int]:
         """``total``, in bytes, by what it is for; "unused" is what the rest leaves."""
         drafter = {"drafter": self.drafter} if self.drafter else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
+from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.models.encoder import Encoder
@@ -52,17 +54,26 @@ from octavo.worker.step_sizes import decode_sizes, history_bytes, prefill_sizes,
 
 logger = logging.getLogger(__name__)
 
+# Takes this rank's KV cache blocks and max_model_len, and returns the smallest of all ranks'.
+Agree = Callable[[tuple[int, int]], tuple[int, int]]
+
 # Default max_num_batched_tokens of encoders, or the longest text if that is more: nobody waits beside them.
 ENCODER_TOKENS = {"cpu": 1024, "cuda": 16384}
 
 
 class Worker:
-    """One device with its model, KV cache and runner.
+    """One device with its model, or a rank's part of it, KV cache and runner."""
 
-    ``overlap``: let steps overlap on a CPU too, with the runner of GPUs. Raises ConfigError when the engine cannot run.
-    """
-
-    def __init__(self, config: EngineConfig, overlap: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        overlap: bool = False,
+        tp: TensorParallel = TensorParallel(),
+        agree: Agree = lambda own: own,
+    ) -> None:
+        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs. ``agree`` is called once, before the KV
+        cache is allocated. Raises ConfigError when the engine cannot run."""
+        self.tp, self._agree = tp, agree
         self.device = choose_device(config.device)
         try:
             self._start(config, overlap)
@@ -80,14 +91,14 @@ class Worker:
         config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
         if on_cpu:
-            torch.set_num_threads(limits.cpu_count())
+            torch.set_num_threads(max(1, limits.cpu_count() // self.tp.size))
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
         own_len = config.scheduler.max_model_len
         config = config.with_max_model_len(self._check_fits(config))  # tables of the model are as long as that
         started = time.perf_counter()
-        self.model = load_model(config.model, config.load_format, self.device)
+        self.model = load_model(config.model, config.load_format, self.device, self.tp)
         limits.trim_memory()  # give back what only loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
         if isinstance(self.model, Encoder):
@@ -112,8 +123,9 @@ class Worker:
         shortened = self.ledger.shortened(own_len, config.cache)
         if shortened:
             logger.warning(shortened)
-        config = config.with_max_model_len(self.ledger.max_model_len)
-        self.config = config
+        num_blocks, longest = self._agree((self.ledger.num_blocks, self.ledger.max_model_len))
+        self.ledger = self.ledger.cut_to(num_blocks, longest)
+        self.config = config = config.with_max_model_len(longest)
         scheduler = self.config.scheduler
         ledger, device = self.ledger, self.device
         kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
@@ -167,7 +179,7 @@ class Worker:
     def _check_fits(self, config: EngineConfig) -> int:
         """See `octavo.worker.memory.check_fits`."""
         measure, device = remembered(measure_built), self._device_memory()
-        memory = measure(config, 1)
+        memory = measure(config, self.tp.size)
         try:
             return check_fits(config, memory, device)
         except ConfigError as error:
@@ -176,7 +188,8 @@ class Worker:
 
     def _device_memory(self) -> DeviceMemory:
         if self.device.type == "cpu":
-            return replace(this_machine(), overlap=self.max_in_flight > 1)
+            machine = this_machine()  # whose memory the ranks share
+            return replace(machine, total=machine.total // self.tp.size, overlap=self.max_in_flight > 1)
         free, total = torch.cuda.mem_get_info(self.device)
         has_float8 = torch.cuda.get_device_capability(self.device) >= (8, 9)
         return DeviceMemory(self.device.type, total, total - free, has_float8=has_float8)

@@ -136,13 +136,14 @@ import torch, torch.distributed as dist
 from safetensors.torch import save_file
 from support.encoders import answers_of
 from support.paged import load, logits_of
-from octavo.layers.parallel import TensorParallel
+from octavo.layers.parallel import TensorParallel, TorchGroup
 from octavo.models.encoder import Encoder
 rank, root, tokens = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
+tp = TensorParallel(rank, 2, TorchGroup(dist.group.WORLD))
 for case in sys.argv[4:]:
-    model = load(root / case, tp=TensorParallel(rank, 2))
+    model = load(root / case, tp=tp)
     logits = answers_of(model, tokens) if isinstance(model, Encoder) else logits_of(model, tokens)
     size = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
     save_file({str(i): t for i, t in enumerate(logits)} | {"size": torch.tensor(size)}, root / f"{case}-{rank}.out")
