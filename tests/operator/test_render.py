@@ -326,6 +326,7 @@ def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service()
         ({"method": "suffix", "tokens": 8}, {"method": "suffix", "num_speculative_tokens": 8}),
         ({"method": "draft_model", "model": "hf://a/b$(c)", "tokens": 2},
          {"method": "draft_model", "model": "hf://a/b$$(c)", "num_speculative_tokens": 2}),
+        ({"method": "eagle3", "model": "a/b"}, {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}),
     ],
 )  # fmt: skip
 def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, config: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from octavo_operator.diff import quantity
 from octavo_operator.render import names
 
 Json = dict[str, Any]
+_TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3}  # guessed in one step, by method
 
 
 def model_argument(deployment: LLMDeployment) -> str:
@@ -68,7 +69,7 @@ def _speculative(speculative: Speculative | None) -> str | None:
     config: Json = {"method": speculative.method}
     if speculative.model is not None:
         config["model"] = speculative.model
-    tokens = speculative.tokens or {"ngram": 7, "draft_model": 4}.get(speculative.method)
+    tokens = speculative.tokens or _TOKENS.get(speculative.method)
     if tokens is not None:
         config["num_speculative_tokens"] = tokens
     if speculative.method == "ngram":

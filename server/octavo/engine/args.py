@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.engine.draft_check import check_draft, prediction_layer
+from octavo.engine.draft_heads import draft_head
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
 from octavo.errors import ConfigError, ModelError
@@ -16,7 +17,14 @@ from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
 from octavo.interface.config_checks import MAX_POSITIONS, num_positions, shown_value
-from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from octavo.interface.engine_config import (
+    HEAD_METHODS,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.quantizations import QUANTIZATIONS
 
@@ -168,14 +176,29 @@ class EngineArgs:
 
     def _draft(self, config: SpeculativeConfig, target: ModelConfig) -> ModelConfig:
         """The draft model beside ``target``. Raises ModelError, and ConfigError where it does not fit."""
-        everywhere = self.quantization if self.quantization in ("none", "int8", "fp8") else None
+        if config.method in HEAD_METHODS:
+            return self._draft_head(config, target)
         args = EngineArgs(
             model=config.model, revision=config.revision, download_dir=self.download_dir, load_format=self.load_format,
-            dtype=self.dtype, quantization=config.quantization or everywhere, seed=self.seed, device=self.device,
+            dtype=self.dtype, quantization=config.quantization or self._draft_quantization, seed=self.seed,
+            device=self.device,
         )  # fmt: skip
         draft = args.create_engine_config().model
         check_draft(draft, target, self.skip_tokenizer_init)
         return replace(draft, max_model_len=min(draft.max_model_len, target.max_model_len))
+
+    def _draft_head(self, config: SpeculativeConfig, target: ModelConfig) -> ModelConfig:
+        """The head that guesses for ``target``. Raises ModelError, and ConfigError where it does not fit."""
+        files = resolve_model(
+            config.model, revision=config.revision, download_dir=self.download_dir,
+            need_weights=self.load_format != "dummy", any_architecture=True,
+        )  # fmt: skip
+        return draft_head(config, files, target, config.quantization or self._draft_quantization)
+
+    @property
+    def _draft_quantization(self) -> str | None:
+        """Of a model that guesses, unless it has its own: what is not of one checkpoint's format."""
+        return self.quantization if self.quantization in ("none", "int8", "fp8") else None
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
         if self.max_model_len in _FITTING_LENGTHS:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import SpeculativeConfig
+from octavo.interface.engine_config import HEAD_METHODS, SpeculativeConfig
 from octavo.interface.quantizations import QUANTIZATIONS
 from octavo.system.suggestions import did_you_mean
 
@@ -32,11 +32,16 @@ _SUFFIX = {
 _DRAFT = {"draft_tensor_parallel_size": _Number(1, 1)}
 METHODS: dict[str, dict[str, _Number]] = {
     "none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX, "draft_model": _DRAFT, "mtp": {},
+    **dict.fromkeys(HEAD_METHODS, _DRAFT),
 }  # fmt: skip
 # vLLM's names for it by the model.
 _ALIASES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
-# Of the method that has a model; as the flags of the same names.
+# Of methods that have a model; as the flags of the same names.
 _OF_MODEL = ("model", "revision", "quantization")
+_WITH_MODEL = {
+    "draft_model": "a small one with the same tokenizer",
+    **dict.fromkeys(HEAD_METHODS, "a draft head that was trained for the model"),
+}
 
 
 def parse_speculative_config(values: Any) -> SpeculativeConfig:
@@ -76,18 +81,18 @@ def _check_keys(method: str, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name in numbers:
             _check(name, value, numbers[name])
-        elif name != "method" and not (method == "draft_model" and name in _OF_MODEL):
+        elif name != "method" and not (method in _WITH_MODEL and name in _OF_MODEL):
             raise ConfigError(f"speculative_config: {name} is not of method {method}, which has {', '.join(numbers)}")
 
 
 def _check_model(method: str, values: Mapping[str, Any]) -> None:
-    if method != "draft_model":
+    if method not in _WITH_MODEL:
         return
     for name in _OF_MODEL:
         if not isinstance(values.get(name, ""), str):
             raise ConfigError(f"speculative_config: {name} must be a text, got {values[name]!r}")
     if not values.get("model"):
-        raise ConfigError("speculative_config: method draft_model needs a model, a small one with the same tokenizer")
+        raise ConfigError(f"speculative_config: method {method} needs a model, {_WITH_MODEL[method]}")
     if values.get("quantization", "none") not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConfigError(f"speculative_config: quantization must be one of {known}, got {values['quantization']!r}")

@@ -74,6 +74,11 @@ def stored_dtype(files: ModelFiles) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
+def stored_shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
+    """The shapes of a safetensors checkpoint's tensors."""
+    return {name: tuple(shape) for path in files.weights for name, _, shape in _safetensors_header(path)}
+
+
 def describe_path(path: Path) -> Description:
     """The same of a .gguf file, or of a folder with config.json and *.safetensors, whether it is supported or not."""
     if path.suffix == ".gguf":

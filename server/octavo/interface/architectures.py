@@ -297,6 +297,11 @@ _STATE_SPACE = re.compile(
 
 # What guesses tokens for a model of that architecture with layers behind its last one, see `octavo.models.mtp`.
 PREDICTION_LAYERS = {"DeepseekV3ForCausalLM": "DeepSeekMTPModel", "Glm4MoeForCausalLM": "Glm4MoeMTPModel"}
+# Models that guess tokens, by the names that they have here -> module of octavo.models.
+DRAFTERS = {
+    **dict.fromkeys(PREDICTION_LAYERS.values(), "mtp"),
+    **dict.fromkeys(("EagleModel", "Eagle3Model", "Eagle3Qwen3Model"), "eagle"),
+}
 
 
 def check_architecture(name: str) -> None:

@@ -120,7 +120,11 @@ class ParallelDecoderLayer(DecoderLayer):
 
 class Decoder(nn.Module):
     """Embedding, decoder layers and the final norm (None: there is none). Embeddings are multiplied by
-    ``embedding_scale``."""
+    ``embedding_scale``.
+
+    ``taps`` are numbers of layers, in order, whose inputs are wanted of all rows, as EAGLE-3's drafters read them; the
+    number of layers itself means the last one's output.
+    """
 
     def __init__(
         self,
@@ -133,10 +137,7 @@ class Decoder(nn.Module):
         self.embed_tokens, self.embedding_scale = embed_tokens, embedding_scale
         self.layers = nn.ModuleList(layers)
         self.norm = norm
-
-    def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """Hidden states ``[T, H]`` of the tokens ``input_ids`` int64 ``[T]`` at ``positions`` int64 ``[T]``."""
-        return self.finish(*self.begin(input_ids, positions, ctx))
+        self.taps: tuple[int, ...] = ()
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """What enters the first layer: ``[T, H]``."""
@@ -148,16 +149,27 @@ class Decoder(nn.Module):
         return [self.embed_tokens]
 
     def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
-        """Everything up to the last layer's attention. The KV cache is complete for these tokens afterwards."""
+        """Everything up to the last layer's attention, and what `taps` ask for behind it, ``[T, H]`` each. The KV cache
+        is complete for these tokens afterwards."""
         x, residual = self.embed(input_ids, positions), None
         *layers, last = cast(Iterator[DecoderLayer], iter(self.layers))
-        for layer in layers:
+        tapped = []
+        for number, layer in enumerate(layers):
+            if number in self.taps:
+                tapped.append(_total(x, residual))
             x, residual = layer(x, residual, positions, ctx)
-        return last.attend(x, residual, positions, ctx)
+        if len(layers) in self.taps:
+            tapped.append(_total(x, residual))
+        deferred = last.attend(x, residual, positions, ctx)
+        if len(self.layers) in self.taps:
+            tapped.append(_total(*last.finish(*deferred)))
+        return (*deferred, *tapped)
 
     def finish(self, *deferred: Tensor) -> Tensor:
-        """Hidden states ``[R, H]`` from any R rows of what `begin` returned."""
+        """Hidden states ``[R, H]`` from any R rows of what `begin` returned, but for what was tapped."""
         x, residual = cast(DecoderLayer, self.layers[-1]).finish(*deferred)
-        if self.norm is not None:
-            return cast(Tensor, self.norm(x, residual)[0])
-        return x if residual is None else octavo_kernels.add(residual, x)
+        return _total(x, residual) if self.norm is None else cast(Tensor, self.norm(x, residual)[0])
+
+
+def _total(x: Tensor, residual: Tensor | None) -> Tensor:
+    return x if residual is None else octavo_kernels.add(residual, x)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from octavo.core.kv_groups import KVCacheGroup
@@ -163,7 +164,11 @@ class CausalLM(Model):
 
     def finish(self, *deferred: Tensor) -> Tensor:
         """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""
-        return self.model.finish(*deferred)
+        return self.model.finish(*deferred[: len(deferred) - len(self.model.taps)])
+
+    def tapped(self, *deferred: Tensor) -> Tensor:
+        """What the decoder's `taps` ask for, side by side ``[R, n H]``, of any R rows of what `begin` returned."""
+        return torch.cat(deferred[len(deferred) - len(self.model.taps) :], dim=-1)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""

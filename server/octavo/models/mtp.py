@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.attention import ForwardContext
-from octavo.layers.decoder import Decoder, DecoderLayer
+from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.linear import ReplicatedLinear
 from octavo.layers.parallel import TensorParallel
+from octavo.models.base import CausalLM
 from octavo.models.deepseek import DeepseekV3ForCausalLM
 from octavo.models.glm4_moe import Glm4MoeForCausalLM
 from octavo.models.llama import LlamaForCausalLM
@@ -53,8 +54,19 @@ class PredictionModel(LlamaForCausalLM):
         norms = [self.create_norm() for _ in range(3)]
         return PredictionDecoder(embed_tokens, layers, norms, self.config.hidden_size)
 
-    def guess(self, state: Tensor) -> Tensor:
-        """Logits ``[R, vocab_size]`` of states ``[R, H]``."""
+    def attach(self, target: CausalLM) -> None:
+        """Get ready to guess for ``target``: once, before its first step."""
+
+    def read(self, target: CausalLM, deferred: DeferredHidden) -> Tensor:
+        """What is read of a step of ``target``, a row a token ``[T, ...]``, from what its `begin` returned."""
+        return target.finish(*deferred)
+
+    def join(self, states: Tensor) -> Tensor:
+        """Rows of what was read as the states ``[R, H]`` before the next tokens."""
+        return states
+
+    def guess(self, state: Tensor, number: int) -> Tensor:
+        """Logits ``[R, vocab_size]`` of states ``[R, H]`` from which guess ``number``, from 0, is made."""
         assert self.model.norm is not None
         return self.compute_logits(self.model.norm(state)[0])
 

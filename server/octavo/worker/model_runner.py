@@ -77,8 +77,8 @@ class ModelRunner:
             hidden = runner.run(inputs)
             if len(requests.prompt_logprobs) or self._reads_states:
                 hidden = tuple(tensor.clone() for tensor in hidden)  # their logits are further work of the device
-            if self._reads_states:
-                states = StepStates(rows, inputs.starts[:-1], self.model.finish(*hidden))
+            if isinstance(self.drafter, PredictionDrafter):
+                states = StepStates(rows, inputs.starts[:-1], self.drafter.model.read(self.model, hidden))
             if len(requests.prompt_logprobs):
                 logits_of = partial(runner.compute_logits, hidden)
                 started = requests.prompt_logprobs.start(batch, req_ids, inputs, logits_of)

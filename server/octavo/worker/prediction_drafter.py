@@ -1,8 +1,9 @@
-"""Guesses by a checkpoint's own layer for multi-token prediction, from the hidden states of the model's last step.
+"""Guesses from the hidden states of the model's last step, by a checkpoint's own layer for multi-token prediction or by
+a draft head that was trained for the model (EAGLE).
 
-The layer reads what the model computes, in the same step: at each position the token after it and the model's state
-there. Its keys and values lie in the model's blocks, so it finds them with a cached prefix. (The last one of a prefix
-was made with the token that followed there, perhaps another one; that costs a guess, no more.)
+The drafter's layer reads what the model computes, in the same step: at each position the token after it and the model's
+state there. Its keys and values lie in the model's blocks, so it finds them with a cached prefix. (The last one of a
+prefix was made with the token that followed there, perhaps another one; that costs a guess, no more.)
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 @dataclass
 class StepStates:
     """What a step has computed: of the sequences ``rows`` int64 [R] the tokens from ``starts`` int32 [R] on, whose
-    final states are ``hidden [T, H]``."""
+    states, as the drafter reads them, are ``hidden [T, ...]``."""
 
     rows: np.ndarray
     starts: np.ndarray
@@ -39,7 +40,7 @@ class PredictionDrafter:
     """Guesses with ``model``, whose part of the blocks are ``kv_caches``."""
 
     def __init__(self, model: PredictionModel, requests: RequestStates, kv_caches: list[Tensor]) -> None:
-        self._model, self._kv_caches = model, kv_caches
+        self.model, self._kv_caches = model, kv_caches
         self._states, self._main = DraftStates(requests), requests.batch
         self._batch = self._states.batch
         self._sampler = Sampler()
@@ -56,7 +57,7 @@ class PredictionDrafter:
             return self._propose(wanted, step)
         except Exception:
             if not self._failed:
-                logger.exception("multi-token prediction failed; sequences go on without drafts where it does")
+                logger.exception("guessing failed; sequences go on without drafts where it does")
             self._failed = True
             return {}
 
@@ -67,7 +68,7 @@ class PredictionDrafter:
         ends = np.cumsum(counts)
         index = np.arange(counts.sum()) + np.repeat(step.starts - ends + counts, counts)
         self._batch.num_computed[rows] = before
-        state = self._run(rows, counts, step.hidden[torch.from_numpy(index)])
+        state = self._run(rows, counts, self.model.join(step.hidden[torch.from_numpy(index)]))
         which = {main_row: i for i, main_row in enumerate(rows.tolist())}
         some = [(req_id, which[main.row_of[req_id]], count) for req_id, count in wanted.items() if count > 0]
         if not some:
@@ -82,7 +83,7 @@ class PredictionDrafter:
         state = state[torch.from_numpy(ready)]
         for guessed in range(int(most.max(initial=0))):
             sampled = SampledRows([req_ids[i] for i in ready], rows[ready], known[ready] + guessed, lambda: None)
-            tokens, invalid = self._sample(state, sampled)
+            tokens, invalid = self._sample(state, sampled, guessed)
             for i, token in zip(ready, tokens, strict=True):
                 drafts.setdefault(req_ids[i], []).append(token)
             stays = ~invalid & (most[ready] > guessed + 1)
@@ -96,7 +97,7 @@ class PredictionDrafter:
     def _run(self, rows: np.ndarray, counts: np.ndarray, before: Tensor) -> Tensor:
         """The states ``[T, H]`` after ``counts`` tokens of ``rows`` from those that the view has computed on, given the
         states before ``[T, H]``."""
-        inputs = StepInputs(self._batch, rows, counts, self._model.row_multiple)
+        inputs = StepInputs(self._batch, rows, counts, self.model.row_multiple)
         total = inputs.num_tokens
         positions = inputs.positions[:total].numpy()
         inputs.input_ids[:total] = torch.from_numpy(
@@ -105,12 +106,12 @@ class PredictionDrafter:
         padded = before.new_zeros(len(inputs.input_ids), before.shape[1])
         padded[:total] = before
         context = ForwardContext(inputs.metadata, self._kv_caches)
-        return self._model.model.predict(inputs.input_ids, padded, inputs.positions, context)[:total]
+        return self.model.model.predict(inputs.input_ids, padded, inputs.positions, context)[:total]
 
-    def _sample(self, state: Tensor, sampled: SampledRows) -> tuple[list[int], np.ndarray]:
-        """A token for each row of ``state``, written behind the known ones, and which are not valid."""
-        padded = torch.from_numpy(pad_indices(np.arange(len(state)), self._model.row_multiple))
-        logits = self._model.guess(state[padded])[: len(state)]
+    def _sample(self, state: Tensor, sampled: SampledRows, number: int) -> tuple[list[int], np.ndarray]:
+        """Guess ``number``: a token for each row of ``state``, written behind the known ones, and which are invalid."""
+        padded = torch.from_numpy(pad_indices(np.arange(len(state)), self.model.row_multiple))
+        logits = self.model.guess(state[padded], number)[: len(state)]
         result = self._sampler(logits, self._states.sampling_metadata(sampled), None)
         tokens = result.sampled_token_ids.tolist()
         self._batch.token_ids[sampled.rows, sampled.positions] = tokens

@@ -140,6 +140,7 @@ class Worker:
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
         drafter: DraftModel | PredictionDrafter | None = None
         if isinstance(draft_model, PredictionModel):
+            draft_model.attach(self.model)
             drafter = PredictionDrafter(draft_model, requests, kv_cache.layers[num_layers:])
         elif draft_model:
             windows = [group.window for group in layout.groups if group.window is not None]

@@ -1,0 +1,270 @@
+"""EAGLE's draft heads (Li et al., 2024 and 2025): a decoder layer, or a few, that guess a token from the one before it
+and from what the model that they were trained for has computed up to there.
+
+EAGLE-1 and 2 bring an embedding and the model's last hidden state together with a projection; their layer has no norm
+at its input, and the model's own head makes logits of what comes out. EAGLE-3 projects the inputs of three of the
+model's layers instead, once, and has its first layer's attention read the embedding and that state side by side; it has
+a head of its own, often of the most frequent tokens alone. Both feed what comes out back for the next guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.errors import ModelError
+from octavo.interface.engine_config import ModelConfig
+from octavo.layers.attention import ForwardContext, SelfAttention
+from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
+from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from octavo.layers.linear import QKVParallelLinear, ReplicatedLinear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.weights import WeightSlot, WeightSource
+from octavo.models.base import CausalLM
+from octavo.models.llama import LlamaForCausalLM
+from octavo.models.mtp import PredictionModel
+from octavo.models.qwen3 import Qwen3ForCausalLM
+
+
+class NoNorm(nn.Module):
+    """In place of a norm that is not there."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``x`` twice, as a norm would return it and its residual."""
+        assert residual is None
+        return x, x
+
+
+class OfTarget(nn.Module):
+    """In place of an embedding or a head that is the other model's."""
+
+    tied_to = None
+
+
+class EagleDecoder(Decoder):
+    """The layers, and what makes their input."""
+
+    def __init__(self, embed_tokens: VocabParallelEmbedding | OfTarget, layers: list[DecoderLayer], fc: nn.Module):
+        super().__init__(cast(VocabParallelEmbedding, embed_tokens), layers, None)
+        self.fc = fc
+
+    def token_tables(self) -> list[VocabParallelEmbedding]:
+        """See `Decoder`."""
+        return [table for table in super().token_tables() if not isinstance(table, OfTarget)]
+
+    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `octavo.models.mtp.PredictionDecoder`."""
+        x, residual = self.fc(torch.cat([self.embed_tokens(input_ids), before], dim=-1)), None
+        return self._run(x, residual, 0, positions, ctx)
+
+    def _run(self, x: Tensor, residual: Tensor | None, first: int, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """What layers from number ``first`` on make of it: their residual and output together."""
+        for layer in self.layers[first:]:
+            x, residual = layer(x, residual, positions, ctx)
+        return x if residual is None else octavo_kernels.add(residual, x)
+
+
+class EagleModel(PredictionModel):
+    """Of EAGLE-1 and 2."""
+
+    model: EagleDecoder  # type: ignore[assignment]
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        (r"^model\.(?=lm_head\.)", ""),
+        *LlamaForCausalLM.checkpoint_names,
+    ]
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        if not config.hf_config["own_embedding"]:
+            self.model.embed_tokens = OfTarget()  # type: ignore[assignment]
+        self.lm_head = self.create_head()
+
+    def attach(self, target: CausalLM) -> None:
+        """Take the embedding and the head of ``target`` where there are no own ones."""
+        if isinstance(self.model.embed_tokens, OfTarget):
+            self.model.embed_tokens = target.model.embed_tokens
+        if isinstance(self.lm_head, OfTarget):
+            self.lm_head = target.lm_head
+
+    def create_head(self) -> ParallelLMHead:
+        """The head, or `OfTarget`."""
+        config, hf = self.config, self.config.hf_config
+        if not hf["own_head"]:
+            return OfTarget()  # type: ignore[return-value]
+        return ParallelLMHead(hf["draft_vocab_size"], config.hidden_size, self.tp, scale=hf.get("logit_scale", 1.0))
+
+    def create_decoder(
+        self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
+    ) -> Decoder:
+        """See `LlamaForCausalLM`."""
+        size = self.config.hidden_size
+        fc = ReplicatedLinear(2 * size, size, self.config.hf_config["fc_bias"], self.tp)
+        return EagleDecoder(embed_tokens, layers, fc)
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
+        """Layer number ``layer``: the first one has no norm at its input."""
+        norm = cast(RMSNorm, NoNorm() if layer == 0 else self.create_norm())
+        attention = self.create_attention(layer, rotary)
+        return PreNormDecoderLayer(norm, attention, cast(RMSNorm, self.create_norm()), self.create_mlp())
+
+    def guess(self, state: Tensor, number: int) -> Tensor:
+        """See `PredictionModel`."""
+        return self.compute_logits(state)
+
+
+class Eagle3Layer(PreNormDecoderLayer):
+    """The first layer: its attention reads embeddings and states, a norm of each, side by side."""
+
+    def __init__(self, model: Eagle3Model, attention: SelfAttention, config: ModelConfig, tp: TensorParallel) -> None:
+        norms = [cast(RMSNorm, model.create_norm()) for _ in range(3)]
+        # A norm whose output is not quantised as its linear layer would have it, see `layers.fusion`.
+        super().__init__(cast(RMSNorm, NoNorm()), attention, norms[0], model.create_mlp())
+        self.embed_norm, self.hidden_norm = norms[1:]
+        self.residual_is_normed = bool(config.hf_config.get("norm_before_residual", False))
+        sizes = (config.head_size, config.num_heads, config.num_kv_heads)
+        attention.qkv_proj = QKVParallelLinear(2 * config.hidden_size, *sizes, model.qkv_bias, tp)
+
+    def fuse(
+        self, tokens: Tensor, states: Tensor, positions: Tensor, ctx: ForwardContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """From embeddings and states, ``[T, H]`` each; returns as `DecoderLayer.forward`."""
+        normed = self.hidden_norm(states)[0]
+        deferred: DeferredHidden = (
+            self.self_attn(torch.cat([self.embed_norm(tokens)[0], normed], dim=-1), positions, ctx),
+            normed if self.residual_is_normed else states,
+        )
+        return self.finish(*deferred)
+
+
+class Eagle3Decoder(EagleDecoder):
+    """``fc`` brings the tapped states together, after a norm of each of them (``fc_norm``) or of all (``input_norm``),
+    if any. Token i of the head is token ``tokens[i]`` of the vocabulary (None: itself)."""
+
+    tokens: Tensor | None
+
+    def __init__(
+        self,
+        embed_tokens: VocabParallelEmbedding,
+        layers: list[DecoderLayer],
+        norm: RMSNorm,
+        fc: nn.Module,
+        hf: dict[str, Any],
+        sizes: tuple[int, int],
+    ) -> None:
+        """``sizes``: of a tapped state, and how many there are; ``hf``: the configuration's fields."""
+        super().__init__(embed_tokens, layers, fc)
+        self.norm, self._norms_output, eps = norm, bool(hf.get("norm_output")), hf.get("rms_norm_eps", 1e-6)
+        size, count = sizes
+        self.input_norm = RMSNorm(size * count, eps) if hf.get("norm_before_fc") else None
+        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(count)) if hf.get("fc_norm") else None
+        self._sizes, self._vocab_size = (hf["draft_vocab_size"], count), hf["vocab_size"]
+        tokens = torch.empty(hf["draft_vocab_size"], dtype=torch.int64) if hf["maps_tokens"] else None
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    def join(self, states: Tensor) -> Tensor:
+        """The tapped states ``[R, n Ht]`` as one, ``[R, H]``."""
+        if self.input_norm is not None:
+            states = self.input_norm(states)[0]
+        if self.fc_norm is not None:
+            parts = states.chunk(self._sizes[1], dim=-1)
+            states = torch.cat([norm(part.contiguous())[0] for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        joined: Tensor = self.fc(states)
+        return joined
+
+    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `octavo.models.mtp.PredictionDecoder`."""
+        first = cast(Eagle3Layer, self.layers[0])
+        x, residual = first.fuse(self.embed_tokens(input_ids), before, positions, ctx)
+        state = self._run(x, residual, 1, positions, ctx)
+        return self.normed(state) if self._norms_output else state
+
+    def normed(self, state: Tensor) -> Tensor:
+        """What the head reads."""
+        return cast(Tensor, cast(RMSNorm, self.norm)(state)[0])
+
+    def head_input(self, state: Tensor) -> Tensor:
+        """`normed`, of what `predict` returned."""
+        return state if self._norms_output else self.normed(state)
+
+    def in_vocabulary(self, logits: Tensor) -> Tensor:
+        """The head's logits ``[R, draft_vocab_size]``, in their places: -inf elsewhere."""
+        if self.tokens is None:
+            return logits
+        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
+        found[:, self.tokens] = logits
+        return found
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Of each of the head's tokens, how far behind it its own number the vocabulary has it."""
+        if self.tokens is not None:
+            yield WeightSlot(0, "d2t", tuple(self.tokens.shape), self._load_tokens, qtypes=("I64", "I32"))
+
+    def _load_tokens(self, source: WeightSource) -> None:
+        tokens = source.load(torch.int64) + torch.arange(source.shape[0], device="cpu")
+        wrong = (tokens < 0) | (tokens >= self._vocab_size)
+        if wrong.any():
+            at = int(wrong.nonzero()[0])
+            raise ModelError(
+                f"tensor {source.name!r} makes token {at} of the head token {int(tokens[at])} of the vocabulary, which "
+                f"has {self._vocab_size}; the weights and the configuration are not of one model"
+            )
+        cast(Tensor, self.tokens).copy_(tokens)
+
+
+class Eagle3Model(EagleModel):
+    """Of EAGLE-3, with layers as Llama's."""
+
+    model: Eagle3Decoder
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        (r"^(model\.)?(t2d$|verifier_)", None),
+        (r"^(model\.)?midlayer\.", "layers.0."),
+        (r"^(model\.)?layers\.0\.input_layernorm\.", "layers.0.embed_norm."),
+        *EagleModel.checkpoint_names,
+    ]
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Of the first layer's queries, keys and values."""
+        return bool(self.config.hf_config.get("attention_bias", False))
+
+    def attach(self, target: CausalLM) -> None:
+        """Also have ``target`` keep what is read of it."""
+        super().attach(target)
+        target.model.taps = tuple(self.config.hf_config["taps"])
+
+    def read(self, target: CausalLM, deferred: DeferredHidden) -> Tensor:
+        """What ``target``'s layers were given, ``[T, n Ht]``."""
+        return target.tapped(*deferred)
+
+    def join(self, states: Tensor) -> Tensor:
+        """See `PredictionModel`."""
+        return self.model.join(states)
+
+    def create_decoder(
+        self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
+    ) -> Decoder:
+        """See `LlamaForCausalLM`."""
+        hf, size = self.config.hf_config, self.config.hidden_size
+        taps = (hf["target_hidden_size"], len(hf["taps"]))
+        fc = ReplicatedLinear(taps[0] * taps[1], size, hf["fc_bias"], self.tp)
+        return Eagle3Decoder(embed_tokens, layers, cast(RMSNorm, self.create_norm()), fc, hf, taps)
+
+    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
+        """Layer number ``layer``."""
+        if layer > 0:
+            return LlamaForCausalLM.create_layer(self, layer, rotary)
+        return Eagle3Layer(self, self.create_attention(layer, rotary), self.config, self.tp)
+
+    def guess(self, state: Tensor, number: int) -> Tensor:
+        """See `PredictionModel`."""
+        return self.model.in_vocabulary(self.compute_logits(self.model.head_input(state)))
+
+
+class Eagle3Qwen3Model(Eagle3Model, Qwen3ForCausalLM):
+    """Of EAGLE-3, with layers as Qwen3's."""
