@@ -351,9 +351,12 @@ def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:
     backend_for(blocks).copy_blocks(blocks, pairs)
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """Rows ``ids`` int64 [T] of a table ``weight [rows, H]``: ``[T, H]``."""
-    return backend_for(weight).embedding(ids, weight)
+def embedding(ids: Tensor, weight: Tensor, first: int | None = None) -> Tensor:
+    """Rows ``ids`` int64 [T] of a table ``weight [rows, H]``: ``[T, H]``.
+
+    ``first``: the table holds those of ids from that one on, and rows of ids that it does not hold are 0 (None: it
+    holds all of them)."""
+    return backend_for(weight).embedding(ids, weight, first)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -373,9 +376,10 @@ def dense_linear(
     return backend_for(x).dense_linear(x, weight, bias, out_dtype)
 
 
-def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Tensor:
-    """Rows ``ids`` int64 [T] of a packed table of 16 or 32 bits: ``[T, K]`` in ``dtype``."""
-    return backend_for(ids).dense_embedding(ids, weight, dtype)
+def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype, first: int | None = None) -> Tensor:
+    """Rows ``ids`` int64 [T] of a packed table of 16 or 32 bits: ``[T, K]`` in ``dtype``; ``first`` as in
+    `embedding`."""
+    return backend_for(ids).dense_embedding(ids, weight, dtype, first)
 
 
 # ---- mixtures of experts (see octavo_kernels.moe)
@@ -492,9 +496,9 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     return backend_for(x.pairs).gated_linear_quantize(x, packed, terms)
 
 
-def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
-    """Rows ``ids`` int64 [T] of a packed table, dequantised: ``[T, K]`` in ``dtype``."""
-    return backend_for(ids).quantized_embedding(ids, packed, dtype)
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype, first: int | None = None) -> Tensor:
+    """Rows ``ids`` int64 [T] of a packed table, dequantised: ``[T, K]`` in ``dtype``; ``first`` as in `embedding`."""
+    return backend_for(ids).quantized_embedding(ids, packed, dtype, first)
 
 
 # ---- weights in groups, for GPUs (see octavo_kernels.group_weight)

@@ -22,15 +22,22 @@ from octavo_kernels import AttentionMetadata
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
 
 
-def model_config(model: Path | str | None, dtype: str = "float32", **hf_changes: Any) -> ModelConfig:
+def model_config(
+    model: Path | str | None, dtype: str = "float32", quantization: str | None = "none", **hf_changes: Any
+) -> ModelConfig:
     """The model at a path (or the embedded one), with some of config.json's values changed."""
-    args = EngineArgs(model=None if model is None else str(model), dtype=dtype, quantization="none")
+    args = EngineArgs(model=None if model is None else str(model), dtype=dtype, quantization=quantization)
     config = args.create_engine_config(progress=False)
     return replace(config.model, hf_config=config.model.hf_config | hf_changes)
 
 
-def load(model: Path | str | None, dtype: str = "float32", tp: TensorParallel | None = None) -> nn.Module:
-    return load_model(model_config(model, dtype), tp=tp)
+def load(
+    model: Path | str | None,
+    dtype: str = "float32",
+    tp: TensorParallel | None = None,
+    quantization: str | None = "none",
+) -> nn.Module:
+    return load_model(model_config(model, dtype, quantization), tp=tp)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from octavo_kernels.cpu.attention import (
     paged_attention,
     rope_and_cache,
 )
+from octavo_kernels.cpu.collectives import SharedMemory, create_shared_memory, shared_memory_bytes
 from octavo_kernels.cpu.decode_step import DecodeInputs
 from octavo_kernels.cpu.dense import dense_embedding, dense_linear, fill_dense
 from octavo_kernels.cpu.elementwise import (
@@ -64,11 +65,13 @@ __all__ = [
     "Prefault",
     "Program",
     "RecordingError",
+    "SharedMemory",
     "activate",
     "add",
     "argmax",
     "attention_problem",
     "copy_blocks",
+    "create_shared_memory",
     "decode_inputs",
     "dense_embedding",
     "dense_linear",
@@ -105,6 +108,7 @@ __all__ = [
     "scale",
     "scaled_linear",
     "scaled_row_counts",
+    "shared_memory_bytes",
     "silu_and_mul",
     "silu_and_mul_quantize",
     "sparsify_",

@@ -47,17 +47,17 @@ def dense_linear(
     return out
 
 
-def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Tensor:
+def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype, first: int | None = None) -> Tensor:
     """See `octavo_kernels.dense_embedding`."""
     library = get_library()
     if library is None or dtype not in DTYPES or len(weight.parts) != 1:
-        return reference.dense_embedding(ids, weight, dtype)
+        return reference.dense_embedding(ids, weight, dtype, first)
     ids, part = as_contiguous(ids, torch.int64), weight.parts[0]
     out = torch.empty((ids.numel(), weight.width), dtype=dtype)
     op = library.pack(
         "dense_embedding",
         ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, weight.width,
-        WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
+        WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype], -1 if first is None else first,
     )  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, weight.width)

@@ -49,11 +49,11 @@ def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     A row with a NaN gives its first NaN. torch's argmax is not vectorised on CPUs; numpy's is, but on one thread.
     """
     library = get_library()
-    if library is None or x.dtype != torch.float32 or not x.is_contiguous() or not x.shape[1]:
+    if library is None or x.dtype != torch.float32 or x.stride(1) != 1 or not x.shape[1]:
         index = torch.from_numpy(x.numpy().argmax(-1)) if x.dtype != torch.bfloat16 else x.argmax(-1)
         return index, x.gather(1, index[:, None])[:, 0]
     index, best = torch.empty(len(x), dtype=torch.int64), torch.empty(len(x))
-    op = library.pack("argmax", x.data_ptr(), index.data_ptr(), best.data_ptr(), *x.shape)
+    op = library.pack("argmax", x.data_ptr(), index.data_ptr(), best.data_ptr(), *x.shape, x.stride(0))
     library.run(op, threads_for(x.numel()) if len(x) > 1 else 1)
     return index, best
 
@@ -168,16 +168,17 @@ def layer_norm(
     return out, total
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(ids: Tensor, weight: Tensor, first: int | None = None) -> Tensor:
     """See `octavo_kernels.embedding`."""
     library = get_library()
     if library is None or not weight.is_contiguous():
-        return reference.embedding(ids, weight)
+        return reference.embedding(ids, weight, first)
     ids = as_contiguous(ids, torch.int64)
     out = torch.empty((*ids.shape, weight.shape[1]), dtype=weight.dtype)
     row_bytes = weight.shape[1] * weight.element_size()
     op = library.pack(
-        "embedding", ids.data_ptr(), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[0], row_bytes
-    )
+        "embedding", ids.data_ptr(), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[0], row_bytes,
+        -1 if first is None else first,
+    )  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out

@@ -170,17 +170,17 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     return rows
 
 
-def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype, first: int | None = None) -> Tensor:
     """See `octavo_kernels.quantized_embedding`."""
     library = get_library()
     if library is None or dtype not in DTYPES or len(packed.parts) != 1:
-        return reference.quantized_embedding(ids, packed, dtype)
+        return reference.quantized_embedding(ids, packed, dtype, first)
     ids, part = as_contiguous(ids, torch.int64), packed.parts[0]
     out = torch.empty((ids.numel(), packed.width), dtype=dtype)
     op = library.pack(
         "quantized_embedding",
         ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, packed.width, packed.groups,
-        part.kind.bits, part.kind.flags, DTYPES[dtype],
+        part.kind.bits, part.kind.flags, DTYPES[dtype], -1 if first is None else first,
     )  # fmt: skip
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, packed.width)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo_kernels.dense import DenseWeight, unpack_dense
+from octavo_kernels.reference.elementwise import embedding
 
 
 def dense_linear(
@@ -17,6 +18,6 @@ def dense_linear(
     return out.to(out_dtype or x.dtype)
 
 
-def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype) -> Tensor:
+def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype, first: int | None = None) -> Tensor:
     """See `octavo_kernels.dense_embedding`."""
-    return unpack_dense(weight)[ids].to(dtype)
+    return embedding(ids, unpack_dense(weight), first).to(dtype)

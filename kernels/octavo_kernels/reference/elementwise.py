@@ -81,6 +81,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(x, weight, bias)
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(ids: Tensor, weight: Tensor, first: int | None = None) -> Tensor:
     """See `octavo_kernels.embedding`."""
-    return functional.embedding(ids, weight)
+    if first is None:
+        return functional.embedding(ids, weight)
+    local, elsewhere = split_ids(ids, first, len(weight))
+    return functional.embedding(local, weight).masked_fill_(elsewhere[..., None], 0)
+
+
+def split_ids(ids: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Rows of a table that holds ``rows`` ids from ``first`` on, and which ids it does not hold."""
+    local = ids - first
+    elsewhere = (local < 0) | (local >= rows)
+    return local.masked_fill(elsewhere, 0), elsewhere

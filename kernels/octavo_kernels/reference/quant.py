@@ -21,7 +21,7 @@ from octavo_kernels.quant import (
     scaled_row_steps,
     unpack_part,
 )
-from octavo_kernels.reference.elementwise import fused_add_rms_norm, rms_norm, silu_and_mul
+from octavo_kernels.reference.elementwise import embedding, fused_add_rms_norm, rms_norm, silu_and_mul
 
 
 def quantize_rows(x: Tensor, terms: int = 1, *, second_term_where_large: bool = False) -> QuantizedRows:
@@ -197,6 +197,6 @@ def _product_in_integers(rows: QuantizedRows, weight: Unpacked, terms: int) -> T
     return out.float() * (rows.meta[:, -16, None] * (weight.units * 2.0**-RELATIVE_BITS))
 
 
-def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor:
+def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype, first: int | None = None) -> Tensor:
     """See `octavo_kernels.quantized_embedding`."""
-    return dequantize(packed)[ids].to(dtype)
+    return embedding(ids, dequantize(packed), first).to(dtype)

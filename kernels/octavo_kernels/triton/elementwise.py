@@ -215,20 +215,28 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def embedding_kernel(ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (ids, blocks of BLOCK columns)."""
+def embedding_kernel(
+    ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, first, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (ids, blocks of BLOCK columns). SPLIT: the table holds ids from ``first`` on, and the others' rows are 0."""
     wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     token = tl.load(ids_ptr + row).to(tl.int64)
-    # Padding rows may have any id: clamp it to the table.
-    token = tl.minimum(tl.maximum(token, 0), num_rows - 1)
-    values = tl.load(weight_ptr + token * weight_stride + columns, mask=inside)
+    if SPLIT:
+        token -= first
+        held = inside & (token >= 0) & (token < num_rows)
+        values = tl.load(weight_ptr + token * weight_stride + columns, mask=held, other=0)
+    else:
+        # Padding rows may have any id: clamp it to the table.
+        token = tl.minimum(tl.maximum(token, 0), num_rows - 1)
+        values = tl.load(weight_ptr + token * weight_stride + columns, mask=inside)
     tl.store(out_ptr + row * WIDTH + columns, values, mask=inside)
 
 
-def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(ids: Tensor, weight: Tensor, first: int | None = None) -> Tensor:
     """See `octavo_kernels.embedding`."""
     width = weight.shape[1]
     ids = ids.contiguous()
@@ -241,6 +249,8 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
             weight.stride(0),
             out,
             weight.shape[0],
+            first or 0,
+            SPLIT=first is not None,
             WIDTH=width,
             BLOCK=BLOCK,
             num_warps=4,

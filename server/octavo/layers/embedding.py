@@ -19,9 +19,7 @@ from octavo_kernels.cpu import argmax
 
 def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:
     """This rank's rows. Every rank has equally many; the last ones may have rows that stay without a token."""
-    size = -(-vocab_size // tp.size)
-    start = min(tp.rank * size, vocab_size)
-    return Shard((vocab_size, hidden_size), slice(start, min(start + size, vocab_size)), slice(0, hidden_size), 0)
+    return Shard((vocab_size, hidden_size), slice(*tp.shares(vocab_size)), slice(0, hidden_size), 0)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -42,7 +40,7 @@ class VocabParallelEmbedding(nn.Module):
     def pack(self, method: LinearMethod, table: PackedTable) -> None:
         """Let ``method`` hold the table, of which ``table`` says how it is stored, if it keeps its values."""
         qtype = table.stored_types[0]
-        if self.tp.size == 1 and qtype is not None and isinstance(method, PackedMethod) and method.keeps_values(qtype):
+        if qtype is not None and isinstance(method, PackedMethod) and method.keeps_values(qtype):
             table.create_weights(method, self.dtype)
             self.table = table
             self.tie(table)
@@ -50,16 +48,12 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, input_ids: Tensor, skip: int = 0) -> Tensor:
         """Rows ``[T, hidden_size]`` of ``input_ids`` int64 ``[T]``, whole on every rank; ``skip`` more before the first
         (on one rank, of a table of its own)."""
-        if self.weight is None:
-            method = self._packed[0].method
-            assert isinstance(method, PackedMethod)
-            return method.embed(input_ids, self.dtype)
-        if self.tp.size == 1:
-            return octavo_kernels.embedding(input_ids, self.weight[skip:])
-        local = input_ids - self.shard.rows.start
-        elsewhere = (local < 0) | (local >= self.shard.num_rows)
-        rows = octavo_kernels.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.tp.all_reduce(rows.masked_fill(elsewhere[:, None], 0))
+        first = None if self.tp.size == 1 else self.shard.rows.start
+        if self.weight is not None:
+            return self.tp.all_reduce(octavo_kernels.embedding(input_ids, self.weight[skip:], first))
+        method = self._packed[0].method
+        assert isinstance(method, PackedMethod)
+        return self.tp.all_reduce(method.embed(input_ids, self.dtype, first))
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The table, and what a tied head makes of the same tensor for itself."""
@@ -69,7 +63,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def _left_out(self, qtype: str) -> int:
         """Bytes of the table, less than 0, where the head's own is used instead; else 0."""
-        if self.weight is None or self.tp.size > 1 or not self._packed:
+        if self.weight is None or not self._packed:
             return 0
         method = self._packed[0].method
         return -self.weight.nbytes if isinstance(method, PackedMethod) and method.keeps_values(qtype) else 0
@@ -140,27 +134,33 @@ class ParallelLMHead(LinearBase):
 
     def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
-        if (
-            self.scale == 1.0
-            and self.bias is None
-            and self.tp.size == 1
-            and isinstance(self.method, QuantizedRowsMethod)
-        ):
-            found = self.method.find_best(hidden, wants_logits)
+        if self.scale == 1.0 and self.bias is None and isinstance(self.method, QuantizedRowsMethod):
+            found = self.method.find_best(hidden, wants_logits) if self.shards[0].num_rows else None
             if found is not None:
                 logits, index, best = found
+                if self.tp.size > 1:
+                    logits = self.tp.all_gather(logits, self.vocab_size, wants_logits)
+                    index, best = self.tp.best_of_ranks(index, best, self.shards[0].rows.start, len(index))
                 return self._capped(logits), index, self._capped(best[:, None])[:, 0]
-        logits = self(hidden)
-        return logits, *argmax(logits)
+        if self.tp.size == 1 or hidden.device.type != "cpu":
+            logits = self(hidden)
+            return logits, *argmax(logits)
+        part = self._part(hidden).float()
+        logits = self.tp.all_gather(part, self.vocab_size, wants_logits)
+        index, best = self.tp.find_best(part, self.vocab_size)
+        return self._capped(logits), index, self._capped(best[:, None])[:, 0]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """See the class; in the model's dtype on other devices than a CPU."""
-        if self.scale != 1.0:
-            hidden = octavo_kernels.scale(hidden, self.scale)
-        logits = self.tp.all_gather(self.method.apply(self, hidden, self.bias))
-        logits = self._capped(logits[:, : self.vocab_size])
+        logits = self._capped(self.tp.all_gather(self._part(hidden), self.vocab_size))
         # The sampling kernels of other devices read any dtype: no copy of twice the size.
         return logits.float() if logits.device.type == "cpu" else logits
+
+    def _part(self, hidden: Tensor) -> Tensor:
+        """This rank's logits, before they are capped."""
+        if self.scale != 1.0:
+            hidden = octavo_kernels.scale(hidden, self.scale)
+        return self.method.apply(self, hidden, self.bias)
 
     def _capped(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else octavo_kernels.scale(logits, 1.0, self.softcap)

@@ -2,47 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.errors import ConfigError
+from octavo_kernels.cpu import SharedMemory, argmax
 
 
 class Group(Protocol):
-    """Ranks that exchange tensors. Every rank makes the same calls in the same order, with tensors of equal shapes."""
+    """Ranks that exchange tensors. Every rank makes the same calls in the same order, with tensors of equal shapes;
+    no result depends on how many rows there are, and all ranks have the same bits."""
 
     def all_reduce(self, x: Tensor) -> None:
-        """Replace ``x`` by the sum of every rank's: in the order of ranks and in float32, rounded once, so that no size
-        of a batch and no rank has other bits. Raises RuntimeError when a rank is lost."""
+        """Replace ``x``, contiguous, by the sum of every rank's: in the order of ranks and in float32, rounded once."""
 
-    def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's ``x``, in the order of ranks. Raises RuntimeError when a rank is lost."""
+    def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
+        """Every rank's ``x [T, >= own]`` side by side: ``[T, total]``. Ranks have ceil(total / ranks) columns each, the
+        last ones fewer. ``wants`` int64 [1]: where it is 0 the result may be undefined."""
+
+    def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
+        """`argmax` int64 and float32 [rows] of all ranks' columns, from this rank's, of which ``offset`` is the first
+        (None: it has none)."""
+
+    def smallest(self, numbers: Sequence[int]) -> list[int]:
+        """The smallest of every rank's, one by one."""
+
+    def check(self) -> None:
+        """Raise RuntimeError, which names ranks, where results since the last call are meaningless as some rank did
+        not take part."""
+
+    def stop(self) -> None:
+        """Have no rank wait for another any more; to be called from any thread."""
+
+    @property
+    def late(self) -> list[int]:
+        """Ranks that others are known to wait for."""
+
+
+class SharedMemoryGroup(SharedMemory):
+    """A `Group` of processes on one machine's CPUs, whose operations a recorded step may have."""
+
+    def smallest(self, numbers: Sequence[int]) -> list[int]:
+        """See `Group`."""
+        found = super().smallest(numbers)
+        self.check()
+        return found
+
+    def check(self) -> None:
+        """See `Group`."""
+        if self.stopped:
+            late = ", ".join(f"rank {rank}" for rank in self.late) or "a rank"
+            raise RuntimeError(f"{late} did not take part in an exchange ({self.stopped}); rank {self.rank} waited")
 
 
 class TorchGroup:
-    """A `Group` over one of torch's, such as gloo between nodes. Its own sums depend on positions, so that none is
-    used."""
+    """A `Group` over one of torch's, such as gloo between nodes. The backends' own sums depend on places and sizes, so
+    everything is gathered and added up here."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group, self.rank, self.ranks = group, group.rank(), group.size()
+        self.late: list[int] = []  # not known
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Group`."""
-        first, *others = self.all_gather(x)
-        total = first.float()
-        for part in others:
-            total = total + part.float()
-        x.copy_(total)
+        x.copy_(sum_in_order(self._gather(x)))
 
-    def all_gather(self, x: Tensor) -> list[Tensor]:
+    def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """See `Group`."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self._group.size())]
+        most = -(-total // self.ranks)
+        own = x[:, :most]
+        if own.shape[1] < most:
+            own = functional.pad(own, (0, most - own.shape[1]))
+        return torch.cat(self._gather(own), dim=1)[:, :total].contiguous()
+
+    def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
+        """See `Group`."""
+        mine = torch.full((rows, 2), -1.0, dtype=torch.float64)  # holds both exactly
+        if index is not None and value is not None:
+            mine[:, 0], mine[:, 1] = index + offset, value
+        return best_in_order(self._gather(mine))
+
+    def smallest(self, numbers: Sequence[int]) -> list[int]:
+        """See `Group`."""
+        return torch.stack(self._gather(torch.tensor(numbers))).amin(dim=0).tolist()
+
+    def check(self) -> None:
+        """See `Group`; a call that fails raises by itself."""
+
+    def stop(self) -> None:
+        """See `Group`."""
+        self._group.abort()
+
+    def _gather(self, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return parts
+
+
+def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of every rank's tensor as all groups have it: in order, in float32, rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+def best_in_order(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The best of each row of every rank's (index, value) float64 [rows, 2]; ranks without columns have index -1."""
+    found = parts[0]
+    for part in parts[1:]:
+        value, other = found[:, 1], part[:, 1]
+        better = (part[:, 0] >= 0) & ~value.isnan() & ((other > value) | other.isnan())
+        found = torch.where(better[:, None], part, found)
+    return found[:, 0].long(), found[:, 1].float()
 
 
 @dataclass(frozen=True)
@@ -56,22 +134,41 @@ class TensorParallel:
     def divide(self, total: int, what: str) -> int:
         """``total / size``; ConfigError when it does not divide."""
         if total % self.size:
+            sizes = [str(size) for size in range(1, total + 1) if total % size == 0]
+            shown = ", ".join(sizes if len(sizes) < 9 else [*sizes[:7], "..."])
             raise ConfigError(
                 f"{what} ({total}) cannot be split over {self.size} ranks; "
-                "choose a tensor parallel size that divides it"
+                f"choose a tensor parallel size that divides it: {shown}"
             )
         return total // self.size
+
+    def shares(self, total: int) -> tuple[int, int]:
+        """The columns that `all_gather` takes of this rank: the first of ``total``, and the one after the last."""
+        most = -(-total // self.size)
+        return min(self.rank * most, total), min((self.rank + 1) * most, total)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's ``x``, in place."""
         if self.size > 1:
             assert self.group is not None
+            x = x.contiguous()
             self.group.all_reduce(x)
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's ``x [T, N]`` side by side: ``[T, N * size]``."""
+    def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
+        """See `Group`; on one rank the first ``total`` columns."""
         if self.size == 1:
-            return x
+            return x if x.shape[1] == total else x[:, :total]
         assert self.group is not None
-        return torch.cat(self.group.all_gather(x), dim=-1)
+        return self.group.all_gather(x, total, wants)
+
+    def find_best(self, x: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        """`argmax` of what `all_gather` would return of ``x`` float32, without gathering it."""
+        first, end = self.shares(total)
+        index, value = argmax(x[:, : end - first]) if end > first else (None, None)
+        return self.best_of_ranks(index, value, first, len(x))
+
+    def best_of_ranks(self, index: Tensor | None, value: Tensor | None, first: int, rows: int) -> tuple[Tensor, Tensor]:
+        """See `Group.best`."""
+        assert self.group is not None
+        return self.group.best(index, value, first, rows)

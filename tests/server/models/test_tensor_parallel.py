@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
-from safetensors.torch import load_file
+from support.emulated_tp import EmulatedTP, case_of, logits_of_processes
 from support.encoders import answers_of, encoder_of
 from support.family_cases import FAMILY_CASES, FIRST_CASES
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of
 from support.tiny_models import make_model
+from torch import Tensor
 
 from octavo.errors import ConfigError
 from octavo.layers.parallel import TensorParallel
@@ -129,68 +128,80 @@ ENCODERS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # its configuration c
 # Decoders whose heads have fewer classes than there are ranks, or a number that ranks do not divide.
 CLASSIFIERS = {"LlamaConfig": 3, "MistralConfig": 2, "Qwen2Config": 5, "Qwen3Config": 1}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-RANK = """
-import sys
-from pathlib import Path
-import torch, torch.distributed as dist
-from safetensors.torch import save_file
-from support.encoders import answers_of
-from support.paged import load, logits_of
-from octavo.layers.parallel import TensorParallel, TorchGroup
-from octavo.models.encoder import Encoder
-rank, root, tokens = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=rank, world_size=2)
-tp = TensorParallel(rank, 2, TorchGroup(dist.group.WORLD))
-for case in sys.argv[4:]:
-    model = load(root / case, tp=tp)
-    logits = answers_of(model, tokens) if isinstance(model, Encoder) else logits_of(model, tokens)
-    size = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
-    save_file({str(i): t for i, t in enumerate(logits)} | {"size": torch.tensor(size)}, root / f"{case}-{rank}.out")
-dist.destroy_process_group()
-"""
+# Of 12 heads, one key/value head for all, and experts: what 2, 3 and 4 ranks can share.
+BITS = {
+    "llama": ("LlamaConfig", SMALL | {"hidden_size": 192, "num_attention_heads": 12, "num_key_value_heads": 12}),
+    "one-kv-head": ("Qwen3Config", SMALL | {"num_attention_heads": 12, "num_key_value_heads": 1, "head_dim": 16,
+                                            "tie_word_embeddings": True}),
+    "experts": ("Qwen2MoeConfig", CASES["experts"][1] | {"hidden_size": 192, "num_attention_heads": 12,
+                "num_key_value_heads": 12, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96}),
+}  # fmt: skip
 
 
-def check_ranks(cases: list[str], root: Path) -> None:
-    """Load each model below ``root`` on two ranks and compare what they give with what one gives."""
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(rank), str(root), repr(TOKENS), *cases], env=env)
-        for rank in (0, 1)
-    ]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    for case in cases:
-        model = load(root / case)
-        whole = sum(n for kind, n in model.weight_bytes_by_kind().items() if kind != "tables")
-        expected = answers_of(model, TOKENS) if isinstance(model, Encoder) else logits_of(model, TOKENS)
-        for rank in (0, 1):
-            out = load_file(root / f"{case}-{rank}.out")
-            assert out.pop("size") < 0.65 * whole, f"each rank of {case} holds about half"
-            for i, logits in enumerate(expected):
-                off = (out[str(i)] - logits).abs()
-                assert (off <= 1e-4 + 1e-5 * logits.abs()).all(), f"rank {rank} of {case}: {off.max()}"
+def answers(model: Any) -> list[Tensor]:
+    return answers_of(model, TOKENS) if isinstance(model, Encoder) else logits_of(model, TOKENS)
+
+
+def kl(expected: Tensor, found: Tensor) -> float:
+    """In nats a position."""
+    return (expected.softmax(-1) * (expected.log_softmax(-1) - found.log_softmax(-1))).sum(-1).mean().item()
+
+
+def check_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> None:
+    """What processes give is what all ranks in one process give, bit for bit, and nearly what one rank gives."""
+    for case, found in zip(cases, logits_of_processes(ranks, cases, out), strict=True):
+        path, dtype, quantization = Path(case["model"]), case["dtype"], case["quantization"]
+
+        def build(tp: TensorParallel, path: Path = path, dtype: str = dtype, how: str = quantization) -> Any:
+            return load(path, dtype, tp, how)
+
+        name, emulated, whole = f"{path.name} {case}", EmulatedTP(ranks, build).run(answers), load(path, dtype)
+        total = sum(n for kind, n in whole.weight_bytes_by_kind().items() if kind != "tables")
+        alone = answers(whole)
+        exact = alone if dtype == "float32" else answers(load(path, "float32"))
+        for rank, (logits, size) in enumerate(found):
+            assert size < (1.3 if ranks == 2 else 1.6) / ranks * total, f"rank {rank} of {name} holds its part"
+            for i, expected in enumerate(alone):
+                assert torch.equal(logits[i], emulated[0][i]), f"rank {rank} of {name}"
+                off = (logits[i] - expected).abs()
+                if dtype == "float32":
+                    assert (off <= 1e-4 + 1e-5 * expected.abs()).all(), f"rank {rank} of {name}: {off.max()}"
+                else:  # no farther away than 16 bits are from 32
+                    assert kl(expected, logits[i]) <= kl(exact[i], expected), f"rank {rank} of {name}"
 
 
 @pytest.mark.slow
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
-    cases = [*CASES, *INTERNLM, *FAMILIES]
+    """Of every family: generating models, encoders with heads and without, decoders with a head of classes."""
+    names = [*CASES, *INTERNLM, *FAMILIES]
     for case, (config_class, settings) in (CASES | FAMILIES).items():
         make_model(config_class, settings).save_pretrained(tmp_path / case)
     for name, save in INTERNLM.items():
         save(tmp_path / name, SMALL | {"num_key_value_heads": 2})
-    check_ranks(cases, tmp_path)
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_vectors_and_classes_of_one(tmp_path: Path) -> None:
-    """Of encoders, with heads and without, and of decoders with a head of classes."""
     for name, (config_class, head, settings) in ENCODERS.items():
         config = getattr(transformers, config_class)(**SMALL | SPECIAL | settings)
         encoder_of(config, head).save_pretrained(tmp_path / name)
     for name, labels in CLASSIFIERS.items():
         config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
         encoder_of(config, head=True).save_pretrained(tmp_path / name)
-    check_ranks([*ENCODERS, *CLASSIFIERS], tmp_path)
+    names += [*ENCODERS, *CLASSIFIERS]
+    check_processes(2, [case_of(tmp_path / name, TOKENS) for name in names], tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+def test_processes_give_the_bits_of_all_ranks_in_one(ranks: int, tmp_path: Path) -> None:
+    """Over shared memory and over gloo, in float32 and bfloat16, with more ranks than cores too."""
+    for name, (config_class, settings) in BITS.items():
+        make_model(config_class, settings).save_pretrained(tmp_path / name)
+    cases = [
+        case_of(tmp_path / name, TOKENS, dtype, transport)
+        for name in BITS
+        for dtype in ("float32", "bfloat16")
+        for transport in ("shared memory", "gloo")
+        if transport == "shared memory" or name == "experts"
+    ]
+    check_processes(ranks, cases, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", sorted(ONE_DEVICE))

@@ -326,7 +326,12 @@ void op_pack_dense(const struct pack_dense_args *a, struct team_member *m) {
 }
 
 INLINE void embed_row(const struct dense_embedding_args *a, int64_t i, const int64_t weight_dtype, const int dtype) {
-    const int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1));
+    const int64_t id = table_row(a->ids[i], a->from, a->channels);
+    if (id < 0) {
+        const int64_t bytes = a->width * (dtype == BFLOAT16 ? 2 : 4);
+        memset((char *)a->out + i * bytes, 0, (size_t)bytes);
+        return;
+    }
     float values[VW];
     for (int64_t first = 0; first < a->width; first += VW) {
         const int64_t count = MIN(VW, a->width - first);

@@ -189,8 +189,10 @@ void op_silu_and_mul(const struct silu_and_mul_args *a, struct team_member *m) {
 void op_embedding(const struct embedding_args *a, struct team_member *m) {
     for (int64_t i, end; team_take_rows(m, a->count, &i, &end); team_item_done(m)) {
         for (; i < end; i++) {
-            int64_t id = MAX(0, MIN(a->ids[i], a->rows - 1));
-            memcpy((char *)a->out + i * a->row_bytes, (const char *)a->table + id * a->row_bytes, (size_t)a->row_bytes);
+            const int64_t row = table_row(a->ids[i], a->from, a->rows);
+            char *out = (char *)a->out + i * a->row_bytes;
+            if (row < 0) memset(out, 0, (size_t)a->row_bytes);
+            else memcpy(out, (const char *)a->table + row * a->row_bytes, (size_t)a->row_bytes);
         }
     }
     team_finish_phase(m, team_row_items(m, a->count));
@@ -235,6 +237,6 @@ static void argmax_row(const float *x, int64_t width, int64_t *index, float *bes
 
 void op_argmax(const struct argmax_args *a, struct team_member *m) {
     for (int64_t r; (r = team_take_item(m, a->rows)) >= 0; team_item_done(m))
-        argmax_row(a->x + r * a->width, a->width, a->index + r, a->best + r);
+        argmax_row(a->x + r * a->stride, a->width, a->index + r, a->best + r);
     team_finish_phase(m, a->rows);
 }

@@ -183,12 +183,12 @@ struct decode_inputs_args {
 };
 
 // For each row of x [rows, width] the lowest index of a largest element, and that element. A row with a NaN gives its first
-// NaN.
+// NaN. Rows are `stride` elements apart.
 struct argmax_args {
     const float *x;
     int64_t *index;
     float *best;
-    int64_t rows, width;
+    int64_t rows, width, stride;
 };
 
 // Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual and residual_out are in
@@ -259,12 +259,13 @@ struct pack_dense_args {
     int64_t count, channel, width, dtype;
 };
 
-// out [count, width] = rows `ids` of such a weight
+// out [count, width] = rows `ids` of such a weight. The table's first row is that of id `from`, here and below: rows of ids
+// that it does not hold are 0. from -1: it holds all ids.
 struct dense_embedding_args {
     const int64_t *ids;
     const uint8_t *weight;
     void *out;
-    int64_t count, channels, width, weight_dtype, dtype;
+    int64_t count, channels, width, weight_dtype, dtype, from;
 };
 
 // out [count, width] = rows `ids` of a packed weight, dequantised
@@ -272,7 +273,7 @@ struct quantized_embedding_args {
     const int64_t *ids;
     const uint8_t *weight;
     void *out;
-    int64_t count, channels, width, groups, bits, flags, dtype;
+    int64_t count, channels, width, groups, bits, flags, dtype, from;
 };
 
 // out [count, row_bytes] = rows `ids` of table [rows, row_bytes]
@@ -280,8 +281,14 @@ struct embedding_args {
     const int64_t *ids;
     const void *table;
     void *out;
-    int64_t count, rows, row_bytes;
+    int64_t count, rows, row_bytes, from;
 };
+
+// The row of a table of `rows` rows that holds `id`; -1: none
+static inline int64_t table_row(int64_t id, int64_t from, int64_t rows) {
+    if (from < 0) return id < 0 ? 0 : id < rows ? id : rows - 1;
+    return id - from < 0 || id - from >= rows ? -1 : id - from;
+}
 
 // Packs rows of a GGUF tensor, [channels, groups / groups of a block * block bytes], into the blocks of quant.h. type: see
 // packing.c; bits and flags: the kind that it becomes.
@@ -399,6 +406,42 @@ struct add_choices_args {
     int64_t rows, k, width, dtype;
 };
 
+// Between the processes that hold parts of one model, see collectives.c; `ranks` slots of slot_bytes for each of two turns lie
+// behind the header of `shared`. What does not fit into a slot from element, or row, `first` on is another operation's.
+#define MAX_RANKS 48
+#define SHARED_HEADER 4096
+struct exchange {
+    void *shared;
+    int64_t rank, ranks, slot_bytes;
+};
+
+// x [rows, width] becomes the sum of every rank's
+struct all_reduce_args {
+    void *x;
+    struct exchange exchange;
+    int64_t rows, width, first, dtype;
+};
+
+// out [rows, total] = every rank's columns side by side. Ranks have ceil(total / ranks) of them, the last ones fewer; rows of x
+// are `stride` elements of `size` bytes apart. Nothing happens where `wants` is not NULL and 0, on every rank.
+struct all_gather_args {
+    const void *x;
+    const int64_t *wants;
+    void *out;
+    struct exchange exchange;
+    int64_t rows, stride, total, first, size;
+};
+
+// argmax of all ranks' columns from those of each; `offset`: this rank's first column; index NULL: it has none
+struct best_of_ranks_args {
+    const int64_t *index;
+    const float *value;
+    int64_t *out_index;
+    float *out_value;
+    struct exchange exchange;
+    int64_t rows, offset, first;
+};
+
 // Benchmarks only. out int64 [threads]
 struct read_memory_args {
     const void *memory;
@@ -447,6 +490,9 @@ void op_quantized_experts_down(const struct quantized_experts_down_args *a, stru
 void op_dense_experts_gated(const struct dense_experts_gated_args *a, struct team_member *m);
 void op_dense_experts_down(const struct dense_experts_down_args *a, struct team_member *m);
 void op_add_choices(const struct add_choices_args *a, struct team_member *m);
+void op_all_reduce(const struct all_reduce_args *a, struct team_member *m);
+void op_all_gather(const struct all_gather_args *a, struct team_member *m);
+void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m);
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m);
 void op_read_memory(const struct read_memory_args *a, struct team_member *m);
 void op_dot_products(const struct dot_products_args *a, struct team_member *m);

@@ -316,7 +316,12 @@ static void unpack_group(const uint8_t *strip, const uint8_t *pair, int64_t g, i
 static void embed_row(const struct quantized_embedding_args *a, int64_t i) {
     float row[GROUP];
     const int kind = KIND((int)a->bits, (int)a->flags);
-    int64_t id = MAX(0, MIN(a->ids[i], a->channels - 1));
+    const int64_t id = table_row(a->ids[i], a->from, a->channels);
+    if (id < 0) {
+        const int64_t bytes = a->width * (a->dtype == BFLOAT16 ? 2 : 4);
+        memset((char *)a->out + i * bytes, 0, (size_t)bytes);
+        return;
+    }
     const struct weight_block b = weight_block_at(a->weight, id / BLOCK, a->groups, kind);
     const uint8_t *strip = b.head + id % BLOCK / STRIP * b.next_strip, *pairs = strip + kind_head_bytes(kind);
     for (int64_t first = 0; first < a->width; first += GROUP) {

@@ -67,6 +67,9 @@ static const struct {
     {(op_fn)op_mix_streams, sizeof(struct mix_streams_args)},
     {(op_fn)op_match_rms, sizeof(struct match_rms_args)},
     {(op_fn)op_sparsify, sizeof(struct sparsify_args)},
+    {(op_fn)op_all_reduce, sizeof(struct all_reduce_args)},
+    {(op_fn)op_all_gather, sizeof(struct all_gather_args)},
+    {(op_fn)op_best_of_ranks, sizeof(struct best_of_ranks_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -101,10 +101,10 @@ class DenseLinearMethod(PackedMethod):
         assert self.weight is not None
         return self.weight
 
-    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(self, ids: Tensor, dtype: torch.dtype, first: int | None = None) -> Tensor:
         """See `PackedMethod`."""
         assert self.weight is not None
-        return octavo_kernels.dense_embedding(ids, self.weight, dtype)
+        return octavo_kernels.dense_embedding(ids, self.weight, dtype, first)
 
 
 class DenseConfig(QuantizationConfig):

@@ -140,10 +140,10 @@ class Int8LinearMethod(QuantizedRowsMethod):
         assert self.packed is not None
         return self.packed
 
-    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(self, ids: Tensor, dtype: torch.dtype, first: int | None = None) -> Tensor:
         """See `PackedMethod`."""
         assert self.packed is not None
-        return octavo_kernels.quantized_embedding(ids, self.packed, dtype)
+        return octavo_kernels.quantized_embedding(ids, self.packed, dtype, first)
 
 
 def _round_rows(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,5 +25,6 @@ class PackedMethod(LinearMethod):
         """The weight of a loaded layer."""
 
     @abstractmethod
-    def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rows ``ids`` int64 ``[T]`` of the weight: ``[T, input_size]`` in ``dtype``."""
+    def embed(self, ids: Tensor, dtype: torch.dtype, first: int | None = None) -> Tensor:
+        """Rows ``ids`` int64 ``[T]`` of the weight: ``[T, input_size]`` in ``dtype``; ``first`` as in
+        `octavo_kernels.embedding`."""
