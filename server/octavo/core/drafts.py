@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
-from octavo.core.draft_lengths import DraftLengths
+from octavo.core.draft_lengths import NO_EVIDENCE, DraftLengths
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request
 from octavo.core.worker_drafts import WorkerDrafts
@@ -34,6 +35,15 @@ class Drafter(Protocol):
         """A sequence has ended."""
 
 
+@runtime_checkable
+class WeighingDrafter(Drafter, Protocol):
+    """One that tells good guesses from bad ones."""
+
+    evidence: Sequence[int]
+    """On what each token of the last proposal rests, above `NO_EVIDENCE`: tokens of one number are right about equally
+    often, if all before them are."""
+
+
 class Drafts:
     """Asks a drafter where drafts can be verified, believes nothing it says, and counts what is accepted."""
 
@@ -44,6 +54,7 @@ class Drafts:
         self.num_speculative_tokens = num_speculative_tokens
         self._drafter = drafter
         self._worker = drafter if isinstance(drafter, WorkerDrafts) else None
+        self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._vocab_size = vocab_size
         self._lengths = lengths
         self._started: set[str] = set()
@@ -77,10 +88,11 @@ class Drafts:
             return 0
         if self._lengths is None:
             return most
-        length = self._lengths.choose(request.req_id, most)
+        nothing = (NO_EVIDENCE,) * most
+        length = self._lengths.choose(request.req_id, nothing)
         if self._lengths.never_wrong:  # a model of the same mind: until its first mistake there is nothing to weigh
             length = most
-        self._lengths.add(request.req_id, length)
+        self._lengths.add(request.req_id, nothing[:length])
         return length
 
     def reads(self, request: Request) -> bool:
@@ -99,10 +111,8 @@ class Drafts:
             return []
         req_id = request.req_id
         lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there
-        if lengths is not None:
-            most = lengths.choose(req_id, most)
-            if most < 1:
-                return []
+        if lengths is not None and not lengths.can_pay:
+            return []
         try:
             if req_id not in self._started:
                 self._started.add(req_id)
@@ -117,7 +127,9 @@ class Drafts:
             return []
         drafts = proposed if all(known) else proposed[: known.index(False)]
         if lengths is not None:
-            lengths.add(req_id, len(drafts))
+            evidence = self._weighing.evidence if self._weighing is not None else (NO_EVIDENCE,) * len(drafts)
+            drafts = drafts[: lengths.choose(req_id, evidence[: len(drafts)])]
+            lengths.add(req_id, evidence[: len(drafts)])
         return drafts
 
     def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:

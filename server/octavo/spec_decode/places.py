@@ -8,6 +8,8 @@ from collections.abc import Iterator
 MAX_TOKENS_PER_CALL = 8192
 # Places that are compared, the latest first, to find where the longest end stood before.
 MAX_PLACES = 16
+# Tokens of a match; with more of them what followed is not seen again more often.
+MOST_MATCHING = 8
 
 
 class Places:
@@ -48,3 +50,10 @@ def match_length(text: list[int], position: int, end: list[int], most: int) -> i
     while length < most and text[position - 1 - length] == end[-1 - length]:
         length += 1
     return length
+
+
+def evidence(length: int, others: int, agreeing: int) -> int:
+    """A number for what a guess rests on, see `octavo.core.drafts.WeighingDrafter`: the tokens that match before it,
+    and whether none of the ``others`` places where as many do, or one less, has another token next, or some do."""
+    seen = 1 if not others else 2 if agreeing == others else 0
+    return 1 + seen + 3 * min(length, MOST_MATCHING)

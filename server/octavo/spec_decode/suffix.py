@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from octavo.spec_decode.places import Places, match_length
+from octavo.spec_decode.places import Places, evidence, match_length
 
 SHORTEST = 2  # tokens of a match
 MAX_STORED_TOKENS = 1 << 16  # of recent answers, over all scopes
@@ -74,6 +74,7 @@ class SuffixDrafter:
         self._max_depth, self._factor, self._min_prob = max_depth, max_spec_factor, min_token_prob
         self.recent = RecentAnswers(MAX_STORED_TOKENS, max_answers) if max_answers else None
         self._sequences: dict[str, _Sequence] = {}
+        self.evidence: list[int] = []  # see `octavo.core.drafts.WeighingDrafter`
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
         """See `octavo.core.drafts.Drafter`."""
@@ -95,11 +96,12 @@ class SuffixDrafter:
                     longest, found = length, []
                 if length == longest:
                     found.append((text, position))
-        return self._follow(found, min(most, int(self._factor * longest)), token_ids)
+        return self._follow(found, longest, min(most, int(self._factor * longest)), token_ids)
 
-    def _follow(self, found: list[tuple[list[int], int]], most: int, own: list[int]) -> list[int]:
+    def _follow(self, found: list[tuple[list[int], int]], length: int, most: int, own: list[int]) -> list[int]:
         """The token that most places have next, then of those that have it, and so on; of equals the latest."""
         drafts: list[int] = []
+        self.evidence = []
         prob = 1.0
         while found and len(drafts) < most:
             nexts = [self._next(text, position, len(drafts), own) for text, position in found]
@@ -110,6 +112,7 @@ class SuffixDrafter:
             prob *= known.count(token) / len(nexts)
             if prob < self._min_prob:
                 break
+            self.evidence.append(evidence(length + len(drafts), len(nexts) - 1, known.count(token) - 1))
             drafts.append(token)
             found = [place for place, following in zip(found, nexts, strict=True) if following == token]
         return drafts

@@ -72,6 +72,7 @@ class SimulatedDrafter:
     requests: dict[str, EngineCoreRequest]  # by request_id
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     known: set[str] = field(default_factory=set)
+    evidence: list[int] = field(default_factory=list)
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
         assert req_id not in self.known
@@ -90,8 +91,10 @@ class SimulatedDrafter:
             fingerprint = extend(fingerprint, token)
             wrong = self.kind == "wrong" or (self.kind != "right" and self.rng.random() < 0.5)
             drafts.append((token + 1) % 3 if wrong else token)
+        self.evidence = [self.rng.randrange(1, 5) for _ in drafts]
         if self.kind == "rubbish":
             what = self.rng.randrange(5)
+            del self.evidence[self.rng.randrange(len(drafts)) :]
             if what == 0:
                 raise RuntimeError("the drafter is broken")
             drafts[self.rng.randrange(len(drafts))] = [-1, 10, "no token", True][what - 1]  # type: ignore[call-overload]

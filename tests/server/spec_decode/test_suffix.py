@@ -93,3 +93,22 @@ def test_ended_sequences_leave_nothing_but_the_bounded_store() -> None:
         tokens: list[Any] = [rng.randrange(50) for _ in range(500)]
         answer(suffix, tokens, scope=b"%d" % (i % 7))
     assert not suffix._sequences and suffix.recent is not None and suffix.recent.num_tokens <= MAX_STORED_TOKENS
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), min_size=1, max_size=25), st.data())
+def test_no_token_of_another_scope_is_ever_guessed(asked: list[tuple[int, int, bool]], data: st.DataObject) -> None:
+    """Whatever runs beside whatever. Tokens 0 and 1 are in all texts, token 10 + s in those of scope s."""
+    suffix, running = drafter(answers=3), dict[str, tuple[int, list[int]]]()
+    for number, (scope, length, ends) in enumerate(asked):
+        req_id = f"{number}#r"
+        text = [*data.draw(st.lists(st.sampled_from([0, 1, 10 + scope]), max_size=length)), 0, 1]
+        suffix.start(req_id, bytes([scope]), 1)
+        running[req_id] = scope, text
+        for other, (its, tokens) in running.items():
+            drafts = suffix.propose(other, tokens, 6)
+            assert all(token in (0, 1, 10 + its) for token in drafts) and len(suffix.evidence) == len(drafts) <= 6
+            tokens += drafts[:2]
+        if ends:
+            suffix.forget(req_id)
+            del running[req_id]
+    assert len(suffix._sequences) == len(running)
