@@ -31,7 +31,7 @@ from octavo_router.messages import (
     headers_seen,
     wait,
 )
-from octavo_router.pick import Pick, Picker
+from octavo_router.pick import LOAD_FACTOR, Pick, Picker
 from octavo_router.prompt import blocks
 from octavo_router.replicas import Replicas
 
@@ -162,8 +162,8 @@ class Processor:
         picker = self._pools.get(pool)
         if picker is None:
             return None
-        if percent := said.get(LOAD_FACTOR_HEADER):
-            picker.load_factor = int(percent) / 100
+        percent = said.get(LOAD_FACTOR_HEADER)
+        picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
         pick = picker.pick(said.get(_KEY, ""), blocks(body, said.get(_SALT, "")), time.monotonic())
         if pick is None:
             return None

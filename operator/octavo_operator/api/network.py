@@ -47,9 +47,10 @@ class Affinity:
         maxItems=4,
         items_schema={"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"},
     )
-    load_factor: int = spec_field(
-        "Maximum load of a replica, in percent of the mean: above it, requests go to the next one.",
-        default=125,
+    load_factor: int | None = spec_field(
+        "Maximum load of a replica, in percent of the mean: above it, requests go to the next one. Default: 125 by the "
+        "router's picker, 110 while Envoy is without it.",
+        default=None,
         minimum=110,
         maximum=1000,
     )
