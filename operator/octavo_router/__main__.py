@@ -8,15 +8,17 @@ import logging
 import signal
 from pathlib import Path
 
-from octavo_router import management, replicas, tenants
+import uvloop
+
+from octavo_router import calls, management, replicas, tenants
 from octavo_router.hold import Hold
-from octavo_router.server import Processor, start
+from octavo_router.server import Processor, Request
 
 
 async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT. Requests under way go on without a picker."""
     processor = Processor(Hold(args.hold_requests, args.hold_seconds))
-    server = await start(processor, args.port)
+    server = await calls.serve(lambda stream: Request(processor, stream), args.port)
     told = {"GET /metrics": processor.page, "GET /held": processor.held}
     asked = {
         "GET /held": processor.held, "POST /refuse": processor.refuse, "POST /pause": processor.pause,
@@ -37,9 +39,8 @@ async def serve(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     stopped = asyncio.create_task(ended.wait())
     await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for one in managing:
+    for one in (server, *managing):
         one.close()
-    await server.stop(0)
     for task in tasks:
         if task.done():
             task.result()  # none ends by itself: a fault of ours
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
     parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' metrics; 0: of their API")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(serve(parser.parse_args()))
+    uvloop.run(serve(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -11,28 +11,25 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, struct_pb2
 
-SERVICE, METHOD = "envoy.service.ext_proc.v3.ExternalProcessor", "Process"
+PICK_SPACE, PICK = "envoy.lb", "x-gateway-destination-endpoint"  # the endpoint picker protocol's metadata
 _PACKAGE = "envoy.service.ext_proc.v3"
 _STRUCT, _DURATION = ".google.protobuf.Struct", ".google.protobuf.Duration"
 _FIELD = descriptor_pb2.FieldDescriptorProto
 # Of each message its fields: name, number, type (a scalar, or a message), whether repeated.
 _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "AttributesEntry": [("key", 1, "string", False), ("value", 2, _STRUCT, False)],
-    "HttpBody": [("body", 1, "bytes", False), ("end_of_stream", 2, "bool", False)],
-    "HttpHeaders": [("end_of_stream", 3, "bool", False)],
-    "ProcessingRequest": [("request_headers", 2, "HttpHeaders", False), ("request_body", 4, "HttpBody", False),
-                          ("attributes", 9, "AttributesEntry", True)],
+    "HttpBody": [("body", 1, "bytes", False)],
+    "ProcessingRequest": [("request_body", 4, "HttpBody", False), ("attributes", 9, "AttributesEntry", True)],
     "HeaderValue": [("key", 1, "string", False), ("raw_value", 3, "bytes", False)],
     "HeaderValueOption": [("header", 1, "HeaderValue", False), ("append_action", 3, "int32", False)],
     "HeaderMutation": [("set_headers", 1, "HeaderValueOption", True)],
-    "CommonResponse": [("header_mutation", 2, "HeaderMutation", False)],
-    "BodyResponse": [("response", 1, "CommonResponse", False)],
+    "BodyResponse": [],
     "HttpStatus": [("code", 1, "int32", False)],
     "ImmediateResponse": [("status", 1, "HttpStatus", False), ("headers", 2, "HeaderMutation", False),
                           ("body", 3, "bytes", False)],
-    "HeadersResponse": [("response", 1, "CommonResponse", False)],
-    "ProcessingResponse": [("request_headers", 1, "HeadersResponse", False), ("request_body", 3, "BodyResponse", False),
+    "ProcessingResponse": [("request_body", 3, "BodyResponse", False),
                            ("immediate_response", 7, "ImmediateResponse", False),
+                           ("dynamic_metadata", 8, _STRUCT, False),
                            ("override_message_timeout", 10, _DURATION, False)],
 }  # fmt: skip
 _SCALARS = {
@@ -68,49 +65,43 @@ ProcessingRequest: Any = _CLASSES["ProcessingRequest"]
 ProcessingResponse: Any = _CLASSES["ProcessingResponse"]
 
 
-def attributes(request: Any) -> dict[str, str]:
-    """What Envoy was configured to tell of the request: texts by name."""
-    return {
-        name: value.string_value
-        for entry in request.attributes
-        for name, value in entry.value.fields.items()
-        if value.WhichOneof("kind") == "string_value"
-    }
+def read(message: bytes) -> tuple[dict[str, str], bytes]:
+    """What Envoy was configured to tell of a request, texts by name; and the request's body."""
+    request = ProcessingRequest.FromString(message)
+    said: dict[str, str] = {}
+    for entry in request.attributes:
+        for name, value in entry.value.fields.items():
+            if name.startswith("'"):  # a constant, 'NAME=VALUE': a setting of the router, not of the request
+                name, _, text = value.string_value.partition("=")
+                said[name] = text
+            elif value.WhichOneof("kind") == "string_value":
+                said[name] = value.string_value
+    return said, request.request_body.body
 
 
-def headers_seen() -> Any:
-    """The body may come, or, without one, the request go on."""
+def go_on(replicas: str) -> bytes:
+    """The request goes on, to the first of these; empty: where the ring hash sends it."""
     response = ProcessingResponse()
-    response.request_headers.SetInParent()
-    return response
+    response.request_body.SetInParent()
+    if replicas:
+        response.dynamic_metadata.fields[PICK_SPACE].struct_value.fields[PICK].string_value = replicas
+    return bytes(response.SerializeToString())
 
 
-def go_on(headers: dict[str, str]) -> Any:
-    """The body was seen: the request goes on, with these headers."""
-    response = ProcessingResponse()
-    response.request_body.response.SetInParent()
-    _set(response.request_body.response.header_mutation, headers)
-    return response
-
-
-def wait(seconds: float) -> Any:
+def wait(seconds: float) -> bytes:
     """The answer may take so long."""
     response = ProcessingResponse()
     response.override_message_timeout.FromMilliseconds(int(1000 * seconds))
-    return response
+    return bytes(response.SerializeToString())
 
 
-def answer(status: int, headers: dict[str, str], text: str) -> Any:
+def answer(status: int, headers: dict[str, str], text: str) -> bytes:
     """The request goes no further: this is the answer to it. `text`: Envoy puts it into an error of the client's
     dialect."""
     response = ProcessingResponse()
     response.immediate_response.status.code = status
     response.immediate_response.body = text.encode()
-    _set(response.immediate_response.headers, headers)
-    return response
-
-
-def _set(mutation: Any, headers: dict[str, str]) -> None:
     for name, value in headers.items():
-        option = mutation.set_headers.add(append_action=_OVERWRITE_IF_EXISTS_OR_ADD)
+        option = response.immediate_response.headers.set_headers.add(append_action=_OVERWRITE_IF_EXISTS_OR_ADD)
         option.header.key, option.header.raw_value = name, value.encode()
+    return bytes(response.SerializeToString())

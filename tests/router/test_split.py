@@ -236,7 +236,6 @@ def test_conversations_stay_through_changes_of_weights_and_failures(tmp_path: Pa
 
 def test_nobody_waits_for_a_side_at_zero_while_another_serves(tmp_path: Path) -> None:
     """As the gateway's routers have it: with the picker, which holds requests of pools without a replica."""
-    pytest.importorskip("grpc")
     ports = {"a": free_port(), "b": free_port()}
     pools = {name: Endpoint("127.0.0.1", port, port) for name, port in ports.items()}
     router = Pools(tmp_path, pools, with_picker=True, m={"a": 50, "b": 50})

@@ -251,7 +251,6 @@ def counted(port: int) -> dict[str, float]:
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, PickerProcess]]:
     """Two emulated engines behind one of two routers; red may have 3,000 tokens a minute,
     many 5 requests at once."""
-    pytest.importorskip("grpc", reason="needs what the router needs: pip install -r requirements/router.txt")
     folder = tmp_path_factory.mktemp("limited")
     files = keys_of(folder, "red", "many", "blue")
     tenants = (

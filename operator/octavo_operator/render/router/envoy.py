@@ -19,9 +19,8 @@ from octavo_operator.render.router.replies import MAX_BODY_BYTES, local_replies
 Json = dict[str, Any]
 
 KEY_HEADER = "x-octavo-key"
-PICK_HEADER = "x-gateway-destination-endpoint"  # the endpoint picker protocol's: "ADDRESS:PORT,..." in order
+PICK_SPACE, PICK = "envoy.lb", "x-gateway-destination-endpoint"  # metadata of requests: "ADDRESS:PORT,..." in order
 CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt")  # a gateway's alone
-LOAD_FACTOR_HEADER = "x-octavo-load-factor"  # to the picker: percent; without it the picker's own default
 # Of hashes alone, unless told otherwise. Found with benchmarks/routing: 125 leaves one of four replicas with 1.3 times
 # the mean of a run's requests, 110 with 1.2 times, and as many prefixes are found.
 LOAD_FACTOR = 110
@@ -153,7 +152,7 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
             "default_source_code": {"filename": f"{spec.directory}/key.lua"},
         },
     }
-    picker = [_picker(spec)] if spec.picker_port else []
+    picker = [_picker(spec), _whole_bodies()] if spec.picker_port else []
     manager = _manager("clients", routes, [lua, *filters, *picker, _router()])
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
@@ -230,7 +229,7 @@ def _choice(spec: RouterSpec) -> Json:
     })  # fmt: skip
     if not spec.picker_port:
         return ring
-    sources = [{"header": PICK_HEADER}]
+    sources = [{"metadata": {"key": PICK_SPACE, "path": [{"key": PICK}]}}]
     return _policy("override_host", "OverrideHost", {"override_host_sources": sources, "fallback_policy": ring})
 
 
@@ -241,31 +240,33 @@ def _policy(name: str, kind: str, config: Json) -> Json:
 
 
 def _picker(spec: RouterSpec) -> Json:
-    """The filter that asks the picker: it gets head and body of a request, and sees no answer. When it is dead, slow or
-    wrong, the request goes on without."""
-    told = [{"key": LOAD_FACTOR_HEADER, "value": str(spec.load_factor)}] if spec.load_factor else []
+    """The filter that asks the picker: it gets the body of a request, with what it has to know of the head, in one
+    message, and sees no answer. When it is dead, slow or wrong, the request goes on without."""
+    told = [f"'load-factor={spec.load_factor}'"] if spec.load_factor else []
     return {
         "name": f"{_FILTER}.ext_proc",
         "typed_config": {
             "@type": f"{_EXTENSION}.ext_proc.v3.ExternalProcessor",
-            "grpc_service": {
-                "envoy_grpc": {"cluster_name": _PICKER},
-                **({"initial_metadata": told} if told else {}),
-            },
+            "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
             "failure_mode_allow": True,
             "message_timeout": "1s",
             "max_message_timeout": f"{spec.hold_seconds + 10}s",  # where the picker asks for it: it holds the request
-            "send_body_without_waiting_for_header_response": True,
-            "forward_rules": {"allowed_headers": {"patterns": [{"exact": KEY_HEADER}]}},
+            "metadata_options": {"receiving_namespaces": {"untyped": [PICK_SPACE]}},
             "processing_mode": {
-                "request_header_mode": "SEND", "request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP",
+                "request_header_mode": "SKIP", "request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP",
                 "response_header_mode": "SKIP", "response_body_mode": "NONE", "response_trailer_mode": "SKIP",
             },
-            "request_attributes": [
-                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)), "xds.cluster_name",
+            "request_attributes": [  # expressions in CEL; what is told of the router is a constant
+                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)), "xds.cluster_name", *told,
             ],
         },
     }  # fmt: skip
+
+
+def _whole_bodies() -> Json:
+    """Stands behind the picker, which is asked once the body is whole: the head waits here for its answer."""
+    kind = f"{_EXTENSION}.buffer.v3.Buffer"
+    return {"name": f"{_FILTER}.buffer", "typed_config": {"@type": kind, "max_request_bytes": MAX_BODY_BYTES}}
 
 
 def _picker_cluster(spec: RouterSpec) -> Json:
