@@ -21,6 +21,11 @@ def packed_kind(qtype: str | None = None) -> Kind:
     return form.kind if form else Kind(8)
 
 
+def block_width(qtype: str) -> int:
+    """How many columns of a GGUF type of `GGUF_TYPES` are stored together."""
+    return FORMATS[qtype].block_width
+
+
 def packed_nbytes(channels: int, width: int, qtype: str | None = None) -> int:
     """Bytes of a packed weight ``[channels, width]``, see `packed_kind`."""
     return part_nbytes(channels, width, packed_kind(qtype))

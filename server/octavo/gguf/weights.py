@@ -32,12 +32,13 @@ class GGUFWeight:
         raw = self._file.raw(self._info)
         return self._in_order(raw, raw.shape[-1] if len(self.shape) > 1 else raw.shape[-1] // self.shape[0])
 
-    def raw_pieces(self, rows: slice, multiple: int = 1) -> Iterator[np.ndarray]:
+    def raw_pieces(self, rows: slice, multiple: int = 1, columns: slice | None = None) -> Iterator[np.ndarray]:
         """`raw` of ``rows`` (start and stop given) of a matrix, some at a time and in order: a multiple of ``multiple``
-        at a time, but for the last. A piece is valid until the next one."""
+        at a time, but for the last. A piece is valid until the next one. ``columns``: of these alone, whole blocks."""
+        taken = slice(None) if columns is None else self._bytes_of(columns)
         head = self.shape[0] // self._heads if self._heads else 1
         if rows.start % head or rows.stop % head:  # parts of heads
-            yield self.raw()[rows]
+            yield self.raw()[rows, taken]
             return
         unit = lcm(multiple, head)
         count = min(max(1, _PIECE // (unit * self._info.row_bytes)) * unit, rows.stop - rows.start)
@@ -45,7 +46,12 @@ class GGUFWeight:
         for first in range(rows.start, rows.stop, max(1, count)):
             piece = room[: rows.stop - first]
             self._file.read_rows(self._info, first, piece)
-            yield self._in_order(piece, self._info.row_bytes)
+            yield self._in_order(piece, self._info.row_bytes)[:, taken]
+
+    def _bytes_of(self, columns: slice) -> slice:
+        """Of ``columns``, whole blocks, in a row."""
+        first, last = (columns.start * self._info.row_bytes, columns.stop * self._info.row_bytes)
+        return slice(first // self.shape[-1], last // self.shape[-1])
 
     def _in_order(self, raw: np.ndarray, width: int) -> np.ndarray:
         """llama.cpp stores the two halves of each rotary head interleaved: put them back one after the other. A row has

@@ -154,9 +154,14 @@ class ReorderedRows(_Rearranged):
         super().__init__(source, (len(order), *source.shape[1:]))
         self._order = order
 
-    def raw_pieces(self, rows: slice, multiple: int = 1) -> Iterator[np.ndarray[Any, Any]]:
+    def raw_pieces(
+        self, rows: slice, multiple: int = 1, columns: slice | None = None
+    ) -> Iterator[np.ndarray[Any, Any]]:
         """Of a source that has it, see `octavo.gguf.weights.GGUFWeight`; one piece."""
-        yield cast(Any, self._source).raw()[self._order[rows].numpy()]
+        raw = cast(Any, self._source).raw()
+        width = raw.shape[1] // self.shape[1]
+        taken = slice(None) if columns is None else slice(columns.start * width, columns.stop * width)
+        yield raw[self._order[rows].numpy(), taken]
 
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `WeightSource`."""

@@ -40,6 +40,11 @@ class Shard:
         count: int = self.rows.stop - self.rows.start
         return count
 
+    @property
+    def has_whole_rows(self) -> bool:
+        """Whether this rank takes all columns."""
+        return self.columns == slice(0, self.shape[1])
+
 
 class LinearBase(nn.Module):
     """``y = x W^T + b``. Its weights come with `create_weights`, once it is known how they are stored."""

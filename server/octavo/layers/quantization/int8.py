@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.errors import ConfigError
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig, Shard
 from octavo.layers.quantization.experts import PackedMoEMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
@@ -22,6 +23,7 @@ from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo_kernels.cpu import quantized_head
 from octavo_kernels.packing import (
     GGUF_TYPES,
+    block_width,
     concat,
     fits_row_scales,
     pack_gguf,
@@ -61,7 +63,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
             if qtype is not None and self._keeps(qtype, shard)
         ]
         if len(kept) == len(layer.shards) and len({packed_kind(qtype) for qtype in kept}) == 1:
-            sizes = [packed_nbytes(shard.num_rows, shard.shape[1], kept[0]) for shard in layer.shards]
+            sizes = [packed_nbytes(shard.num_rows, layer.input_size, kept[0]) for shard in layer.shards]
             self._room = list(empty_weight([sum(sizes)], torch.uint8).split(sizes))
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
@@ -80,7 +82,8 @@ class Int8LinearMethod(QuantizedRowsMethod):
 
     def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
         if self._keeps(source.qtype, shard):
-            shape, rows = (shard.num_rows, shard.shape[1]), cast(Any, source).raw_pieces(shard.rows, BLOCK)
+            shape = (shard.num_rows, shard.columns.stop - shard.columns.start)
+            rows = cast(Any, source).raw_pieces(shard.rows, BLOCK, None if shard.has_whole_rows else shard.columns)
             room = self._room[part] if self._room else None
             self._parts[part] = pack_gguf(rows, source.qtype, shape, self.activation_terms, room)
             return
@@ -94,8 +97,18 @@ class Int8LinearMethod(QuantizedRowsMethod):
         self._parts[part] = pack_w8_pieces(values, (shard.num_rows, width), self.activation_terms)
 
     def _keeps(self, qtype: str, shard: Shard) -> bool:
-        """Whether a tensor's own codes are kept: of types that are packed as they are, in whole rows."""
-        return self.activation_terms != BY_ROW and qtype in GGUF_TYPES and shard.columns == slice(0, shard.shape[1])
+        """Whether a tensor's own codes are kept: of types that are packed as they are. Raises ConfigError where columns
+        are split within a block, whose numbers would have to be rounded anew."""
+        if self.activation_terms == BY_ROW or qtype not in GGUF_TYPES:
+            return False
+        width, block = shard.shape[1], block_width(qtype)
+        if any(column % block for column in (shard.columns.start, shard.columns.stop) if column != width):
+            ranks, blocks = round(width / (shard.columns.stop - shard.columns.start)), width // block
+            raise ConfigError(
+                f"{width} columns in {blocks} blocks of {block} ({qtype}) cannot be split over {ranks} ranks; "
+                f"choose a tensor parallel size that divides {blocks}, or --quantization none"
+            )
+        return True
 
     def process_weights_after_loading(self, layer: LinearBase) -> None:
         """See `LinearMethod`."""
