@@ -34,7 +34,9 @@ from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_check
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
+from octavo.core.drafts import Drafts
 from octavo.core.kv_groups import KVCacheLayout
+from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
@@ -72,6 +74,7 @@ MIXTRAL: dict[str, Any] = QWEN3 | {
 }  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 Tensors = dict[str, torch.Tensor]
 SAMPLING: list[dict[str, Any]] = [
     *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
@@ -184,6 +187,7 @@ def plans(gpu: PretendedGpu) -> dict[str, Any]:
         (MIXTRAL, {"max_num_seqs": 64}),
         (DEEPSEEK, {"max_num_seqs": 64}),
         (DEEPSEEK, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
+        (QWEN3, {"max_num_seqs": 64, "speculative_config": LOOKUP}),
     ):
         with suppress(ConfigError):
             engine(config, **options)
@@ -307,6 +311,57 @@ def latents(gpu: PretendedGpu) -> dict[str, Any]:
     return served_in_sizes(gpu, DEEPSEEK, max_num_seqs=32)
 
 
+class Repeats:
+    """Guesses that the last token comes again."""
+
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        pass
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        return token_ids[-1:] * most
+
+    def forget(self, req_id: str) -> None:
+        pass
+
+
+def drafts(gpu: PretendedGpu) -> dict[str, Any]:
+    """Guesses of every length, in batches of many sizes, beside prompts, and with sampling that is not captured: what
+    was compiled for them, what steps of nothing but guesses launch beside graphs, and what they leave in memory."""
+    llm = engine(
+        QWEN3 | {"vocab_size": 4096}, max_model_len=2048, num_gpu_blocks_override=2000, max_num_seqs=48,
+        speculative_config=LOOKUP,
+    )  # fmt: skip
+    known, scheduler = set(gpu.kernels), llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler)
+    gpu.strict = True
+    found: list[str] = []
+    steps: dict[int, list[dict[str, int]]] = {}
+    kept: list[int] = []
+    plain = EngineCore.step
+    for k in range(8):
+        drafts = Drafts(Repeats(), k, 4096, overlap=True) if k else None
+        scheduler._drafts = scheduler._results._drafts = drafts
+        found += ask(llm, [20], max_tokens=30)  # histories and pinned memory have grown
+        before = gpu.allocated
+        seen = steps[k] = []
+
+        def noted(core: EngineCore, seen: list[dict[str, int]] = seen) -> Any:
+            gpu.take_launches()
+            done = plain(core)
+            seen.append(Counter(launch.name for launch in gpu.take_launches()))
+            return done
+
+        EngineCore.step = noted  # type: ignore[method-assign]
+        found += ask(llm, [30] * 5, max_tokens=40)
+        EngineCore.step = plain  # type: ignore[method-assign]
+        found += ask(llm, [1, 9, 300, 5, 40], max_tokens=20, top_p=0.9, logprobs=2)
+        found += ask(llm, [7] * 20, max_tokens=5) + ask(llm, [7] * 60, max_tokens=5, logit_bias={3: 1.0})
+        kept.append(gpu.allocated - before)
+    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    steady = [steps[k][8:-8] for k in range(8)]
+    return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
+
+
 def heads(kv_heads: int) -> dict[str, Any]:
     return QWEN3 | {"num_key_value_heads": kv_heads}
 
@@ -407,6 +462,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "experts": experts,
     "gpt-oss": gpt_oss,
     "latents": latents,
+    "drafts": drafts,
     "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
     "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),
     "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),

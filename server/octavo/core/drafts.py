@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from octavo.core.draft_lengths import NO_EVIDENCE, DraftLengths
+from octavo.core.draft_waits import DraftWaits
 from octavo.core.prefix_hash import root_hash
 from octavo.core.request import Request
 from octavo.core.worker_drafts import WorkerDrafts
@@ -48,15 +49,23 @@ class Drafts:
     """Asks a drafter where drafts can be verified, believes nothing it says, and counts what is accepted."""
 
     def __init__(
-        self, drafter: Drafter, num_speculative_tokens: int, vocab_size: int, lengths: DraftLengths | None = None
+        self,
+        drafter: Drafter,
+        num_speculative_tokens: int,
+        vocab_size: int,
+        lengths: DraftLengths | None = None,
+        overlap: bool = False,
     ) -> None:
-        """``lengths``: what decides how many tokens are guessed; None: always as many as can be."""
+        """``lengths``: what decides how many tokens are guessed; None: always as many as can be. ``overlap``: steps may
+        overlap, on a device that verifies all drafts of a sequence at once."""
         self.num_speculative_tokens = num_speculative_tokens
         self._drafter = drafter
         self._worker = drafter if isinstance(drafter, WorkerDrafts) else None
         self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
         self._vocab_size = vocab_size
         self._lengths = lengths
+        self._overlap = overlap
+        self._waits = DraftWaits() if overlap and lengths is not None else None
         self._started: set[str] = set()
         self._failed = False
         self._stats = SpecDecodeStats()
@@ -66,9 +75,25 @@ class Drafts:
         if self._lengths is not None:
             self._lengths.begin_step(num_decoding)
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step of ``num_tokens``, none of a prompt, has taken ``seconds``."""
-        if self._lengths is not None:
+    def waits(self, decoding: list[Request]) -> bool:
+        """Whether sequences that decode wait for the token of one of them that is in flight, for all to be guessed for
+        in one step after it."""
+        if not self._overlap or self._worker is not None:
+            return False
+        if not any(request.num_output_placeholders for request in decoding):
+            return False
+        return self._waits is None or self._waits.decide(len(decoding))
+
+    def can_verify(self, request: Request) -> bool:
+        """Whether drafts of the sequence can be verified. All at once they cannot be where sampling looks at the tokens
+        before one, as penalties do, or waits for a grammar that follows them."""
+        return not self._overlap or not (request.grammar is not None or request.sampling_params.reads_tokens)
+
+    def observe_step(self, num_tokens: int, seconds: float, alone: bool = True) -> None:
+        """A step of ``num_tokens``, none of a prompt, has taken ``seconds``; ``alone``: no other was in flight."""
+        if self._waits is not None:
+            self._waits.observe_step(num_tokens, seconds, alone)
+        if self._lengths is not None and alone:
             self._lengths.times.observe(num_tokens, seconds)
 
     @property
@@ -107,9 +132,11 @@ class Drafts:
     def propose(self, request: Request, most: int) -> list[int]:
         """Drafts for a sequence whose tokens are all known, at most ``most``."""
         most = min(most, self.num_speculative_tokens)
-        if most < 1:
+        if most < 1 or not self.can_verify(request):
             return []
         req_id = request.req_id
+        if self._waits is not None:
+            self._waits.ask()
         lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there
         if lengths is not None and not lengths.can_pay:
             return []
@@ -134,6 +161,8 @@ class Drafts:
 
     def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """A step has accepted ``num_accepted`` of a sequence's ``num_drafts``."""
+        if self._waits is not None:
+            self._waits.count(num_accepted)
         if self._lengths is not None:
             self._lengths.count(request.req_id, num_drafts, num_accepted)
         stats = self._stats

@@ -183,12 +183,7 @@ class Scheduler:
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
-        decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
-        if self._drafts is not None:
-            step.draft_budget = self._draft_budget(self._drafts)
-            if not self._drafts.num_lookahead:  # else the step before has chosen
-                self._drafts.begin_step(len(decoding))
-        for request in (*decoding, *self._prefilling.values()):
+        for request in (*self._decoding(step), *self._prefilling.values()):
             if step.budget <= 0:
                 break
             if step.preempted and request.req_id not in self.running:
@@ -215,6 +210,17 @@ class Scheduler:
                     request.req_id, allocation.new_block_ids, allocation.replaced_blocks
                 )
             self._schedule_tokens(step, request, num_new, allocation, drafts)
+
+    def _decoding(self, step: _Step) -> list[Request]:
+        """Running sequences past their prompts; none while all of them wait for what is to be guessed after."""
+        decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
+        if self._drafts is not None:
+            step.draft_budget = self._draft_budget(self._drafts)
+            if not self._drafts.num_lookahead:  # else the step before has chosen
+                self._drafts.begin_step(len(decoding))
+            if step.draft_budget > 0 and self._drafts.waits(decoding):
+                return []
+        return decoding
 
     def _draft_budget(self, drafts: Drafts) -> int:
         """Drafts take what decoding leaves of a step's tokens, and of as many sampled rows as `num_sampled_rows`."""

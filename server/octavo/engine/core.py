@@ -60,7 +60,7 @@ class EngineCore:
                 self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
                 self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
             )  # fmt: skip
-            self._drafts = _make_drafts(self.config)
+            self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1)
             self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])
@@ -175,7 +175,8 @@ class EngineCore:
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
         stats.step_time = time.perf_counter() - started
         if self._drafts is not None and taken is not None and not taken.num_prompt_tokens:
-            self._drafts.observe_step(taken.total_num_scheduled_tokens, stats.step_time - output.draft_seconds)
+            seconds, alone = stats.step_time - output.draft_seconds, not self._in_flight
+            self._drafts.observe_step(taken.total_num_scheduled_tokens, seconds, alone)
             self._drafts.observe_drafting(sum(map(len, output.draft_token_ids.values())), output.draft_seconds)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
@@ -248,12 +249,12 @@ class EngineCore:
         self.scheduler.check_integrity()
 
 
-def _make_drafts(config: EngineConfig) -> Drafts | None:
+def _make_drafts(config: EngineConfig, overlap: bool) -> Drafts | None:
     speculative = config.speculative
     if not speculative.is_on:
         return None
     return Drafts(
-        _make_drafter(speculative), speculative.num_speculative_tokens, config.model.vocab_size, DraftLengths()
+        _make_drafter(speculative), speculative.num_speculative_tokens, config.model.vocab_size, DraftLengths(), overlap
     )
 
 

@@ -116,6 +116,12 @@ class SamplingParams:
         """Whether the most likely token is taken instead of a random one."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether what may be sampled depends on which tokens came before."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.bad_words_token_ids)
+
     def verify(self, vocab_size: int, max_logprobs: int = 20) -> None:
         """Check what depends on the model: token ids below ``vocab_size``, and at most ``max_logprobs`` alternatives a
         token (-1: no limit). Raises ValueError."""

@@ -25,6 +25,10 @@ class LogprobsTensors:
     logprobs: Tensor  # float32 [R, k + 1]
     ranks: Tensor  # int64 [R], of the chosen token, from 1
 
+    def take(self, rows: Tensor) -> LogprobsTensors:
+        """Those of ``rows`` int64 [N] alone."""
+        return LogprobsTensors(self.token_ids[rows], self.logprobs[rows], self.ranks[rows])
+
     @classmethod
     def padding(cls, num_rows: int, k: int, device: torch.device) -> LogprobsTensors:
         """Rows that asked for none."""

@@ -18,8 +18,8 @@ from octavo.worker.draft_model import DraftModel
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.prediction_drafter import PredictionDrafter, StepStates
 from octavo.worker.request_states import RequestStates, add_logprobs
-from octavo.worker.step import DeviceRunner, Logits, PendingTokens, SampledRows
-from octavo.worker.verification import DraftRows, append_round, put_drafts
+from octavo.worker.step import DeviceRunner, DraftRows, Logits, PendingTokens, SampledRows
+from octavo.worker.verification import append_round, put_drafts
 
 Late = tuple[dict[str, Any], str, Callable[[], Any]]  # part of an output, the sequence, waits for what belongs there
 
@@ -54,10 +54,12 @@ class ModelRunner:
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
         bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
-        is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens
+        num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
+        is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
         if is_decode and not len(pooler) and not self._reads_states:
             sampled = SampledRows(req_ids, rows, positions, bitmask)
-            tokens = runner.decode(sampled)
+            drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
+            tokens = runner.decode(sampled, drafts)
             if tokens is not None:
                 batch.num_computed[rows] = positions
                 output = ModelRunnerOutput()
@@ -94,11 +96,8 @@ class ModelRunner:
         return self._read_back(output, sampled, tokens, late)
 
     def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
-        if not drafts:
-            return self.device_runner.sample(logits, sampled)
-        best_only = logits.best is not None and not self.requests.wants_logits(sampled)
-        tokens = drafts.verify(self.device_runner, logits, sampled, best_only, self.requests.grammars.draft_mask)
-        return lambda: tokens
+        runner = self.device_runner
+        return runner.verify(logits, sampled, drafts) if drafts else runner.sample(logits, sampled)
 
     @property
     def _reads_states(self) -> bool:
@@ -147,6 +146,10 @@ class ModelRunner:
         requests, req_ids = self.requests, sampled.req_ids
         wanted = requests.wanted_logprobs(req_ids)  # a sequence may have ended, and be forgotten, when this is called
 
+        def wanted_in(some: list[str]) -> list[int | None] | None:
+            of_each = dict(zip(req_ids, wanted, strict=True)) if wanted is not None else None
+            return [of_each[req_id] for req_id in some] if of_each is not None else None
+
         def pending() -> ModelRunnerOutput:
             for results, req_id, wait in late:
                 results[req_id] = wait()
@@ -156,7 +159,7 @@ class ModelRunner:
                 if wanted is not None:
                     add_logprobs(output, req_ids, wanted, read)
                 for some, later in read.later_rounds:
-                    append_round(output, some, later, requests.wanted_logprobs(some))
+                    append_round(output, some, later, wanted_in(some))
             return output
 
         return pending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -23,6 +23,45 @@ class SampledRows:
     rows: np.ndarray  # int64 [S], in InputBatch
     positions: np.ndarray  # int64 [S], of the tokens to be sampled
     grammar_bitmask: Callable[[], Tensor | None]  # waits for int32 [S, ceil(V / 32)]; None: no row has a grammar
+
+
+class DraftRows:
+    """The sampled sequences of a step, each with the rows of logits of its last known token and of its drafts."""
+
+    def __init__(self, drafts: Mapping[str, list[int]], sampled: SampledRows) -> None:
+        """``sampled.positions`` are those after the drafts; they become those after the last known tokens."""
+        self.num_rejected: np.ndarray | int = 0  # int64 [S]
+        if drafts:
+            self._drafts = [drafts.get(req_id, []) for req_id in sampled.req_ids]
+            self._counts = np.array([len(tokens) + 1 for tokens in self._drafts], dtype=np.int64)
+            sampled.positions = sampled.positions - self._counts + 1
+        self._has_drafts = bool(drafts)
+
+    def __bool__(self) -> bool:
+        return self._has_drafts
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each sequence's drafts."""
+        return self._drafts
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Rows of logits of each sequence int64 [S]: 1 and one for each draft."""
+        return self._counts
+
+    @property
+    def first(self) -> np.ndarray:
+        """Of each sequence, its first row of logits; int64 [S]."""
+        first: np.ndarray = np.cumsum(self._counts) - self._counts
+        return first
+
+    def indices(self, ends: np.ndarray) -> np.ndarray:
+        """Of the step's tokens, those that give a row of logits. ``ends`` int64 [S]: where each sequence's end."""
+        if not self:
+            return ends - 1
+        offsets: np.ndarray = np.arange(self._counts.sum()) - np.repeat(self.first, self._counts)
+        return offsets + np.repeat(ends - self._counts, self._counts)
 
 
 class Logits(NamedTuple):
@@ -55,8 +94,9 @@ class DeviceRunner(Protocol):
     def update_rows(self, step: SchedulerOutput) -> None:
         """Follow the changes of ``step``, which the rows on the host show already."""
 
-    def decode(self, sampled: SampledRows) -> PendingTokens | None:
-        """Run and sample a step of one token of each of these sequences. None: use the methods below."""
+    def decode(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
+        """Run and sample a step of one token of each of these sequences, and of their drafts. None: use the methods
+        below."""
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Inputs, on the device, of ``num_scheduled`` int64 [R] tokens of the sequences ``rows`` int64 [R]."""
@@ -72,6 +112,10 @@ class DeviceRunner(Protocol):
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """Draw a token for each sequence; its next step may be made before the token is read back."""
+
+    def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
+        """Draw a token after each right draft, too. ``logits`` has the rows of ``drafts``; the next step of a sequence
+        that has some may be made once its tokens are read back."""
 
 
 def pad_indices(indices: np.ndarray, multiple: int) -> np.ndarray:

@@ -25,10 +25,12 @@ def graph_bytes(config: EngineConfig) -> int:
     if config.enforce_eager:
         return 0
     sizes, prefills = step_sizes.decode_sizes(config, 8), step_sizes.prefill_sizes(config)
-    largest = _step(config, sizes[-1], sizes[-1])
+    drafts = step_sizes.draft_sizes(config, 8)
+    most = max(sizes + drafts)
+    largest = _step(config, most, most)
     if prefills:
         largest = max(largest, _step(config, prefills[-1], 1))
-    return largest + step_sizes.result_bytes(config, sizes, prefills)
+    return largest + step_sizes.result_bytes(config, sizes + drafts, prefills)
 
 
 def history_bytes(config: EngineConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.core.drafts import num_sampled_rows
 from octavo.interface.engine_config import EngineConfig
 
 GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
@@ -9,6 +10,10 @@ GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
 # step takes as long as reading the weights. Steps of more than 512 tokens keep a GPU busy for as long as the host takes
 # to launch the next one.
 PREFILL_SIZES = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+
+# Numbers of tokens that decodes with drafts are captured for: of each kind of step there may be few.
+DRAFT_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MOST_CAPTURED_DRAFTS = DRAFT_SIZES[-1]
 
 
 def capture_sizes(max_num_seqs: int, multiple: int = 1) -> list[int]:
@@ -29,6 +34,17 @@ def decode_sizes(config: EngineConfig, row_multiple: int) -> list[int]:
     """
     exact = config.model.dtype == "float32"
     return capture_sizes(config.scheduler.max_num_seqs, row_multiple if exact else 1)
+
+
+def draft_sizes(config: EngineConfig, row_multiple: int) -> list[int]:
+    """Numbers of tokens that decode steps with drafts are captured for, ascending; none without speculation."""
+    num_drafts = config.speculative.num_speculative_tokens
+    if not config.speculative.is_on:
+        return []
+    multiple = row_multiple if config.model.dtype == "float32" else 1
+    most = min(num_sampled_rows(config.scheduler.max_num_seqs, num_drafts), MOST_CAPTURED_DRAFTS)
+    largest = -(-most // multiple) * multiple
+    return sorted({size for size in DRAFT_SIZES if size < largest and size % multiple == 0} | {largest})
 
 
 def prefill_sizes(config: EngineConfig) -> list[int]:

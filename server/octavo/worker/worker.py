@@ -50,7 +50,7 @@ from octavo.worker.pooler import PoolingHead, classify
 from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DeviceRunner
-from octavo.worker.step_sizes import decode_sizes, history_bytes, prefill_sizes, result_bytes
+from octavo.worker.step_sizes import decode_sizes, draft_sizes, history_bytes, prefill_sizes, result_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -221,9 +221,12 @@ class Worker:
             # Intermediate tensors of the largest step, which the others share; results of all; the driver's part.
             sizes, prefills = decode_sizes(config, self.model.row_multiple), prefill_sizes(config)
             graphs = peak_of(lambda: dummy.run_decode(sizes[-1]), self.device)
+            if drafts := draft_sizes(config, self.model.row_multiple):
+                most = config.speculative.num_speculative_tokens
+                graphs = max(graphs, peak_of(lambda: dummy.run_drafts(drafts[-1], most), self.device))
             if prefills:
                 graphs = max(graphs, peak_of(lambda: dummy.run_prefill(prefills[-1]), self.device))
-            graphs += result_bytes(config, sizes, prefills)
+            graphs += result_bytes(config, sizes + drafts, prefills)
         histories = history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         device = self._device_memory()
         device = replace(device, in_use=device.in_use - weights)  # which are loaded
@@ -240,9 +243,9 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
         fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
         default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
         config = replace(config, speculative=default)
-    if use_gpu_runner and config.speculative.is_on:
+    if use_gpu_runner and config.speculative.in_worker:
         raise ConfigError(
-            f"speculative_config: method {config.speculative.method} works on CPUs only, for now; leave it out, or "
-            "take the CPU (device cpu)"
+            f"speculative_config: method {config.speculative.method} works on CPUs only, for now; give ngram or "
+            "suffix, or take the CPU (device cpu)"
         )
     return config

@@ -51,6 +51,7 @@ configs = st.fixed_dictionaries(
         "num_speculative_tokens": st.integers(0, 4),
         "in_worker": st.booleans(),
         "adaptive": st.booleans(),
+        "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
 )
@@ -70,6 +71,7 @@ tight_configs = st.fixed_dictionaries(
         "num_speculative_tokens": st.integers(0, 4),
         "in_worker": st.booleans(),
         "adaptive": st.booleans(),
+        "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
     }
 )
@@ -116,7 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts = config["num_speculative_tokens"]
         lengths = DraftLengths() if config["adaptive"] else None
         drafter = SimulatedWorkerDrafts(self.drafter) if config["in_worker"] else self.drafter
-        self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths) if num_drafts else None
+        self.waits = config["overlap"] and not config["in_worker"]  # for tokens in flight, to guess what follows them
+        overlap = config["overlap"]
+        self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths, overlap) if num_drafts else None
         self.scheduler = Scheduler(self.config, self.kv, self.drafts)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
@@ -233,7 +237,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return False
         self._check_step(step, decoding, prompt_tokens_left)
         if self.drafts is not None:
-            self.drafts.observe_step(total := step.total_num_scheduled_tokens, 1.0 + which % 7 * total)
+            total = step.total_num_scheduled_tokens
+            self.drafts.observe_step(total, 1.0 + which % 7 * total, alone=which % 2 == 0)
         req_ids = list(step.num_scheduled_tokens)
         nan_rows = [] if nan_row is None else [req_ids[nan_row % len(req_ids)]]
         self.results.append(self.device.execute(step, failing, nan_rows))
@@ -273,7 +278,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 left = self.scheduler.requests[req_id].num_prompt_tokens - hits[req_id]
             num_prompt += max(0, min(left, num_tokens))
         assert step.num_prompt_tokens == num_prompt
-        left_out = [r for r in decoding if r.status is RequestStatus.RUNNING and r.req_id not in given]
+        running = [r for r in decoding if r.status is RequestStatus.RUNNING]
+        left_out = [r for r in running if r.req_id not in given]
+        if self.waits and left_out == running and any(r.num_output_placeholders for r in running):
+            return  # all of them wait
         if left_out:
             assert total == self.config.max_num_batched_tokens, f"{left_out} wait although there is budget"
             assert given.keys() <= {r.req_id for r in decoding}, f"{left_out} wait behind a prompt"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.encoders import make_encoder
-from support.overlapped import PARAMS, prompts_of, tiny
+from support.overlapped import PARAMS, overlapped, prompts_of, tiny
 from support.speculation import all_of, cut_gguf
 from support.tiny_models import FAMILIES, make_model
 
@@ -115,6 +115,14 @@ def test_right_guesses_are_all_accepted_in_as_few_steps_as_that_takes(tiny_check
             before = llm.engine.num_steps
             llm.generate(prompt, params, use_tqdm=False)
             assert llm.engine.num_steps - before == 1 + -(-40 // (k + 1)), "the prompt's step, and k + 1 tokens a step"
+
+
+def test_gpus_refuse_models_that_guess(tiny_checkpoints: dict[str, Path]) -> None:
+    """The runner of GPUs, here on a CPU."""
+    path = tiny_checkpoints["llama"]
+    llm = tiny(path, speculative_config={"method": "draft_model", "model": str(path), "num_speculative_tokens": 3})
+    with pytest.raises(ConfigError, match="method draft_model works on CPUs only, for now; give ngram or suffix, or"):
+        overlapped(llm)
 
 
 def test_a_drafter_that_fails_costs_no_request(

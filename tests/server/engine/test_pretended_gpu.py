@@ -114,6 +114,20 @@ def test_no_request_of_layers_that_share_keys_waits(seen: Seen, case: str) -> No
     assert {"rms_norm_kernel", "rope_kernel", "activate_kernel", "decode_attention"} <= {*found["kernels"]}
 
 
+def test_no_guess_makes_a_request_wait(seen: Seen) -> None:
+    """Of 0 to 7 tokens: each step replays a model and a sampler, and brings the device which tokens it has; none is
+    compiled or kept."""
+    found = seen("drafts")
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert max(found["kept"]) < 4096
+    assert all(len(steps) > 10 for steps in found["steps"])
+    for k, steps in enumerate(found["steps"]):
+        assert all(step.pop("replay") == 2 for step in steps), k
+        assert sum(sum(step.values()) <= (4 if k else 0) for step in steps) > 0.7 * len(steps), k
+        assert all(sum(step.values()) <= 7 for step in steps), (k, steps)
+
+
 def test_a_whole_model(seen: Seen) -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")

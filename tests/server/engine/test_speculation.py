@@ -53,7 +53,8 @@ class Oracle:
 def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
     scheduler = llm.engine.scheduler
     assert isinstance(scheduler, Scheduler)
-    drafts = Drafts(drafter, k, llm.config.model.vocab_size) if drafter else None
+    overlap = llm.engine.executor.max_in_flight > 1
+    drafts = Drafts(drafter, k, llm.config.model.vocab_size, overlap=overlap) if drafter else None
     scheduler._drafts = scheduler._results._drafts = drafts
     return llm
 
@@ -285,11 +286,17 @@ def test_more_guesses_than_positions_are_refused(tiny_checkpoints: dict[str, Pat
         tiny(tiny_checkpoints["llama"], max_model_len=8, speculative_config={**NGRAM, "num_speculative_tokens": 9})
 
 
-def test_gpus_refuse_what_they_cannot_do_yet(tiny_checkpoints: dict[str, Path]) -> None:
-    """The runner of GPUs, here on a CPU."""
-    llm = tiny(tiny_checkpoints["llama"], speculative_config={**NGRAM, "num_speculative_tokens": 3})
-    with pytest.raises(ConfigError, match="speculative_config: method ngram works on CPUs only, for now; leave it out"):
-        overlapped(llm)
+@pytest.mark.parametrize("case", CASES)
+def test_nor_does_it_where_steps_overlap(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+    """On the runner of GPUs, here on a CPU: drafts are verified by captured steps, and beside prompts."""
+    family, changes = CASES[case]
+    config = {**NGRAM, "num_speculative_tokens": 7}
+    llm = overlapped(tiny(tiny_checkpoints[family], speculative_config=config, **changes))
+    prompts = prompts_of(family, len(PARAMS) + 1)
+    more = {"temperature": 0.8, "logit_bias": {7: 2.0}, "seed": 8, "max_tokens": 30, "logprobs": 3, "n": 2}
+    params = [SamplingParams(**values) for values in (*PARAMS, more)]
+    check(llm, prompts, params, range(1, 8, 3))
+    assert case != "preempted" or llm.totals.num_preemptions > 0
 
 
 def test_an_encoder_has_nothing_to_guess(tmp_path: Path) -> None:

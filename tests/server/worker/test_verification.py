@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from octavo.interface.sampling_params import SamplingParams
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
-from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens
-from octavo.worker.verification import DraftRows
+from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens
+from octavo.worker.verification import verify
 
 VOCAB, DRAWS = 64, 20_000
 
@@ -63,7 +63,7 @@ def test_an_adversarial_drafter_bends_no_distribution(seed: int) -> None:
     logits = torch.stack([first.expand(DRAWS, VOCAB), second[torch.tensor(drafts)]], 1).flatten(0, 1)
     sampled = rows_of(everybody, 2)
     rows = DraftRows({f"{row}": [draft] for row, draft in enumerate(drafts)}, sampled)
-    result = rows.verify(draws, Logits(logits), sampled, False, lambda _ids, _depth: None)  # type: ignore[arg-type]
+    result = verify(rows, draws, Logits(logits), sampled, False, lambda _ids, _depth: None)  # type: ignore[arg-type]
     pairs = {row: [token] for row, token in enumerate(result.token_ids)}
     for req_ids, later in result.later_rounds:
         for req_id, token in zip(req_ids, later.token_ids, strict=True):
@@ -108,7 +108,7 @@ def test_best_tokens_are_taken_as_they_are_in_rounds(data: st.DataObject) -> Non
         sampled = SampledRows([f"{i}" for i in everybody], everybody, 9 + np.array(lengths), lambda: None)
         rows = DraftRows(drafts, sampled)
         logits = Logits(torch.zeros(total, 1), (best, values))
-        result = rows.verify(Best(), logits, sampled, best_only, lambda _ids, _depth: None)  # type: ignore[arg-type]
+        result = verify(rows, Best(), logits, sampled, best_only, lambda _ids, _depth: None)  # type: ignore[arg-type]
         results.append((result, list(np.array(rows.num_rejected))))
     assert results[0] == results[1]
     assert set(taken[0]) <= set(taken[1]) and len(taken[0]) == len(lengths), (

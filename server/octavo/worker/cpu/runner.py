@@ -15,7 +15,8 @@ from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
-from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
+from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
+from octavo.worker.verification import verify
 from octavo_kernels.cpu import Prefault
 
 
@@ -43,9 +44,9 @@ class CPURunner:
         """Have the pages of the blocks after those in use faulted in."""
         self._prefault.mark_used(self.requests.batch.highest_block)
 
-    def decode(self, sampled: SampledRows) -> PendingTokens | None:
-        """None: steps cannot be recorded."""
-        if self.recorded_steps is None:
+    def decode(self, sampled: SampledRows, drafts: DraftRows | None = None) -> PendingTokens | None:
+        """None: there are drafts, or steps cannot be recorded."""
+        if self.recorded_steps is None or drafts:
             return None
         logits = self.recorded_steps.decode(sampled.rows, self.requests.wants_logits(sampled))
         return None if logits is None else self.sample(logits, sampled)
@@ -90,4 +91,10 @@ class CPURunner:
             tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)
         # A sequence that ends at max_model_len has no further step: its row has a place for the token all the same.
         self.requests.batch.token_ids[sampled.rows, sampled.positions] = tokens.token_ids
+        return lambda: tokens
+
+    def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
+        """In rounds, see `octavo.worker.verification`."""
+        best_only = logits.best is not None and not self.requests.wants_logits(sampled)
+        tokens = verify(drafts, self, logits, sampled, best_only, self.requests.grammars.draft_mask)
         return lambda: tokens

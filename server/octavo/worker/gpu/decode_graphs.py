@@ -19,7 +19,8 @@ from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.sample.states import SamplingStates
-from octavo.worker.gpu.device_batch import PADDING, DeviceBatch
+from octavo.worker.gpu.device_batch import DeviceBatch
+from octavo.worker.gpu.draft_plan import PADDING
 from octavo.worker.gpu.graphs import Capture, Captured
 from octavo_kernels import SamplingRows
 

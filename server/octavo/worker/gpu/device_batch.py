@@ -11,23 +11,23 @@ from torch import Tensor
 import octavo_kernels
 from octavo.interface.step import CachedRequestData
 from octavo.sample import devices
+from octavo.worker.gpu.draft_plan import DraftPlan, accept
 from octavo.worker.input_batch import InputBatch
 from octavo_kernels import AttentionMetadata, DecodeStep
 from octavo_kernels.attention_metadata import for_groups
 
-PADDING = -1  # the row of a step's padding: the last one, counted from the end
-
 
 class DeviceBatch:
-    """The rows of an `InputBatch` and a last one that is nobody's, for PADDING.
+    """The rows of an `InputBatch` and a last one that is nobody's, for `PADDING`.
 
     ``last_tokens`` int64 [rows] is the token that a row computes next, ``num_computed`` int64 [rows] how many it has
     computed, ``num_kv_tokens`` int64 [rows] the positions below which keys and values are never written (they are
-    shared), ``block_tables`` int32 [groups of layers, rows, max_blocks].
+    shared), ``block_tables`` int32 [groups of layers, rows, max_blocks], ``drafts`` int64 [rows, most drafts] what is
+    guessed to follow the last token.
     """
 
-    def __init__(self, host: InputBatch, max_decodes: int, device: torch.device) -> None:
-        """``max_decodes``: maximum number of rows of `decode_inputs`."""
+    def __init__(self, host: InputBatch, max_decodes: int, device: torch.device, max_drafts: int = 0) -> None:
+        """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step."""
         num_groups, num_rows, max_blocks = host.block_tables.shape
         num_rows += 1
         self.device, self._host = device, host
@@ -35,6 +35,7 @@ class DeviceBatch:
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_kv_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(num_groups, num_rows, max_blocks, dtype=torch.int32, device=device)
+        self.drafts = torch.zeros(num_rows, max_drafts, dtype=torch.int64, device=device)
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
         self._max_model_len = max_blocks * host.block_size
 
@@ -87,3 +88,55 @@ class DeviceBatch:
             num_actual_tokens=len(rows),
         )
         return step, for_groups(first, step.block_tables, step.slots)
+
+    def set_drafts(self, rows: np.ndarray, drafts: list[list[int]]) -> None:
+        """Set what is guessed to follow the last tokens of ``rows`` int64 [n]."""
+        index = np.repeat(rows, [len(tokens) for tokens in drafts])
+        columns = np.concatenate([np.arange(len(tokens)) for tokens in drafts])
+        tokens = np.fromiter((token for one in drafts for token in one), dtype=np.int64, count=len(index))
+        rows_of, columns_of, values = self._put(np.stack([index, columns, tokens])).unbind()
+        self.drafts[rows_of, columns_of] = values
+
+    def draft_inputs(self, plan: DraftPlan) -> tuple[Tensor, Tensor, list[AttentionMetadata]]:
+        """Token ids and positions, int64 [T], of a step in which each sequence computes its last token and its drafts.
+        Nothing is counted.
+
+        Reads and writes nothing on the host: it can be captured.
+        """
+        rows, offsets, sequences, size = plan.rows, plan.offsets, plan.sequences, self._host.block_size
+        real, last = rows >= 0, (offsets - 1).clamp(min=0)
+        positions = torch.where(real, self.num_computed[rows] + offsets, 0)
+        token_ids = torch.where(offsets > 0, self.drafts[rows, last], self.last_tokens[rows])
+        pages = self.block_tables[:, rows, positions // size].long()
+        slots = torch.where(
+            real & (positions >= self.num_kv_tokens[rows]), pages * size + positions % size, -1
+        )  # fmt: skip
+        ends = self.num_computed.clone()  # before each sequence's last draft, for the kernel that copies tables so far
+        ends[sequences] += plan.counts - 1
+        step = octavo_kernels.decode_inputs(
+            sequences, self.last_tokens, ends, self.num_kv_tokens, self.block_tables, size
+        )  # fmt: skip
+        first = AttentionMetadata(
+            query_start_loc=plan.starts.int(),
+            seq_lens=step.seq_lens,
+            block_table=step.block_tables[0],
+            slot_mapping=slots[0],
+            max_query_len=self.drafts.shape[1] + 1,
+            max_seq_len=self._max_model_len,
+            num_actual_tokens=len(rows),
+        )
+        return torch.where(real, token_ids, 0), positions, for_groups(first, step.block_tables, slots)
+
+    def accept(self, plan: DraftPlan, tokens: Tensor, invalid: Tensor) -> Tensor:
+        """Have the sequences go on after their right drafts, given what was sampled after each token of ``plan``: ids
+        int64 [T], and bool [T] whether there was nothing to sample. Returns how many are right, int64 [S].
+
+        ``num_computed`` must be as before the step. Can be captured.
+        """
+        drafts = self.drafts[plan.rows, plan.offsets.clamp(max=self.drafts.shape[1] - 1)]
+        accepted, last = accept(plan, drafts, tokens, invalid)
+        real = plan.counts > 0
+        before, known = self.num_computed[plan.sequences], self.last_tokens[plan.sequences]
+        self.num_computed[plan.sequences] = before + torch.where(real, accepted + 1, 0)
+        self.last_tokens[plan.sequences] = torch.where(real, last, known)
+        return accepted

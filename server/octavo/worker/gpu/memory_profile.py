@@ -37,19 +37,25 @@ class DummySteps:
         """``size`` sequences of one token each."""
         self._run(size, 0, size)
 
+    def run_drafts(self, size: int, num_drafts: int) -> None:
+        """``size`` tokens of sequences with ``num_drafts`` each, and places for as many sequences as may be."""
+        self._run(size, 0, size, num_drafts + 1)
+
     def run_prefill(self, size: int) -> None:
         """A prompt beside decodes, ``size`` tokens together."""
         decodes = min(self.scheduler.max_num_seqs, size) - 1
         self._run(decodes, size - decodes, 1)
 
     @torch.inference_mode()
-    def _run(self, decodes: int, prompt: int, sampled: int) -> None:
-        """``decodes`` tokens of one sequence each, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
+    def _run(self, decodes: int, prompt: int, sampled: int, width: int = 1) -> None:
+        """``decodes`` tokens, ``width`` of each sequence, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
         Attention's scratch memory is for sequences of max_model_len."""
         device, tokens, longest = self.device, decodes + prompt, self.scheduler.max_model_len
         kv_cache = allocate_kv_cache(self.layout, 2, device)
         kv_cache.blocks.zero_()
-        starts = [*range(decodes), *range(decodes, tokens, longest), tokens]
+        starts = [*range(0, decodes, width), *range(decodes, tokens, longest), tokens]
+        if width > 1:
+            starts += [tokens] * (min(self.scheduler.max_num_seqs, tokens) + 1 - len(starts))
         queries = torch.tensor(starts, dtype=torch.int32, device=device)
         max_blocks = -(-longest // self.layout.block_size)
         metadata = AttentionMetadata(
@@ -57,7 +63,7 @@ class DummySteps:
             seq_lens=queries.diff(),
             block_table=torch.zeros(len(starts) - 1, max_blocks, dtype=torch.int32, device=device),
             slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=device),
-            max_query_len=max(1, min(prompt, longest)),
+            max_query_len=max(width, min(prompt, longest)),
             max_seq_len=longest,
             num_actual_tokens=tokens,
         )

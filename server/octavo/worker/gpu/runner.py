@@ -23,13 +23,16 @@ from octavo.sample.metadata import SamplerOutput
 from octavo.sample.sampler import Sampler
 from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
+from octavo.worker.gpu.draft_graphs import DraftGraphs
+from octavo.worker.gpu.draft_plan import packed_plan, unpack_plan
 from octavo.worker.gpu.graphs import Capture, run_eagerly
 from octavo.worker.gpu.prefill_graphs import PrefillGraphs
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
-from octavo.worker.step import Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
-from octavo.worker.step_sizes import decode_sizes, prefill_sizes
+from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
+from octavo.worker.step_sizes import decode_sizes, draft_sizes, prefill_sizes
+from octavo.worker.verification import rounds_of
 
 UNKNOWN = -1  # a token that the device has and the host not yet
 
@@ -51,8 +54,15 @@ class GPURunner:
         self.sampler = Sampler()
         self._row_multiple = model.row_multiple
         sizes = decode_sizes(config, model.row_multiple)
-        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device)
+        num_drafts = config.speculative.num_speculative_tokens
+        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device, num_drafts)
         self.decode_graphs = DecodeGraphs(model, kv_caches, self.batch, requests.sampling, sizes, capture)
+        self.draft_graphs: DraftGraphs | None = None
+        if sizes := draft_sizes(config, model.row_multiple):
+            max_num_seqs = config.scheduler.max_num_seqs
+            self.draft_graphs = DraftGraphs(
+                model, kv_caches, self.batch, requests.sampling, sizes, max_num_seqs, capture
+            )  # fmt: skip
         self.prefill_graphs: PrefillGraphs | None = None
         if sizes := prefill_sizes(config):
             self.prefill_graphs = PrefillGraphs(model, kv_caches, requests.batch, sizes, requests.device, capture)
@@ -64,11 +74,10 @@ class GPURunner:
     @torch.inference_mode()
     def capture_all(self) -> int:
         """Capture every size now instead of when it is first needed. Returns their number."""
-        self.decode_graphs.capture_all()
-        if self.prefill_graphs is None:
-            return len(self.decode_graphs.sizes)
-        self.prefill_graphs.capture_all()
-        return len(self.decode_graphs.sizes) + len(self.prefill_graphs.sizes)
+        found = [graphs for graphs in (self.decode_graphs, self.draft_graphs, self.prefill_graphs) if graphs]
+        for graphs in found:
+            graphs.capture_all()
+        return sum(len(graphs.sizes) for graphs in found)
 
     def update_rows(self, step: SchedulerOutput) -> None:
         """Bring new rows and blocks to the device."""
@@ -85,19 +94,16 @@ class GPURunner:
             self.batch.set_rows(np.array(new, dtype=np.int64))
         self.batch.set_blocks(step.scheduled_cached_reqs)
 
-    def decode(self, sampled: SampledRows) -> PendingTokens | None:
-        """Two replays while nothing but the tokens changes. None: there are too many sequences."""
+    def decode(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
+        """Two replays while nothing but the tokens changes. None: there are too many sequences, or drafts."""
+        if drafts:
+            return self._decode_drafts(sampled, drafts)
         size = self.decode_graphs.select_rows(sampled.rows)
         if size is None:
             return None
         model = self.decode_graphs.model_graph(size)
-        if self._below_min_tokens:
-            next_positions, sampling = self.requests.batch.num_computed + 1, self.requests.sampling
-            self._below_min_tokens = {
-                row for row in self._below_min_tokens if next_positions[row] < sampling.min_position(row)
-            }
         rows, sampler = self.decode_graphs.selected, None
-        if self._uncaptured.isdisjoint(rows) and self._below_min_tokens.isdisjoint(rows):
+        if self._can_capture_sampling(rows):
             sampler = self.decode_graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         model.replay()
         count = len(sampled.rows)
@@ -107,6 +113,32 @@ class GPURunner:
         sampler.replay()
         token_ids, invalid = sampler.outputs
         return self._read_back(SamplerOutput(token_ids[:count], invalid[:count]), sampled)
+
+    def _can_capture_sampling(self, rows: list[int]) -> bool:
+        """Whether captured samplers can do what these rows need."""
+        if self._below_min_tokens:
+            next_positions, sampling = self.requests.batch.num_computed + 1, self.requests.sampling
+            self._below_min_tokens = {
+                row for row in self._below_min_tokens if next_positions[row] < sampling.min_position(row)
+            }
+        return self._uncaptured.isdisjoint(rows) and self._below_min_tokens.isdisjoint(rows)
+
+    def _decode_drafts(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
+        graphs, counts = self.draft_graphs, drafts.counts
+        size = graphs.select(sampled.rows, counts) if graphs else None
+        if graphs is None or size is None:
+            return None
+        self.batch.set_drafts(sampled.rows, drafts.tokens)
+        model, total, rows = graphs.model_graph(size), int(counts.sum()), sampled.rows.tolist()
+        model.replay()
+        if not self._can_capture_sampling(rows):
+            return self.verify(Logits(self.model.compute_logits(model.outputs[0])[:total]), sampled, drafts)
+        self.requests.sampling.table()
+        sampler = graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
+        sampler.replay()
+        token_ids, invalid, accepted = sampler.outputs
+        result = SamplerOutput(token_ids[:total], invalid[:total])
+        return self._read_back_drafts(result, accepted[: len(counts)], sampled, drafts)
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Tokens that only the device knows are filled in there."""
@@ -143,6 +175,48 @@ class GPURunner:
         self.batch.last_tokens[self._put(sampled.rows)] = result.sampled_token_ids
         return self._read_back(result, sampled)
 
+    def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
+        """One operation at a time, whatever sampling needs; tokens after wrong drafts are drawn, too, and dropped."""
+        counts, first, count = drafts.counts, drafts.first, len(sampled.rows)
+        which: np.ndarray = np.repeat(np.arange(count), counts)
+        every = SampledRows(
+            [sampled.req_ids[i] for i in which], sampled.rows[which],
+            sampled.positions[which] + np.arange(len(which)) - first[which],
+            lambda: _take(sampled.grammar_bitmask(), which),
+        )  # fmt: skip
+        result = self.sampler(logits.values, self.requests.sampling_metadata(every))
+        plan = unpack_plan(self._put(packed_plan(sampled.rows, counts, len(which), count)), len(which), count)
+        self.batch.set_drafts(sampled.rows, drafts.tokens)
+        self.batch.num_computed[plan.sequences] = self._put(sampled.positions - 1)  # as before the step
+        accepted = self.batch.accept(plan, result.sampled_token_ids, result.invalid)
+        return self._read_back_drafts(result, accepted, sampled, drafts)
+
+    def _read_back_drafts(
+        self, result: SamplerOutput, accepted: Tensor, sampled: SampledRows, drafts: DraftRows
+    ) -> PendingTokens:
+        """As `_read_back`. Sequences with drafts are in no other step until the returned call has counted their tokens.
+
+        ``result`` of all rows of ``drafts``; ``accepted`` int64 [S]."""
+        batch, rows, positions, logprobs = self.requests.batch, sampled.rows, sampled.positions, result.logprobs
+        batch.token_ids[rows, positions] = UNKNOWN
+        generation, counts = batch.row_generation[rows], drafts.counts
+        tensors = [result.sampled_token_ids, result.invalid, accepted]
+        tensors += [logprobs.token_ids, logprobs.logprobs, logprobs.ranks] if logprobs is not None else []
+        copy = HostCopy(tensors)
+
+        def pending() -> SampledTokens:
+            token_ids, invalid, accepted, *rest = copy.wait()
+            right, same = accepted.numpy(), batch.row_generation[rows] == generation
+            first, ids = drafts.first, token_ids.numpy()
+            batch.num_computed[rows[same]] -= (counts - 1 - right)[same]
+            for i in np.flatnonzero(same):
+                batch.token_ids[rows[i], positions[i] :][: right[i] + 1] = ids[first[i] :][: right[i] + 1]
+            logprobs = LogprobsTensors(*rest) if rest else None
+            every = SampledTokens(token_ids.tolist(), invalid.tolist(), logprobs, same.tolist())
+            return rounds_of(sampled.req_ids, first, right, every)
+
+        return pending
+
     def _read_back(self, result: SamplerOutput, sampled: SampledRows) -> PendingTokens:
         """Start copying the results to the host; the returned call waits for them."""
         batch, rows, positions, logprobs = self.requests.batch, sampled.rows, sampled.positions, result.logprobs
@@ -164,6 +238,10 @@ class GPURunner:
 
     def _put(self, array: np.ndarray) -> Tensor:
         return devices.put(array, self.batch.device)
+
+
+def _take(bitmask: Tensor | None, which: np.ndarray) -> Tensor | None:
+    return None if bitmask is None else bitmask[torch.from_numpy(which)]
 
 
 def _is_truncated(params: SamplingParams) -> bool:
