@@ -246,6 +246,25 @@ def test_a_grammar_follows_guesses_and_goes_back(embedded: tuple[LLM, LLM]) -> N
 
 
 @pytest.mark.model
+def test_grammars_go_without_guesses_beside_others_where_steps_overlap(embedded: tuple[LLM, LLM]) -> None:
+    """On the runner of GPUs, here on a CPU, which also weighs by itself whether to wait for what guesses follow."""
+    plain, _ = embedded
+    schema = some_object(random.Random(3))
+    params = [structured(schema, 2 * number + 1) if number % 2 else SamplingParams(max_tokens=50) for number in range(4)]
+    for number, one in enumerate(params):
+        one.temperature, one.seed = 0.5 * (number // 2), number
+    expected = speculate(plain, None, 0).generate(PROMPTS, params, use_tqdm=False)
+    llm = overlapped(LLM(max_num_seqs=32, max_model_len=1024, num_gpu_blocks_override=256, speculative_config=NGRAM))
+    assert all_of(llm.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
+    assert accepted(llm)[1] > 0
+    speculate(llm, Oracle("half", expected, llm.config.model.vocab_size), 4)
+    before = accepted(llm)
+    assert all_of(llm.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
+    assert accepted(llm) > before
+    llm.engine.check_integrity()
+
+
+@pytest.mark.model
 def test_metrics_tell_of_drafts(embedded: tuple[LLM, LLM]) -> None:
     plain, speculative = embedded
     speculative.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
