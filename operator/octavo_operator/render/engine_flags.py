@@ -37,6 +37,7 @@ FLAGS = (
     "--disable-log-stats",
     "--disable-uvicorn-access-log",
     "--distributed-executor-backend",
+    "--distributed-timeout-seconds",
     "--download-dir",
     "--dtype",
     "--embedding-pooling",

@@ -54,11 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--yaml", action="store_true", help="Print an LLMDeployment to apply (default: off)")
     output.add_argument("--explain", action="store_true", help="Print how each figure comes about (default: off)")
     changing = "Those that change neither memory nor capacity, such as --seed, have no effect on the plan."
-    add_engine_flags(parser.add_argument_group("engine, as octavo serve takes them", changing))
+    engine = parser.add_argument_group("engine, as octavo serve takes them", changing)
+    add_engine_flags(engine, skip=("tensor_parallel_size",))
     add_server_flags(
         parser.add_argument_group("server, as octavo serve takes them: no effect but on what --yaml prints")
     )
-    add_vllm_flags(parser, skip=("tensor_parallel_size", "pipeline_parallel_size"))
+    add_vllm_flags(parser, skip=("pipeline_parallel_size",))
     if isinstance(parser, CommandParser):
         parser.takes_vllm_flags = True
 
@@ -140,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
-    engine: EngineArgs = from_flags(EngineArgs, args)
+    engine: EngineArgs = replace(from_flags(EngineArgs, args), tensor_parallel_size=1)  # see `_layout`
     server: ServerArgs = from_flags(ServerArgs, args)
     server.check()
     if args.model_tag is not None:

@@ -72,7 +72,7 @@ def run(namespace: argparse.Namespace) -> int:
     from octavo.system.logging_setup import setup_logging
 
     setup_logging("warning", args.log_format, process="api")
-    process = CoreProcess()
+    process = CoreProcess(engine_args.tensor_parallel_size)
     try:
         return _run(batch, engine_args, args, process, namespace.concurrency)
     finally:

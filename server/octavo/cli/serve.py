@@ -47,7 +47,7 @@ def run(namespace: argparse.Namespace) -> int:
     check_ports(args)
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
-    process = CoreProcess()
+    process = CoreProcess(engine_args.tensor_parallel_size)
     gc.disable()  # what is imported now is no garbage
     try:
         return _serve(engine_args, args, process, started)

@@ -22,6 +22,7 @@ from octavo.interface.engine_config import (
     CacheConfig,
     EngineConfig,
     ModelConfig,
+    ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
 )
@@ -34,6 +35,7 @@ KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's name
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 _FITTING_LENGTHS = (None, "auto", -1)
+MAX_RANKS = 48
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -67,6 +69,8 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
+    tensor_parallel_size: int = 1
+    distributed_timeout_seconds: int = 300
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
@@ -148,7 +152,18 @@ class EngineArgs:
             fit_max_model_len=self.max_model_len in _FITTING_LENGTHS,
             kv_events=parse_kv_events_config(self.kv_events_config),
             speculative=self._speculative(model),
+            parallel=self._parallel(model),
         )
+
+    def _parallel(self, model: ModelConfig) -> ParallelConfig:
+        heads, ranks = model.num_heads, self.tensor_parallel_size
+        if heads % ranks:
+            sizes = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+            raise ConfigError(
+                f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {model.model}: give one "
+                f"of {sizes}"
+            )
+        return ParallelConfig(ranks, self.distributed_timeout_seconds)
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
         config = self._parse_speculative()
@@ -246,6 +261,10 @@ class EngineArgs:
         one_of("device", ("auto", "cpu", "cuda"))
         one_of("attention_backend", ATTENTION_BACKENDS)
         at_least("block_size", 1)
+        at_least("tensor_parallel_size", 1)
+        if self.tensor_parallel_size > MAX_RANKS:
+            raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
+        at_least("distributed_timeout_seconds", 1)
         at_least("max_num_seqs", 1)
         at_least("max_num_batched_tokens", 1)
         at_least("long_prefill_token_threshold", 0)

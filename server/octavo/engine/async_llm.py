@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from octavo.engine.core_client import CoreClient, CoreReady, describe_exit
+from octavo.engine.core_client import CoreClient, CoreReady
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
@@ -21,6 +21,7 @@ from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, Sche
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.sampling_params import SamplingParams
 from octavo.metrics.stats import IterationStats, Tenant
+from octavo.system.parent import describe_exit
 
 if TYPE_CHECKING:
     from octavo.metrics.log_line import LoadLog

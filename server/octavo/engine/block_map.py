@@ -5,15 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 
-from octavo.engine.heartbeat import SIZE
+from octavo.system.heartbeat import MAX_PAGES, SIZE
+
+_START = MAX_PAGES * SIZE
 
 
 def create_block_map(fd: int, num_blocks: int) -> memoryview:
-    """Bytes for ``num_blocks``, all 0, behind the heartbeat in the file ``fd``; for the core to write."""
-    os.ftruncate(fd, SIZE + num_blocks)
-    return memoryview(mmap.mmap(fd, num_blocks, offset=SIZE))
+    """Bytes for ``num_blocks``, all 0, behind the heartbeats in the file ``fd``; for the core to write."""
+    os.ftruncate(fd, _START + num_blocks)
+    return memoryview(mmap.mmap(fd, num_blocks, offset=_START))
 
 
 def read_block_map(fd: int) -> bytes:
     """What the core has written there last; empty before it knows how many blocks it has."""
-    return os.pread(fd, os.fstat(fd).st_size - SIZE, SIZE)
+    return os.pread(fd, os.fstat(fd).st_size - _START, _START)

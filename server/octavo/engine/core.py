@@ -19,7 +19,9 @@ from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError
-from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.executor.multiproc import make_executor
+from octavo.executor.rank_processes import RankProcesses
+from octavo.executor.uniproc import Executor
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
@@ -44,10 +46,13 @@ class _Preparing:
 class EngineCore:
     """Add requests, call `step` while `has_unfinished_requests`. Not thread-safe: one thread owns it."""
 
-    def __init__(self, config: EngineConfig, executor: Executor | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, executor: Executor | None = None, ranks: RankProcesses | None = None
+    ) -> None:
+        """``ranks``: started already, of an engine of several."""
         self._kv_events = _make_publisher(config.kv_events)  # before the model is loaded: an endpoint may be taken
         self._kv_event_log: KVEventLog | None = None
-        self.executor = executor or UniProcExecutor(config)
+        self.executor = executor or make_executor(config, ranks)
         self.config = self.executor.config
         cache = self.config.cache
         layout = self.executor.kv_layout

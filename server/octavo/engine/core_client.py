@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 import time
 from collections import deque
@@ -15,12 +14,13 @@ from typing import Any, cast
 import msgspec
 
 from octavo.engine.block_map import read_block_map
-from octavo.engine.channel import Frames, Kind, frame
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
+from octavo.system.channel import Frames, Kind, frame
+from octavo.system.parent import describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,6 @@ class CoreReady:
     def engine_config(self) -> EngineConfig:
         """``config`` as an EngineConfig."""
         return EngineConfig.from_dict(self.config)
-
-
-def describe_exit(code: int) -> str:
-    """An exit code of subprocess in words."""
-    if code == -signal.SIGKILL:
-        return "was killed by signal 9 (the kernel does that when memory runs out)"
-    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class CoreClient(asyncio.Protocol):

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from octavo.engine.heartbeat import Heartbeat
+from octavo.system.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,19 @@ class CoreOptions:
 
 
 class CoreProcess:
-    """The core as a child process: ``python -m octavo.engine.core_proc SOCKET HEARTBEAT``, two descriptors it inherits.
+    """The core as a child process: ``python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS``, two descriptors that
+    it inherits and the number of ranks, the others of which are its children.
 
     It reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ranks: int = 1) -> None:
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
         with theirs, tempfile.TemporaryFile() as shared:
-            self.shared_fd = os.dup(shared.fileno())  # the heartbeat's page, then the block map
+            self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
             self.heartbeat = Heartbeat(self.shared_fd, create=True)
             inherited = theirs.fileno(), shared.fileno()
-            command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, inherited)]
+            command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, (*inherited, num_ranks))]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
         self._stdin: IO[bytes] | None = self.process.stdin

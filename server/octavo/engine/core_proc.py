@@ -1,6 +1,6 @@
 """The engine core's process: one loop that receives requests, steps, and sends results.
 
-    python -m octavo.engine.core_proc SOCKET HEARTBEAT     (octavo.engine.core_launcher does this)
+    python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS     (octavo.engine.core_launcher does this)
 
 Configuration is one line of JSON on stdin. The end of stdin means that the parent has exited: so does this process.
 Messages are msgpack over the inherited SOCKET: no pickle, nothing that listens anywhere.
@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.engine.block_map import create_block_map
-from octavo.engine.channel import Channel, Kind
 from octavo.engine.core_launcher import CoreOptions
-from octavo.engine.heartbeat import Heartbeat
-from octavo.system.parent import die_with_parent
+from octavo.errors import OctavoError
+from octavo.executor.rank_processes import RankProcesses
+from octavo.system.channel import Channel, Kind
+from octavo.system.heartbeat import Heartbeat
+from octavo.system.parent import die_with_parent, read_line_from_stdin
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
@@ -130,23 +132,6 @@ class CoreProc:
         self._send(EngineCoreOutputs([output], timestamp=time.time()))
 
 
-def _exit_when_stdin_ends() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(0)
-
-
-def _read_line_from_stdin() -> bytes:
-    """Unbuffered: what follows the line is left for the thread that waits for the end."""
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(0, 65536)
-        if not chunk:
-            os._exit(0)  # the parent gave up before it sent anything
-        line += chunk
-    return line
-
-
 def _memory_reader(device: str) -> Callable[[], tuple[int, int]]:
     """A function that reads the used and total bytes of the engine's device."""
     if device == "cuda":
@@ -186,8 +171,8 @@ def _beat_forever(
         time.sleep(BEAT_SECONDS)
 
 
-def main(socket_fd: int, heartbeat_fd: int) -> int:
-    """Run the core on two inherited descriptors; returns the exit status."""
+def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
+    """Run the core on two inherited descriptors, as the first of ``num_ranks``; returns the exit status."""
     die_with_parent(os.getppid())  # elsewhere than on Linux the end of stdin has to suffice
     gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
     # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
@@ -198,10 +183,10 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
     for descriptor in (socket_fd, heartbeat_fd):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
+    ranks = RankProcesses(num_ranks, heartbeat_fd) if num_ranks > 1 else None
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
 
-    from octavo.errors import OctavoError
     from octavo.system.torch_import import import_torch
 
     try:
@@ -215,14 +200,16 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
 
     gc.freeze()  # the modules: looking for garbage among 200,000 objects takes a tenth of a second
     imported = time.perf_counter()
-    message = json.loads(_read_line_from_stdin())
-    threading.Thread(target=_exit_when_stdin_ends, name="parent-watch", daemon=True).start()
+    message = json.loads(read_line_from_stdin())
     options = CoreOptions(**message["options"])
-    setup_logging(options.log_level, options.log_format, process="core")
+    setup_logging(options.log_level, options.log_format, process="core" if ranks is None else "rank 0")
     logger.info("imports took %.2f s", imported - started)
 
+    end = _End(channel)
+    if ranks is not None:
+        ranks.on_lost = end.on_lost
     try:
-        core = EngineCore(EngineConfig.from_dict(message["config"]))
+        core = EngineCore(EngineConfig.from_dict(message["config"]), ranks=ranks)
     except OctavoError as error:
         return _fail(channel, error)
     if core.executor.num_blocks > 1:
@@ -245,9 +232,26 @@ def main(socket_fd: int, heartbeat_fd: int) -> int:
         "memory_shares": core.executor.memory_shares,
         "phases": phases,
     }
+    end.is_ready = True
     channel.send(Kind.READY, msgspec.msgpack.encode(ready))
     proc.run()
     return 0
+
+
+class _End:
+    """What happens when a rank is lost: this process ends too, whatever it waits for."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.is_ready = False
+
+    def on_lost(self, reason: str) -> None:
+        """Called by the thread that watches the ranks."""
+        if not self.is_ready:
+            time.sleep(1.0)  # what stopped that rank is about to stop this one, which tells it itself
+            _fail(self._channel, OctavoError(reason))
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _fail(channel: Channel, error: Exception) -> int:

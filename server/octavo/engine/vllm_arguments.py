@@ -22,7 +22,7 @@ ALWAYS = {
     "disable_log_requests": "requests are logged only with --enable-log-requests",
     "async_scheduling": "steps are always scheduled ahead on a GPU",
     "disable_cascade_attn": "there is no cascade attention",
-    "disable_custom_all_reduce": "one device computes",
+    "disable_custom_all_reduce": "there is one way to sum over ranks",
     "language_model_only": "models take text only",
     "skip_mm_profiling": "models take text only",
     "use_v2_block_manager": "there is one block manager",
@@ -30,7 +30,6 @@ ALWAYS = {
 
 # Options of which only some values are supported: name -> (those values, why).
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tensor_parallel_size": ((1,), "one device, for now"),
     "pipeline_parallel_size": ((1,), "one device, for now"),
     "data_parallel_size": ((1,), "one engine, for now"),
     "decode_context_parallel_size": ((1,), "one device, for now"),
@@ -44,7 +43,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "runner": (("auto", "generate", "pooling"), "a model does all that its files say"),
     "convert": (("auto", "none", "embed", "classify"), "a model does all that its files say"),
     "task": (("auto", "generate", "embed", "classify", "score"), "a model does all that its files say"),
-    "distributed_executor_backend": (("uni", "mp"), "one worker process"),
+    "distributed_executor_backend": (("uni", "mp"), "ranks beside the first have processes of their own"),
     "chat_template_content_format": (("auto", "string"), "texts of several parts are joined"),
     "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one backend handles all grammars"),
     "logprobs_mode": (("raw_logprobs",), "before penalties and temperature"),
@@ -106,7 +105,7 @@ _FEATURES = {
     "expert parallelism": "enable_expert_parallel enable_eplb eplb_config num_redundant_experts eplb_window_size "
     "eplb_step_interval eplb_log_balancedness expert_placement_strategy all2all_backend enable_elastic_ep enable_dbo "
     "dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size enable_return_routed_experts",
-    "an engine on several devices or nodes": "headless master_addr master_port distributed_timeout_seconds "
+    "an engine on several devices or nodes": "headless master_addr master_port "
     "worker_use_ray engine_use_ray ray_workers_use_nsight device_ids cp_kv_cache_interleave_size "
     "dcp_kv_cache_interleave_size",
     "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import EngineConfig
@@ -68,11 +68,11 @@ class Executor(Protocol):
 class UniProcExecutor:
     """Runs one `Worker`; see `Executor`."""
 
-    def __init__(self, config: EngineConfig, overlap: bool = False) -> None:
-        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs."""
+    def __init__(self, config: EngineConfig, overlap: bool = False, **rank: Any) -> None:
+        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs; ``rank``: see `Worker`."""
         from octavo.worker.worker import Worker
 
-        self.worker = Worker(config, overlap)
+        self.worker = Worker(config, overlap, **rank)
         self.config = self.worker.config
         self.num_blocks = self.worker.ledger.num_blocks
         self.kv_layout = self.worker.ledger.layout

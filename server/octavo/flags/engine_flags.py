@@ -55,6 +55,9 @@ ENGINE_HELP = {
     "enforce_eager": "Disable CUDA graphs",
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
+    "tensor_parallel_size": "Processes that share the model, each with a part of every layer (CPUs only, for now)",
+    "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
+    "named and the server ends",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
     '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '
@@ -74,7 +77,7 @@ CHOICES = {
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
 }  # fmt: skip
 
-ALIASES = {"quantization": ["-q"], "speculative_config": ["-sc"]}
+ALIASES = {"quantization": ["-q"], "tensor_parallel_size": ["-tp"], "speculative_config": ["-sc"]}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:

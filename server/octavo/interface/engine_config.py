@@ -179,6 +179,7 @@ class ParallelConfig:
     """Which processes compute a model together; vLLM's names."""
 
     tensor_parallel_size: int = 1  # ranks that hold a part of each layer
+    distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
 
     @property
     def world_size(self) -> int:

@@ -47,6 +47,13 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
+def logging_options() -> dict[str, str]:
+    """What `setup_logging` takes, ``process`` aside, for a child process that is to log as this one does."""
+    root = logging.getLogger()
+    as_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in root.handlers)
+    return {"level": logging.getLevelName(root.level).lower(), "log_format": "json" if as_json else "text"}
+
+
 def setup_logging(level: str, log_format: str, process: str) -> None:
     """Send everything from ``level`` on to stderr. ``process`` names this one among the engine's processes."""
     handler = logging.StreamHandler(sys.stderr)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 
 _PR_SET_PDEATHSIG = 1
 _COMMAND = (
@@ -28,3 +29,28 @@ def die_with_parent(parent: int) -> None:
         return
     if os.getppid() != parent:  # the parent exited before prctl
         os._exit(0)
+
+
+def read_line_from_stdin() -> bytes:
+    """The first line; from then on this process exits when stdin ends, as it does when its parent has ended."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 65536)
+        if not chunk:
+            os._exit(0)  # the parent gave up before it sent anything
+        line += chunk
+    threading.Thread(target=_exit_when_stdin_ends, name="parent-watch", daemon=True).start()
+    return line
+
+
+def _exit_when_stdin_ends() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def describe_exit(code: int) -> str:
+    """An exit code of subprocess in words."""
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9 (the kernel does that when memory runs out)"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -20,6 +20,7 @@ from octavo.worker.grammar_pool import GrammarPool
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.pooler import Pooler, PoolingHead
 from octavo.worker.prompt_logprobs import PromptLogprobs
+from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.step import SampledRows, SampledTokens
 
 NOTHING_TO_SAMPLE = (
@@ -42,6 +43,7 @@ class RequestStates:
         sample_with_kernels: bool,
         pooling_head: PoolingHead,
         num_groups: int = 1,
+        make_grammars: MakeGrammars = SequenceGrammars,
     ) -> None:
         """``sample_with_kernels``: on a CPU too, as is always done elsewhere; ``num_groups``: see `InputBatch`."""
         scheduler, vocab_size = config.scheduler, config.model.vocab_size
@@ -50,7 +52,7 @@ class RequestStates:
         self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
         num_drafts = config.speculative.num_speculative_tokens
         self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs, num_drafts)
-        self.grammars = SequenceGrammars(self.grammar_pool, vocab_size)
+        self.grammars = make_grammars(self.grammar_pool, vocab_size)
         self.pooler = Pooler(pooling_head)
         self.prompt_logprobs = PromptLogprobs(device)
         self._num_logprobs: dict[str, int] = {}  # of the sequences that want them, -1: the whole vocabulary

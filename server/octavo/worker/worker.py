@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +32,7 @@ from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
+from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
     DeviceMemory,
@@ -49,13 +50,14 @@ from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify
 from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
+from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.step import DeviceRunner
 from octavo.worker.step_sizes import decode_sizes, draft_sizes, history_bytes, prefill_sizes, result_bytes
 
 logger = logging.getLogger(__name__)
 
 # Takes this rank's KV cache blocks and max_model_len, and returns the smallest of all ranks'.
-Agree = Callable[[tuple[int, int]], tuple[int, int]]
+Agree = Callable[[Sequence[int]], Sequence[int]]
 
 # Default max_num_batched_tokens of encoders, or the longest text if that is more: nobody waits beside them.
 ENCODER_TOKENS = {"cpu": 1024, "cuda": 16384}
@@ -70,10 +72,11 @@ class Worker:
         overlap: bool = False,
         tp: TensorParallel = TensorParallel(),
         agree: Agree = lambda own: own,
+        make_grammars: MakeGrammars = SequenceGrammars,
     ) -> None:
         """``overlap``: let steps overlap on a CPU too, with the runner of GPUs. ``agree`` is called once, before the KV
         cache is allocated. Raises ConfigError when the engine cannot run."""
-        self.tp, self._agree = tp, agree
+        self.tp, self._agree, self._make_grammars = tp, agree, make_grammars
         self.device = choose_device(config.device)
         try:
             self._start(config, overlap)
@@ -87,6 +90,8 @@ class Worker:
         config = resolve_dtype(replace(config, device=self.device.type), self.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
+        if self.tp.size > 1 and not on_cpu:
+            raise ConfigError(f"tensor_parallel_size {self.tp.size} is not supported yet on GPUs: give 1")
         use_gpu_runner = overlap or not on_cpu
         config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
@@ -130,7 +135,7 @@ class Worker:
         ledger, device = self.ledger, self.device
         kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
-        requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups))
+        requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
@@ -173,6 +178,7 @@ class Worker:
         self.ledger = plan_without_cache(config.cache, model.num_weight_bytes(), longest, total)
         for line in self.ledger.lines(model.weight_bytes_by_kind()):
             logger.info(line)
+        self._agree((self.ledger.num_blocks, longest))
         self.max_in_flight = 1 if on_cpu else 2
         self.runner = EncoderRunner(model, self.config, self.device)
         self.runner.warm_up()

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.channel import Channel, Frames, Kind, frame
 from octavo.engine.core_client import CoreClient
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs, encode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, LogprobsLists, SchedulerStats
+from octavo.system.channel import Channel, Frames, Kind, frame
 
 READY = msgspec.msgpack.encode({"config": {}, "num_blocks": 1, "blocks_of_longest": 1})
 

@@ -52,7 +52,8 @@ def test_arguments_that_mean_something_are_effective(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tensor_parallel_size": 2}, ["tensor_parallel_size=2", "1"]),
+        ({"tensor_parallel_size": 2}, ["tensor_parallel_size 2", "9 attention heads", "1, 3, 9"]),
+        ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size=2", "1"]),
         ({"tokenizer_mode": "slow"}, ["tokenizer_mode='slow'", "tokenizer.json"]),
         ({"enable_chunked_prefill": False}, ["enable_chunked_prefill", "chunks"]),
         ({"enable_lora": True}, ["enable_lora", "not supported yet"]),

@@ -8,7 +8,9 @@ import os
 import time
 
 SIZE = mmap.PAGESIZE
+MAX_PAGES = 64  # of one file: one for each rank
 _BEAT, _PROGRESS, _STEPS, _MEMORY_USED, _MEMORY_TOTAL = range(5)  # slots of 8 bytes each; each is written by one store
+_FAILURE = 1024  # where its text begins, behind its length in two bytes
 
 
 class Heartbeat:
@@ -17,11 +19,13 @@ class Heartbeat:
     Times are of the monotonic clock, which processes of one machine share.
     """
 
-    def __init__(self, fd: int, create: bool) -> None:
-        """``fd``: of a file that both processes have open; it may be closed afterwards."""
+    def __init__(self, fd: int, create: bool, rank: int = 0) -> None:
+        """``fd``: of a file that both processes have open; it may be closed afterwards. ``create`` makes room in it for
+        the pages of `MAX_PAGES` ranks."""
         if create:
-            os.ftruncate(fd, SIZE)
-        self._slots = memoryview(mmap.mmap(fd, SIZE)).cast("q")
+            os.ftruncate(fd, MAX_PAGES * SIZE)
+        self._page = mmap.mmap(fd, SIZE, offset=rank * SIZE)
+        self._slots = memoryview(self._page).cast("q")
 
     # -- written by the core -----------------------------------------------------------------------------------------
 
@@ -38,6 +42,11 @@ class Heartbeat:
         """Record the bytes in use on the core's device and in total."""
         self._slots[_MEMORY_USED], self._slots[_MEMORY_TOTAL] = used, total
 
+    def fail(self, reason: str) -> None:
+        """Record why this process ends."""
+        text = reason.encode()[: SIZE - _FAILURE - 2]
+        self._page[_FAILURE : _FAILURE + 2 + len(text)] = len(text).to_bytes(2, "little") + text
+
     # -- read by any process -----------------------------------------------------------------------------------------
 
     def read_device_memory(self) -> tuple[int, int]:
@@ -48,6 +57,12 @@ class Heartbeat:
     def num_steps(self) -> int:
         """Steps that the core has finished."""
         return self._slots[_STEPS]
+
+    @property
+    def failure(self) -> str:
+        """What `fail` was told; nothing so far: ""."""
+        size = int.from_bytes(self._page[_FAILURE : _FAILURE + 2], "little")
+        return self._page[_FAILURE + 2 : _FAILURE + 2 + size].decode(errors="ignore")
 
     def seconds_since_beat(self) -> float:
         """Infinite before the first beat."""

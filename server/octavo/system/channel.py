@@ -1,4 +1,5 @@
-"""The connection of front end and core: length-prefixed frames over a socket pair, one end of which the core inherits.
+"""The connection of front end and core, and of core and ranks: length-prefixed frames over a socket pair, one end of
+which the child inherits.
 
 There is no address that another process could connect to, and no thread: on two CPUs that all processes share, waking
 one for every message costs more than the message.
@@ -30,6 +31,11 @@ class Kind(IntEnum):
     FAILED = 4
     OUTPUTS = 5
     BLOCKS = 7
+    # to a rank
+    STEP = 8
+    MASK = 9
+    # from a rank, which says READY too
+    SUM = 10
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
@@ -61,7 +67,7 @@ class Frames:
 
 
 class Channel:
-    """The core's end. Sending never blocks: what a slow or stopped front end does not read is buffered."""
+    """One end. Sending never blocks: what a slow or stopped reader does not read is buffered."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -72,7 +78,11 @@ class Channel:
 
     def send(self, kind: Kind, payload: bytes) -> None:
         """Queue a message and send what the socket takes."""
-        self._unsent += frame(kind, payload)
+        self.send_frame(frame(kind, payload))
+
+    def send_frame(self, data: bytes) -> None:
+        """`send` for a message that `frame` has made."""
+        self._unsent += data
         self._push()
 
     def _push(self) -> None:
@@ -85,7 +95,7 @@ class Channel:
             self._unsent.clear()
 
     def receive(self) -> Iterator[tuple[Kind, bytearray]]:
-        """The frames that have arrived. Raises EOFError when the front end has closed its end."""
+        """The frames that have arrived. Raises EOFError when the other end is closed."""
         size = _READ_BYTES
         while size == _READ_BYTES:
             try:
@@ -95,7 +105,7 @@ class Channel:
             except ConnectionError:
                 data = b""
             if not data:
-                raise EOFError("the front end has closed its end")
+                raise EOFError("the other end is closed")
             self._frames.feed(data)
             size = len(data)
         while found := self._frames.take():
@@ -114,10 +124,11 @@ class Channel:
                 return True
             self._push()
 
-    def flush(self, seconds: float) -> None:
-        """Wait until everything is sent, at most ``seconds``."""
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything is sent, at most ``seconds``; whether it is."""
         until = time.monotonic() + seconds
         while self._unsent and time.monotonic() < until:
             self._poll.register(self._socket, select.POLLOUT)
             self._poll.poll(max(0.0, until - time.monotonic()) * 1e3)
             self._push()
+        return not self._unsent

@@ -1,0 +1,114 @@
+"""The executor of several ranks: rank 0's worker is in the engine's own process, the others' in processes of theirs."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from functools import partial
+
+from octavo.errors import OctavoError
+from octavo.executor.rank_processes import RankProcesses
+from octavo.executor.token_sums import TokenSum
+from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.engine_config import EngineConfig
+from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from octavo.system import limits
+from octavo.system.channel import Kind
+from octavo.system.logging_setup import logging_options
+
+
+def make_executor(config: EngineConfig, ranks: RankProcesses | None = None) -> Executor:
+    """The executor that ``config`` asks for; ``ranks``: started already. Raises ConfigError and ModelError."""
+    return UniProcExecutor(config) if config.parallel.world_size == 1 else MultiprocExecutor(config, ranks)
+
+
+class MultiprocExecutor(UniProcExecutor):
+    """See `Executor`. Every rank is sent the same steps and samples for itself; rank 0's outputs count.
+
+    A step that fails on one rank leaves the others in the middle of it: then the engine ends.
+    """
+
+    def __init__(self, config: EngineConfig, ranks: RankProcesses | None = None) -> None:
+        self._ranks = ranks or RankProcesses(config.parallel.world_size)
+        self._close = weakref.finalize(self, self._ranks.close)
+        try:
+            self._start(config)
+        except RuntimeError as error:  # a rank was lost, which others have noticed as well
+            self._close()
+            self._ranks.wait_for_news()
+            raise OctavoError(self._ranks.lost or str(error)) from error
+        except BaseException:
+            self._close()
+            raise
+        self._total = TokenSum()
+        self._sums: deque[tuple[int, int]] = deque(maxlen=8)  # rank 0's, with their numbers of steps
+
+    def _start(self, config: EngineConfig) -> None:
+        import msgspec
+
+        from octavo.layers.parallel import SharedMemoryGroup, TensorParallel
+        from octavo.worker.shared_masks import LeadingGrammars
+        from octavo_kernels.cpu import create_shared_memory
+
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_sum = msgspec.msgpack.Decoder(tuple[int, int]).decode
+        ranks, size = self._ranks, config.parallel.world_size
+        timeout = config.parallel.distributed_timeout_seconds
+        descriptor = create_shared_memory(size, timeout, has_cores=limits.cpu_count() >= size)
+        ranks.configure({"config": config.to_dict(), **logging_options()}, descriptor)
+        self._group = group = SharedMemoryGroup(descriptor, 0, size)
+        os.close(descriptor)
+        ranks.group = group
+        super().__init__(
+            config,
+            tp=TensorParallel(0, size, group),
+            agree=group.smallest,
+            make_grammars=partial(LeadingGrammars, send=partial(ranks.send, Kind.MASK)),
+        )
+        ranks.wait_ready()
+        ranks.timeout = timeout
+
+    def execute_model(self, step: SchedulerOutput) -> PendingOutput:
+        """Start a step on all ranks. Raises RuntimeError, as what it returns does, when a rank is lost."""
+        ranks = self._ranks
+        ranks.send(Kind.STEP, self._encode(step))
+        ranks.begin_step(step.step_id)
+        try:
+            pending = super().execute_model(step)
+        except RuntimeError as error:
+            raise self._explained(error) from error
+
+        def wait() -> ModelRunnerOutput:
+            try:
+                output = pending()
+                self._group.check()
+            except RuntimeError as error:
+                raise self._explained(error) from error
+            ranks.end_step()
+            if self._total.add(output):
+                self._compare()
+            return output
+
+        return wait
+
+    def _explained(self, error: RuntimeError) -> RuntimeError:
+        """``error``, or the rank whose end is behind it."""
+        self._ranks.wait_for_news()
+        return RuntimeError(self._ranks.lost) if self._ranks.lost else error
+
+    def is_lost(self) -> bool:
+        """Whatever failed, the other ranks are in the middle of it."""
+        return True
+
+    def _compare(self) -> None:
+        """Raise RuntimeError where a rank has sampled other tokens than this one."""
+        self._sums.append((self._total.num_steps, self._total.value))
+        ours = dict(self._sums)
+        for number, payload in self._ranks.sums():
+            steps, value = self._decode_sum(payload)
+            if ours.get(steps, value) != value:
+                raise RuntimeError(
+                    f"ranks have sampled different tokens within {steps} steps: the sum of rank 0 is "
+                    f"{ours[steps]:016x}, that of rank {number} {value:016x}"
+                )

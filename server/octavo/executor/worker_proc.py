@@ -1,0 +1,156 @@
+"""The process of a rank beside rank 0: it computes the same steps with its part of the model.
+
+    python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS     (octavo.executor.rank_processes does this)
+
+Configuration is one line of JSON on stdin, whose end means that the parent has exited: so does this process. Steps come
+as msgpack over the inherited SOCKET. It samples every token itself, as rank 0 does, and returns none.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import OctavoError
+from octavo.system.channel import Channel, Kind
+from octavo.system.heartbeat import Heartbeat
+from octavo.system.parent import die_with_parent, read_line_from_stdin
+
+if TYPE_CHECKING:
+    from octavo.interface.step import PendingOutput
+    from octavo.layers.parallel import Group
+    from octavo.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+
+
+class Inbox:
+    """What rank 0 has sent: steps, and the bitmasks that are used in them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiting: dict[Kind, deque[bytearray]] = {Kind.STEP: deque(), Kind.MASK: deque()}
+
+    def next_of(self, kind: Kind, *, wait: bool = True) -> bytearray | None:
+        """The next of one kind; None if it would have to be waited for and ``wait`` is off. Raises EOFError once rank 0
+        has ended."""
+        queue = self._waiting[kind]
+        while not queue:
+            for found, payload in self._channel.receive():
+                self._waiting[found].append(payload)
+            if queue or not wait:
+                break
+            self._channel.wait()
+        return queue.popleft() if queue else None
+
+    def next_mask(self) -> bytearray:
+        """The next bitmask."""
+        mask = self.next_of(Kind.MASK)
+        assert mask is not None
+        return mask
+
+
+def run(worker: Worker, group: Group, channel: Channel, inbox: Inbox, heartbeat: Heartbeat) -> None:
+    """Compute steps until rank 0 has ended."""
+    import msgspec
+
+    from octavo.executor.token_sums import TokenSum
+    from octavo.interface.step import SchedulerOutput
+
+    decode, encode = msgspec.msgpack.Decoder(SchedulerOutput).decode, msgspec.msgpack.Encoder().encode
+    in_flight: deque[PendingOutput] = deque()
+    total = TokenSum()
+    while True:
+        payload = inbox.next_of(Kind.STEP, wait=not in_flight)
+        if payload is not None:
+            in_flight.append(worker.execute_model(decode(payload)))
+            if len(in_flight) < worker.max_in_flight:
+                continue
+        output = in_flight.popleft()()
+        group.check()
+        if total.add(output):
+            channel.send(Kind.SUM, encode((total.num_steps, total.value)))
+        heartbeat.progress(total.num_steps)
+
+
+def _beat_forever(heartbeat: Heartbeat) -> None:
+    while True:
+        heartbeat.beat()
+        time.sleep(BEAT_SECONDS)
+
+
+def main(rank: int, socket_fd: int, heartbeats: int) -> int:
+    """Run a rank on two inherited descriptors; returns the exit status."""
+    die_with_parent(os.getppid())
+    gc.disable()  # nothing imported or loaded is garbage
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when this process ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    sock, heartbeat = socket.socket(fileno=socket_fd), Heartbeat(heartbeats, create=False, rank=rank)
+    for descriptor in (socket_fd, heartbeats):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_beat_forever, args=(heartbeat,), name="heartbeat", daemon=True).start()
+    try:
+        _serve(rank, sock, heartbeat)
+    except (EOFError, ConnectionError):
+        return 0  # rank 0 has ended
+    except OctavoError as error:
+        heartbeat.fail(str(error))
+    except BaseException as error:
+        logger.exception("rank %d ends", rank)
+        heartbeat.fail(f"rank {rank} (process {os.getpid()}) failed: {error}")
+    return 1
+
+
+def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
+    from octavo.system.torch_import import import_torch
+
+    import_torch()  # the slow imports come before the configuration does
+    import octavo.worker.worker
+
+    gc.freeze()
+    message: dict[str, Any] = json.loads(read_line_from_stdin())
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    from octavo.interface.engine_config import EngineConfig
+    from octavo.layers.parallel import SharedMemoryGroup, TensorParallel
+    from octavo.system.logging_setup import setup_logging
+    from octavo.worker.shared_masks import FollowingGrammars
+
+    setup_logging(message["level"], message["log_format"], process=f"rank {rank}")
+    config = EngineConfig.from_dict(message["config"])
+    size = config.parallel.tensor_parallel_size
+    channel = Channel(sock)
+    inbox = Inbox(channel)
+    group = SharedMemoryGroup(descriptors[0], rank, size)
+    os.close(descriptors[0])
+    worker = octavo.worker.worker.Worker(
+        config,
+        tp=TensorParallel(rank, size, group),
+        agree=group.smallest,
+        make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
+    )
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    channel.send(Kind.READY, b"")
+    run(worker, group, channel, inbox, heartbeat)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(*map(int, sys.argv[1:]))
+    finally:
+        sys.stderr.flush()
+    os._exit(code)  # neither threads nor sockets may keep the process alive

@@ -1,0 +1,139 @@
+"""Engines of several processes: they answer as one process does, and end as a whole."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from support.serving import Engine
+from support.tiny_models import FAMILIES, make_model
+
+from octavo import LLM, SamplingParams
+from octavo.executor.multiproc import MultiprocExecutor
+from octavo.executor.token_sums import EVERY, TokenSum
+from octavo.interface.step import ModelRunnerOutput
+
+PROMPTS = [[5, 6, 7, 8], list(range(3, 60)), [9] * 33]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=64, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=7, max_tokens=40, ignore_eos=True, logprobs=2, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, seed=8, max_tokens=40, ignore_eos=True, n=2, top_p=0.9),
+]
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
+
+
+def rank_pids(parent: int) -> list[int]:
+    """The processes that a process, or one of its threads, has started."""
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for path in children for pid in path.read_text().split()]
+
+
+def are_gone(pids: list[int], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > until:
+            print("left:", left)
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], PARAMS, use_tqdm=False)
+    return [[tuple(sample.token_ids) for sample in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(*FAMILIES["llama"]).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_ranks_answer_as_one_process_and_end_with_it(model: str) -> None:
+    """Greedy and sampled, batched, of several samples; the same with fewer blocks than all need (preemption)."""
+    options = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128}
+    expected = answers(LLM(model, **options))
+    llm = LLM(model, tensor_parallel_size=2, num_gpu_blocks_override=10, **options)
+    assert answers(llm) == expected
+    assert llm.totals.num_preemptions
+    pids = [rank.process.pid for rank in llm.engine.executor._ranks._ranks]
+    assert len(pids) == 1
+    del llm
+    gc.collect()
+    assert are_gone(pids) and not [name for name in os.listdir("/dev/shm") if "octavo" in name or "torch" in name]
+
+
+@pytest.mark.slow
+def test_the_embedded_model_on_three_ranks_from_a_command_line(tmp_path: Path) -> None:
+    """No __main__ guard, more ranks than cores, a grammar that rank 0 alone follows; a rank that is killed ends it."""
+    script = f"""
+from octavo import LLM, SamplingParams, StructuredOutputsParams
+import os, signal
+llm = LLM(tensor_parallel_size=3, max_model_len=256)
+grammar = StructuredOutputsParams(json={SCHEMA!r})
+params = [SamplingParams(temperature=0, max_tokens=2), SamplingParams(max_tokens=40, structured_outputs=grammar)]
+for out in llm.generate(["The capital of France is", "My age as JSON: "], params, use_tqdm=False):
+    print(repr(out.outputs[0].text))
+os.kill(llm.engine.executor._ranks._ranks[1].process.pid, signal.SIGKILL)
+llm.generate("The capital", params[0], use_tqdm=False)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    said = run.stdout.splitlines()
+    assert said[0] == "' Paris.'" and '"age":' in said[1], run.stderr
+    assert run.returncode and "rank 2 " in run.stderr.splitlines()[-1] and "signal 9" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
+def test_a_rank_that_is_lost_ends_the_server(victim: int, number: signal.Signals, tmp_path: Path) -> None:
+    """In the middle of requests: they end, nothing is left, the log names the rank."""
+    with Engine(tmp_path, "-tp", "2", "--distributed-timeout-seconds", "3") as engine:
+        core = engine.core_pid
+        (rank,) = rank_pids(core)
+        crowd = engine.crowd(3, 1000)
+        time.sleep(random.uniform(0.2, 1.0))
+        os.kill((core, rank)[victim], number)
+        started = time.monotonic()
+        for thread in crowd:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in crowd)
+        assert engine.process.wait(20) == 1 and time.monotonic() - started < 12
+        assert are_gone([core, rank])
+        assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_does_not_outlive_a_killed_server(tmp_path: Path) -> None:
+    with Engine(tmp_path, "-tp", "2") as engine:
+        pids = [engine.core_pid, *rank_pids(engine.core_pid)]
+        os.kill(pids[1], signal.SIGSTOP)
+        engine.process.kill()
+        assert are_gone(pids)
+
+
+def test_ranks_that_sample_different_tokens_are_told_with_both_sums() -> None:
+    ours, theirs = TokenSum(), TokenSum()
+    for step in range(EVERY - 1):
+        assert not ours.add(ModelRunnerOutput(sampled_token_ids={"a": [step], "b": [3, 4]}))
+        assert not theirs.add(ModelRunnerOutput(sampled_token_ids={"a": [step + (step == 17)], "b": [4, 3]}))
+    assert ours.add(ModelRunnerOutput()) and theirs.add(ModelRunnerOutput())
+    assert ours.value != theirs.value
+
+    executor = MultiprocExecutor.__new__(MultiprocExecutor)
+    executor._total, executor._sums = ours, deque()
+    executor._decode_sum = msgspec.msgpack.Decoder(tuple[int, int]).decode
+    executor._ranks = SimpleNamespace(sums=lambda: [(1, msgspec.msgpack.encode((EVERY, theirs.value)))])
+    with pytest.raises(RuntimeError, match=rf"{ours.value:016x}.*rank 1 {theirs.value:016x}"):
+        executor._compare()
