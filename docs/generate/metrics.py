@@ -31,7 +31,7 @@ def engine_registry() -> Any:
     config.speculative = configs.SpeculativeConfig("ngram", 1)  # its metrics are there where it is on
     found = module.EngineMetrics(config, "MODEL")
     found.record_cache(config, 2, 1)
-    progress = SimpleNamespace(alive=True, ready=True, heartbeat_age=0.0, stalled=0.0, num_steps=0)
+    progress = SimpleNamespace(alive=True, ready=True, heartbeat_age=0.0, stalled=0.0, num_steps=0, ranks=[(0.0, 0)])
     found.watch_progress(lambda: progress)
     found.watch_device_memory(lambda: (0, 0))
     module.HttpMetrics(found.registry)

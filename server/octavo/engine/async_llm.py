@@ -234,6 +234,11 @@ class AsyncLLM:
         """Seconds since the core process's last heartbeat."""
         return self.client.heartbeat.seconds_since_beat()
 
+    def silent_ranks(self, seconds: float) -> list[int]:
+        """Of several ranks, those without a heartbeat for so long."""
+        beats = self.client.process.heartbeats
+        return [rank for rank, beat in enumerate(beats) if beat.seconds_since_beat() > seconds and len(beats) > 1]
+
     def seconds_stalled(self) -> float:
         """Seconds since the core last finished a step, while it has work."""
         if not self.output_processor.requests:

@@ -35,6 +35,8 @@ class CoreProcess:
         with theirs, tempfile.TemporaryFile() as shared:
             self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
             self.heartbeat = Heartbeat(self.shared_fd, create=True)
+            others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks)]
+            self.heartbeats = [self.heartbeat, *others]  # by rank
             inherited = theirs.fileno(), shared.fileno()
             command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, (*inherited, num_ranks))]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.

@@ -71,6 +71,9 @@ class ServerState:
             return str(self.engine.dead)
         if self.phase is Phase.LOADING:
             return None
+        if ranks := self.engine.silent_ranks(FROZEN_SECONDS):
+            names = ", ".join(f"rank {rank}" for rank in ranks)
+            return f"{names} of the engine: no heartbeat for more than {FROZEN_SECONDS:g} s"
         silent = self.engine.seconds_since_beat()
         if silent > FROZEN_SECONDS:
             return f"the engine core has been frozen for {silent:.0f} s: no heartbeat"
@@ -81,13 +84,14 @@ class ServerState:
 
     def progress(self) -> Progress:
         """Health as numbers for the metrics; neither silence nor stalls count while the model is loading."""
-        loading = self.phase is Phase.LOADING
+        loading, beats = self.phase is Phase.LOADING, self.engine.client.process.heartbeats
         return Progress(
             alive=self.why_not_alive() is None,
             ready=self.why_not_ready() is None,
             heartbeat_age=0.0 if loading else self.engine.seconds_since_beat(),
             stalled=0.0 if loading else self.engine.seconds_stalled(),
             num_steps=self.engine.client.heartbeat.num_steps,
+            ranks=[(0.0 if loading else beat.seconds_since_beat(), beat.num_steps) for beat in beats if len(beats) > 1],
         )
 
     def why_not_ready(self) -> str | None:

@@ -360,6 +360,15 @@ class _Progress(Collector):
         steps = CounterMetricFamily("octavo:engine_steps", "Number of finished engine steps", labels=labels)
         steps.add_metric(values, now.num_steps)
         yield steps
+        labels = [*labels, "rank"]
+        age = GaugeMetricFamily(
+            "octavo:rank_heartbeat_age_seconds", "Seconds since the last heartbeat of a rank", labels=labels
+        )
+        done = CounterMetricFamily("octavo:rank_steps", "Number of steps that a rank has finished", labels=labels)
+        for rank, (seconds, num_steps) in enumerate(now.ranks):
+            age.add_metric([*values, str(rank)], seconds)
+            done.add_metric([*values, str(rank)], num_steps)
+        yield from (age, done)
 
 
 class _Aliases(Collector):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -108,3 +109,4 @@ class Progress:
     heartbeat_age: float
     stalled: float
     num_steps: int
+    ranks: Sequence[tuple[float, int]] = ()  # of several: seconds since the last heartbeat of each, and its steps

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +106,8 @@ def test_a_rank_that_is_lost_ends_the_server(victim: int, number: signal.Signals
         (rank,) = rank_pids(core)
         crowd = engine.crowd(3, 1000)
         time.sleep(random.uniform(0.2, 1.0))
+        metrics = urllib.request.urlopen(f"http://{engine.metrics_address}/metrics").read().decode()
+        assert re.search(r'octavo:rank_steps_total\{[^}]*rank="1"\} [1-9]', metrics)
         os.kill((core, rank)[victim], number)
         started = time.monotonic()
         for thread in crowd:
