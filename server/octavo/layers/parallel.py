@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.errors import ConfigError
+from octavo.interface.ranks import divide
 from octavo_kernels.cpu import SharedMemory, argmax
 
 
@@ -133,14 +133,7 @@ class TensorParallel:
 
     def divide(self, total: int, what: str) -> int:
         """``total / size``; ConfigError when it does not divide."""
-        if total % self.size:
-            sizes = [str(size) for size in range(1, total + 1) if total % size == 0]
-            shown = ", ".join(sizes if len(sizes) < 9 else [*sizes[:7], "..."])
-            raise ConfigError(
-                f"{what} ({total}) cannot be split over {self.size} ranks; "
-                f"choose a tensor parallel size that divides it: {shown}"
-            )
-        return total // self.size
+        return divide(total, self.size, what)
 
     def shares(self, total: int) -> tuple[int, int]:
         """The columns that `all_gather` takes of this rank: the first of ``total``, and the one after the last."""

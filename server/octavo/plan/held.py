@@ -35,14 +35,14 @@ def on_device_dtype(config: EngineConfig) -> EngineConfig:
 
 
 def memory_of(
-    config: EngineConfig, shapes: Shapes, stored: Stored, parameters: int, ranks: int, is_described: bool = False
+    config: EngineConfig, shapes: Shapes, stored: Stored, parameters: int, is_described: bool = False
 ) -> ModelMemory:
     """Of a rank. ``parameters``: see `count_parameters`; ``is_described``: whether the checkpoint is one of codes.
     Raises ConfigError."""
     model, size = config.model, DTYPE_BYTES[config.model.dtype]
     nbytes = size * shapes.plain + 4 * (shapes.floats + shapes.tables)
     if config.device == "cpu":
-        held = _OnCPU(config, stored, ranks, is_described)
+        held = _OnCPU(config, stored, is_described)
         nbytes += sum(map(held.linear, shapes.linears)) + held.table(shapes)
         quantized = held.has_codes
     else:
@@ -69,9 +69,9 @@ def count_parameters(shapes: Shapes) -> int:
 class _OnCPU:
     """Bytes of a CPU's weights, in the forms that `octavo.layers.quantization.registry` chooses."""
 
-    def __init__(self, config: EngineConfig, stored: Stored, ranks: int, is_described: bool) -> None:
+    def __init__(self, config: EngineConfig, stored: Stored, is_described: bool) -> None:
         asked, model = config.model.quantization, config.model
-        self._stored, self._ranks = stored, ranks
+        self._stored = stored
         self._own = (model.weight_dtype if model.dtype_is_asked else None) or model.dtype
         self._rounds_float16 = model.dtype_is_asked
         self._size = DTYPE_BYTES[model.dtype]
@@ -110,10 +110,10 @@ class _OnCPU:
         if shapes.tied:
             head = self._matrix(rows, columns, own)
             if self._packs([own], [own]):
-                return head + (0 if self._keeps_values(own) and self._ranks == 1 else size)
-            return head if self._ranks == 1 else head + size
+                return head + (0 if self._keeps_values(own) else size)
+            return head
         found = self._matrix(rows, columns, self._stored(_HEAD))
-        if own is None or self._ranks > 1 or (self._packs([own], [own], note=False) and not self._keeps_values(own)):
+        if own is None or (self._packs([own], [own], note=False) and not self._keeps_values(own)):
             return found + size
         return found + self._matrix(rows, columns, own, note=False)
 

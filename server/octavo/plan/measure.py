@@ -34,7 +34,7 @@ def measure_in_numbers(config: EngineConfig, ranks: int) -> ModelMemory | None:
     parameters, is_described = count_parameters(whole), bool(config.model.hf_config.get("quantization_config"))
     stored = stored_types(config, ranks, parameters)
     try:
-        return memory_of(config, shapes, stored, parameters, ranks, is_described) if stored is not None else None
+        return memory_of(config, shapes, stored, parameters, is_described) if stored is not None else None
     except KeyError:  # tensors have other names than here
         return None
 

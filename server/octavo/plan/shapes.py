@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.errors import ConfigError
 from octavo.interface.config_checks import query_growth
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.ranks import divide
 
 # "sliding_attention" layers may have a rotary table of their own.
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -93,9 +93,9 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
         return None
     hf, hidden, size = model.hf_config, model.hidden_size, model.head_size
     kv_heads = family.kv_heads(model)
-    heads = _divided(model.num_heads, ranks, "num_attention_heads")
+    heads = divide(model.num_heads, ranks, "num_attention_heads")
     local = kv_heads * max(1, ranks // kv_heads)
-    local = 1 if family.latent else _divided(local, ranks, "num_key_value_heads")
+    local = 1 if family.latent else divide(local, ranks, "num_key_value_heads")
     embedding = hf.get("word_embed_proj_dim") or hidden if model.architecture == "OPTForCausalLM" else hidden
     tied = bool(hf.get("tie_word_embeddings", family.ties))
     found = Shapes(-(-model.vocab_size // ranks), embedding, tied)
@@ -161,10 +161,10 @@ def _add_latent(found: Shapes, at: str, model: ModelConfig, heads: int, bias: bo
 def _add_mlp(found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int) -> None:
     experts, at = family.experts(hf, layer), f"model.layers.{layer}.mlp."
     if experts is None:
-        inner = _divided(family.inner(hf), ranks, "intermediate_size")
+        inner = divide(family.inner(hf), ranks, "intermediate_size")
         _add_dense(found, at, family.gated, hidden, inner, bool(family.mlp_bias(hf)))
         return
-    inner, count = _divided(experts.inner, ranks, "the experts' inner size"), experts.count
+    inner, count = divide(experts.inner, ranks, "the experts' inner size"), experts.count
     found.linears.append(Linear((count,), hidden, _below(at, "gate"), experts.bias, "exact"))
     gates, downs = _below(f"{at}experts.", "gate_proj", "up_proj"), _below(f"{at}experts.", "down_proj")
     found.linears.append(Linear((inner, inner), hidden, gates, experts.bias, "expert", count))
@@ -172,7 +172,7 @@ def _add_mlp(found: Shapes, family: Family, hf: dict[str, Any], hidden: int, lay
     if experts.correction:
         found.floats += count
     if experts.shared:
-        inner = _divided(experts.shared, ranks, "the shared expert's inner size")
+        inner = divide(experts.shared, ranks, "the shared expert's inner size")
         _add_dense(found, f"{at}shared_expert.", True, hidden, inner, False)
     if experts.gates_shared:
         found.linears.append(Linear((1,), hidden, _below(at, "shared_expert_gate"), False, "exact"))
@@ -186,14 +186,6 @@ def _add_dense(found: Shapes, at: str, gated: bool, hidden: int, inner: int, bia
 
 def _below(at: str, *names: str) -> tuple[str, ...]:
     return tuple(at + name for name in names)
-
-
-def _divided(total: int, ranks: int, what: str) -> int:
-    if total % ranks:
-        raise ConfigError(
-            f"{what} ({total}) cannot be split over {ranks} ranks; choose a tensor parallel size that divides it"
-        )
-    return total // ranks
 
 
 def _turned_size(model: ModelConfig, family: Family) -> int:

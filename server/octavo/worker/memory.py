@@ -18,6 +18,7 @@ GIB = 1 << 30
 # sequences need it, so a machine that does other things as well does not slowly lose all its memory to the cache.
 PREFIX_CACHE_SHARE = 1 / 8
 PROCESS_BYTES = 256 << 20  # of a CPU engine beside weights and KV cache: libraries, a step's tensors
+EXCHANGED_BYTES = 4 << 20  # that a rank on a CPU hands to others, see octavo_kernels.cpu.shared_memory_bytes
 # On a CUDA device, for what profiling does not see: workspaces of libraries, kernels loaded later, fragmentation.
 DEVICE_SLACK = 256 << 20
 # Default max_num_batched_tokens. A CPU takes half a millisecond for each token of a small model, and more of them at a
@@ -237,11 +238,17 @@ def plan_memory(
     """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`."""
     asked = config.scheduler.max_model_len, config.fit_max_model_len
     if device.kind == "cpu":
-        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total)
+        exchanged = communication_bytes(config.parallel.tensor_parallel_size)
+        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged)
     return plan_device_memory(
         config.cache, layout, weights, *asked, device_total=device.total, in_use=device.in_use + weights,
         activations=activations, graphs=graphs, histories=histories,
     )  # fmt: skip
+
+
+def communication_bytes(ranks: int) -> int:
+    """What each of so many ranks on CPUs has of the memory by which they exchange tensors."""
+    return 0 if ranks == 1 else EXCHANGED_BYTES
 
 
 def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:
@@ -260,17 +267,21 @@ def plan_cpu_memory(
     max_model_len: int,
     fit_max_model_len: bool,
     limit: int | None = None,
+    communication: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
-    the memory that it may use, ``limit`` bytes (None: as this process). Raises ConfigError when one sequence of
-    ``max_model_len`` does not fit, unless ``fit_max_model_len`` lets it be lowered."""
+    the memory that it may use, ``limit`` bytes (None: as this process). ``communication``: bytes that a rank shares
+    with others. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless ``fit_max_model_len``
+    lets it be lowered."""
     total = limits.memory_limit() if limit is None else limit
-    room = available_for_weights(cache, total) - weights
+    room = available_for_weights(cache, total) - weights - communication
     hint = (
         f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
         f"weights ({gib(weights)}) and the process ({gib(PROCESS_BYTES)})"
     )
-    parts = (("process", PROCESS_BYTES), ("left free", total - int(total * cache.gpu_memory_utilization)))
+    left = total - int(total * cache.gpu_memory_utilization)
+    shared = (("communication", communication),) if communication else ()
+    parts = (("process", PROCESS_BYTES), *shared, ("left free", left))
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
     if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
         most = int(total * PREFIX_CACHE_SHARE) // ledger.block_bytes

@@ -62,6 +62,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     """The ledger that an engine of ``config`` on ``device`` would print, or why it would not start. Raises ConfigError
     where the model cannot be shared so."""
     _check_float8(config, device)
+    config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=ranks))
     memory = _on_stage(config, measure, ranks, stages)
     whole = memory if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)
