@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def logits_of(
     block_size: int = 16,
     seed: int = 0,
     kv_dtype: str = "float32",
+    run: Callable[[Callable[[], Tensor]], Tensor] = lambda step: step(),
 ) -> list[Tensor]:
-    """Logits float32 [length, vocab_size] of each sequence.
+    """Logits float32 [length, vocab_size] of each sequence; ``run`` runs a step.
 
     All sequences advance together, ``chunk`` tokens a step (the i-th one ``chunk + i``, so that steps mix lengths),
     through block tables in random order.
@@ -86,8 +88,12 @@ def logits_of(
             num_actual_tokens=rows,
         )
         context = ForwardContext([metadata], caches)
-        hidden = model(torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding), context)
-        logits = model.compute_logits(hidden)[:rows]
+        inputs = torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding)
+
+        def compute(inputs: tuple[Tensor, Tensor] = inputs, context: ForwardContext = context) -> Tensor:
+            return model.compute_logits(model(*inputs, context))
+
+        logits = run(compute)[:rows]
         for (i, _, end), part in zip(step, logits.split(lengths.tolist()), strict=True):
             parts[i].append(part)
             computed[i] = end

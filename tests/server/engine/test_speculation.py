@@ -250,7 +250,9 @@ def test_grammars_go_without_guesses_beside_others_where_steps_overlap(embedded:
     """On the runner of GPUs, here on a CPU, which also weighs by itself whether to wait for what guesses follow."""
     plain, _ = embedded
     schema = some_object(random.Random(3))
-    params = [structured(schema, 2 * number + 1) if number % 2 else SamplingParams(max_tokens=50) for number in range(4)]
+    params = [
+        structured(schema, 2 * number + 1) if number % 2 else SamplingParams(max_tokens=50) for number in range(4)
+    ]
     for number, one in enumerate(params):
         one.temperature, one.seed = 0.5 * (number // 2), number
     expected = speculate(plain, None, 0).generate(PROMPTS, params, use_tqdm=False)

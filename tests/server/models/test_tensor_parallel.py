@@ -13,6 +13,7 @@ from support.encoders import answers_of, encoder_of
 from support.family_cases import FAMILY_CASES, FIRST_CASES
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of
+from support.split_cases import CASES, SMALL, TOKENS
 from support.tiny_models import make_model
 from torch import Tensor
 
@@ -20,88 +21,6 @@ from octavo.errors import ConfigError
 from octavo.layers.parallel import TensorParallel
 from octavo.models.encoder import Encoder
 
-TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [320, 0, 5]]
-# Halves of these sizes need no padding in the kernels' own order.
-SMALL: dict[str, Any] = {
-    "vocab_size": 321, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 256,
-}  # fmt: skip
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
-    "one-kv-head": ("Qwen3Config", SMALL | {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}),
-    "experts": (
-        "Qwen2MoeConfig",
-        SMALL
-        | {
-            "num_key_value_heads": 2,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-        },
-    ),
-    "sinks": (
-        "GptOssConfig",
-        SMALL
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 5,
-        },
-    ),
-    "latents": (
-        "DeepseekV3Config",
-        SMALL
-        | {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 32,
-            "q_lora_rank": 32,
-            "qk_rope_head_dim": 16,
-            "v_head_dim": 32,
-            "qk_nope_head_dim": 32,
-            "first_k_dense_replace": 1,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "n_group": 2,
-            "topk_group": 1,
-        },
-    ),
-    "shared-keys": (
-        "Gemma4TextConfig",
-        SMALL
-        | {
-            "num_key_value_heads": 2,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "head_dim": 32,
-            "global_head_dim": 64,
-            "sliding_window": 5,
-            "hidden_size_per_layer_input": 0,
-        },
-    ),
-    "experts-beside-an-mlp": (
-        "Gemma4TextConfig",
-        SMALL
-        | {
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "global_head_dim": 64,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "sliding_window": 5,
-            "hidden_size_per_layer_input": 0,
-            "enable_moe_block": True,
-            "num_experts": 4,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 64,
-        },
-    ),
-    "opt": ("OPTConfig", SMALL | {"ffn_dim": 192, "do_layer_norm_before": False, "word_embed_proj_dim": 64}),
-}
 # Beside those the first case of each architecture, with sizes of which two ranks hold half each.
 WIDE = SMALL | {
     "n_embd": 128, "ffn_dim": 192, "shared_intermediate_size": 192, "n_inner": 192, "head_dim": 32, "n_head": 4,
