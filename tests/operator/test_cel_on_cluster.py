@@ -200,6 +200,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("imagePolicy", {"engine": {"imagePolicy": "Latest"}}, {"engine": {"image": "a:1", "imagePolicy": "Pinned"}}),
     ("accelerator.count", {"accelerator": {"count": 2}}, {"accelerator": {"count": 1}}),
     ("accelerator.count", {"accelerator": {"mig": "1g.10gb", "count": 2}}, {"accelerator": {"mig": "1g.10gb"}}),
+    ("parallelism.tensor", {"parallelism": {"tensor": 2}, "accelerator": {}}, {"parallelism": {"tensor": 2}}),
+    ("parallelism.tensor", {"parallelism": {"tensor": 0}}, {"parallelism": {"tensor": 1}, "accelerator": {}}),
+    ("parallelism.tensor", {"parallelism": {"tensor": 49}}, {"parallelism": {"tensor": 48}}),
     (
         "accelerator: mig",
         {"accelerator": {"mig": "1g.10gb", "resourceName": "a.b/c"}},

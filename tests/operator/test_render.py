@@ -80,6 +80,7 @@ CASES: dict[str, dict[str, Any]] = {
             "cache": {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "500Gi"}},
         },
     },
+    "ranks": {"parallelism": {"tensor": 3}, "resources": {"requests": {"cpu": 3}}},
     "one-writer": {
         "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
         "suspend": True,

@@ -43,8 +43,10 @@ OCI = f"oci://registry.example.com:5000/models/toy@sha256:{'0' * 64}//models/toy
 _placed = st.fixed_dictionaries({"uri": st.sampled_from(["pvc://claim", "pvc://claim/a/b", OCI, "file:///models/x"])})
 
 
-def _held(spec: Json) -> Json:
-    """Without a replica, routers hold requests."""
+def _valid(spec: Json) -> Json:
+    """What rules over several groups allow: without a replica, routers hold requests."""
+    if "accelerator" in spec:  # several ranks are for CPUs
+        spec = {name: value for name, value in spec.items() if name != "parallelism"}
     at_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
     return {**spec, "routing": {"strategy": "prefix"}} if at_zero else spec
 
@@ -67,6 +69,7 @@ specs = st.fixed_dictionaries(
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
+        "parallelism": _some(tensor=st.integers(1, 48)),
         "resources": _some(
             requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
             limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": "2Gi"}]),
@@ -133,4 +136,4 @@ specs = st.fixed_dictionaries(
         "foreignFields": st.just([{"kind": "Service", "path": "/spec/loadBalancerIP"}]),
         "suspend": st.booleans(),
     },
-).map(_held)
+).map(_valid)

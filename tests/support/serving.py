@@ -48,8 +48,8 @@ def free_port() -> int:
 class Engine:
     """One `octavo serve` on a tiny model. A context manager; ready when entered."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None) -> None:
-        self.port, self.management_port = free_port(), free_port()
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None, port: int | None = None) -> None:
+        self.port, self.management_port = port or free_port(), free_port()
         self._log = folder / "log"
         self._command = [
             sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(folder / "model")),

@@ -13,6 +13,7 @@ from octavo_operator.api.lifecycle import Lifecycle, Probes
 from octavo_operator.api.model import Model
 from octavo_operator.api.monitoring import Monitoring
 from octavo_operator.api.network import Auth, InferencePool, NetworkPolicy, Routing, Service
+from octavo_operator.api.parallelism import Parallelism
 from octavo_operator.api.pod import (
     ENV_FROM,
     MOUNT_PATHS,
@@ -88,12 +89,17 @@ class LLMDeploymentSpec:
             "'HF_TOKEN')",
             "engine.env: HF_TOKEN is set by model.credentialsSecretRef; give one of the two",
         ),
+        Rule(
+            "!has(self.accelerator) || self.parallelism.tensor == 1",
+            "parallelism.tensor: the engine has several ranks on CPUs alone, for now; leave accelerator out, or set 1",
+        ),
     )
     model: Model = spec_field("Model to serve.")
     engine: Engine = spec_field("Engine settings.", default=Engine)
     accelerator: Accelerator | None = spec_field(
         "GPU of each replica. Unset: the model runs on CPUs, without access to GPUs.", default=None
     )
+    parallelism: Parallelism = spec_field("Processes that compute one replica together.", default=Parallelism)
     resources: Resources = spec_field("CPU and memory of each replica.", default=Resources)
     shm: Shm = spec_field("Shared memory of each replica.", default=Shm)
     scheduling: Scheduling = spec_field("Scheduling of the pods.", default=Scheduling)
