@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from support.overlapped import tiny
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from octavo import LLM
+from octavo.core.scheduler import Scheduler
+from octavo.worker.model_runner import ModelRunner
+from octavo.worker.prediction_drafter import PredictionDrafter
+
 HEADS, KV_HEADS, MIDDLE = 4, 2, 72
-FORMATS = ("released", "vllm", "speculators")
 
 
 @dataclass
@@ -187,3 +194,108 @@ class Head:
             tokens.append(token)
             before = torch.cat([before, states[-1:]])
         return found
+
+
+@dataclass
+class MedusaHeads:
+    """Heads for ``target``: ``matrices`` is how many of them have one of their own (1: all the first one's)."""
+
+    target: PreTrainedModel
+    count: int = 3
+    layers: int = 1
+    matrices: int = 3
+    bias: bool = False
+    draft_vocab: int = 0  # 0: the whole one
+    tensors: dict[str, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        config, draw = self.target.config, torch.Generator().manual_seed(3)
+        size, rows = config.hidden_size, self.draft_vocab or config.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {f"lm_heads.{i}.weight": (rows, size) for i in range(self.matrices)}
+        for name in (f"blocks.{i}.layers.{j}" for i in range(self.count) for j in range(self.layers)):
+            shapes |= {f"{name}.weight": (size, size)} | ({f"{name}.bias": (size,)} if self.bias else {})
+        self.tensors = {name: torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+        if self.draft_vocab:
+            self.tensors["token_map"] = torch.randperm(config.vocab_size, generator=draw)[: self.draft_vocab]
+
+    def save(self, folder: Path, form: str = "vllm") -> dict[str, Any]:
+        """Returns the speculative_config that asks for it."""
+        names = {name: name for name in self.tensors}
+        config: dict[str, Any] = {"architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": self.count}
+        config |= {"vocab_size": self.target.config.vocab_size, "hidden_size": self.target.config.hidden_size}
+        if form == "released":
+            config = {"medusa_num_heads": self.count, "medusa_num_layers": self.layers}
+            for name, (_, head, _, *rest) in [(name, name.split(".")) for name in names]:
+                names[name] = f"{head}.{rest[0]}.linear.{rest[1]}" if rest else f"{head}.{self.layers}.weight"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = {names[name]: tensor.contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, folder / "medusa_lm_head.safetensors", {"format": "pt"})
+        return {"method": "medusa", "model": str(folder)}
+
+    @torch.inference_mode()
+    def guesses(self, tokens: list[int], given: list[int]) -> list[Tensor]:
+        """Logits [V] of the guesses after ``tokens``."""
+        last, found = self.target.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1], []
+        for head in range(len(given)):
+            state = last
+            for layer in range(self.layers):
+                name = f"blocks.{head}.layers.{layer}"
+                state = state + F.silu(
+                    F.linear(state, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+                )
+            matrix = self.tensors[f"lm_heads.{min(head, self.matrices - 1)}.weight"] if self.matrices else None
+            logits = self.target.lm_head(state) if matrix is None else matrix @ state
+            if self.draft_vocab:
+                whole = torch.full((self.target.config.vocab_size,), float("-inf"))
+                logits = whole.index_put((self.tensors["token_map"],), logits)
+            found.append(logits)
+        return found
+
+
+def with_head(target: Path, config: dict[str, Any], k: int, adapting: bool = False, **changes: Any) -> LLM:
+    """``adapting``: guess only as much as pays; otherwise wherever there is room."""
+    llm = tiny(target, speculative_config=config | {"num_speculative_tokens": k}, **changes)
+    scheduler = llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
+    if not adapting:
+        scheduler._drafts._lengths = None
+    return llm
+
+
+class Watch:
+    """Keeps what a drafter guesses: the tokens before, its guesses, their logits."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        runner = llm.engine.executor.worker.runner
+        assert isinstance(runner, ModelRunner) and isinstance(runner.drafter, PredictionDrafter)
+        self.made: list[tuple[list[int], list[int], list[Tensor]]] = []
+        propose, guess, logits = runner.drafter.propose, runner.drafter.model.guess, list[Tensor]()
+
+        def watched_guess(state: Tensor, number: int) -> Tensor:
+            logits.append(guess(state, number))
+            return logits[-1]
+
+        def watched(*args: Any) -> dict[str, list[int]]:
+            logits.clear()
+            drafts = propose(*args)
+            batch = runner.requests.batch
+            for at, (req_id, guessed) in enumerate(drafts.items()):
+                row = batch.row_of[req_id]
+                tokens = batch.token_ids[row, : batch.num_computed[row] + 1].tolist()
+                # Rows keep their order, and sequences that ask for as much as others end with them.
+                self.made.append((tokens, guessed, [one[at] for one in logits[: len(guessed)]]))
+            return drafts
+
+        monkeypatch.setattr(runner.drafter, "propose", watched)
+        monkeypatch.setattr(runner.drafter.model, "guess", watched_guess)
+
+
+def check_guesses(watch: Watch, oracle: Callable[[list[int], list[int]], list[Tensor]]) -> None:
+    """That guesses are right: ``oracle`` gives the logits [V] of those after some tokens, given those before each."""
+    for tokens, guessed, logits in watch.made:
+        for ours, theirs in zip(logits, oracle(tokens, guessed), strict=True):
+            assert torch.equal(ours.isinf(), theirs.isinf())
+            there = theirs[~theirs.isinf()]
+            assert (ours[~ours.isinf()] - there).abs().max() <= 2e-5 * there.abs().max()
+        assert guessed == [int(one.argmax()) for one in logits]

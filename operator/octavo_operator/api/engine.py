@@ -19,8 +19,8 @@ class Speculative:
 
     RULES: ClassVar = (
         Rule(
-            "has(self.model) == (self.method in ['draft_model', 'eagle', 'eagle3'])",
-            "engine.speculative.model is what guesses: of methods draft_model, eagle and eagle3, which need it",
+            "has(self.model) == (self.method in ['draft_model', 'eagle', 'eagle3', 'medusa'])",
+            "engine.speculative.model is what guesses: of methods draft_model, eagle, eagle3 and medusa, which need it",
         ),
         Rule(
             "self.method != 'none' || !has(self.tokens)",
@@ -30,20 +30,20 @@ class Speculative:
     method: str = spec_field(
         "What guesses. none: nothing. ngram: the text goes on as it did where its last tokens stood before; for "
         "summaries, edits and answers from documents. suffix: as in recent answers, too. draft_model: a smaller model "
-        "with the same tokenizer. mtp: the model's own layer for it, of DeepSeek V3 and GLM-4.5. eagle, eagle3: a "
-        "draft head that was trained for the model.",
-        enum=["none", "ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3"],
+        "with the same tokenizer. mtp: the model's own layer for it, of DeepSeek V3 and GLM-4.5. eagle, eagle3, "
+        "medusa: draft heads that were trained for the model.",
+        enum=["none", "ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "medusa"],
     )
     model: str | None = spec_field(
-        "The model of method draft_model, or the draft head of eagle and eagle3, as model.uri names one that the "
-        "engine fetches.",
+        "The model of method draft_model, or the draft heads of eagle, eagle3 and medusa, as model.uri names one "
+        "that the engine fetches.",
         default=None,
         minLength=1,
         maxLength=1024,
     )
     tokens: int | None = spec_field(
         "Maximum number of tokens guessed in one step; the engine guesses fewer where that is faster. Default: 7 "
-        "of ngram, 24 of suffix, 4 of draft_model, 1 of mtp, 3 of eagle and eagle3.",
+        "of ngram, 24 of suffix, 4 of draft_model, 1 of mtp, 3 of the others.",
         default=None,
         minimum=1,
         maximum=64,

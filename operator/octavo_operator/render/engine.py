@@ -12,7 +12,7 @@ from octavo_operator.diff import quantity
 from octavo_operator.render import names
 
 Json = dict[str, Any]
-_TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3}  # guessed in one step, by method
+_TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3, "medusa": 3}  # guessed in one step, by method
 
 
 def model_argument(deployment: LLMDeployment) -> str:

@@ -1,9 +1,9 @@
-"""What draft heads say of themselves (EAGLE, EAGLE-3), read before anything is loaded, in the words of `octavo.models`.
+"""What draft heads say of themselves (EAGLE, Medusa), read before anything is loaded, in the words of `octavo.models`.
 
-Checkpoints come in three forms: as their authors release them, an architecture's name with "Eagle" or without and the
-method left to the user; as vLLM names them ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM",
-"LlamaForCausalLMEagle3"), the fields perhaps in an object ``model``; and as the speculators library writes them, the
-layer's fields in ``transformer_layer_config`` without what transformers takes for granted.
+EAGLE's checkpoints come in three forms: as their authors release them, the architecture's name with "Eagle" or without;
+as vLLM names them ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"), the fields perhaps in
+an object ``model``; and as the speculators library writes them, the layer's fields in ``transformer_layer_config``
+without what transformers takes for granted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.fetch.description import stored_shapes
-from octavo.interface.architectures import MODELS
-from octavo.interface.config_checks import MAX_WIDTH, Fields, check_config
+from octavo.interface.architectures import MEDUSA_NAMES, MODELS
+from octavo.interface.config_checks import MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Fields, check_config
 from octavo.interface.engine_config import ModelConfig, SpeculativeConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
@@ -45,6 +45,7 @@ _UNTAPPED = {name for name, module in MODELS.items() if module in ("gemma3n", "g
     name for name, module in MODELS.items() if module == "text_of_vision" and name.startswith(("Gemma3n", "Gemma4"))
 }
 _MAX_TAPS = 64
+_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -57,6 +58,14 @@ def draft_head(
     if files.format == "gguf":
         raise _error(files, f"method {method} reads safetensors with their config.json, not GGUF files")
     shapes = stored_shapes(files)
+    if method == "medusa":
+        own = _medusa_heads(read_json(files.path / "config.json"), shapes, files, target)
+        if own["num_heads"] < speculative.num_speculative_tokens:
+            count, asked = own["num_heads"], speculative.num_speculative_tokens
+            raise _error(
+                files, f"num_speculative_tokens {asked} is more than its {count} heads, which guess a token each"
+            )
+        return _as_model(own, files, target, quantization)
     config = _common_form(method, read_json(files.path / "config.json"), files)
     if shapes and not any(_plain(name) == "fc.weight" for name in shapes):
         raise _error(files, f"it is no head of method {method}: it has no tensor fc.weight")
@@ -72,9 +81,49 @@ def draft_head(
     }
     _check_vocabulary(own, bool(shapes), files, target)
     _check_sizes(method, own, files, target)
-    return replace(
-        target, model=files.model, files=files, hf_config=own, quantization=quantization, generation_config={},
-    )  # fmt: skip
+    return _as_model(own, files, target, quantization)
+
+
+def _as_model(
+    hf_config: dict[str, Any], files: ModelFiles, target: ModelConfig, quantization: str | None
+) -> ModelConfig:
+    """With the dtype and the positions of ``target``."""
+    return replace(target, model=files.model, files=files, hf_config=hf_config, quantization=quantization)
+
+
+def _medusa_heads(config: dict[str, Any], shapes: Shapes, files: ModelFiles, target: ModelConfig) -> dict[str, Any]:
+    """Fields for `octavo.models.medusa`: what the tensors say and, where there are none, what config.json does."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        for pattern, replacement in MEDUSA_NAMES:
+            name = re.sub(pattern, str(replacement), name)
+        found[name] = shape
+    blocks = [tuple(map(int, match.groups())) for name in found if (match := _BLOCK.fullmatch(name))]
+    if shapes and not blocks:
+        raise _error(files, "it has no heads of method medusa (tensors blocks.N.layers.N.weight)")
+    fields = Fields(config, str(files.path / "config.json"), str)
+    sizes = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    for key, size in sizes.items():
+        stated = fields.integer(key, 1, MAX_WIDTH if key == "hidden_size" else MAX_VOCAB, optional=True)
+        if stated not in (None, size):
+            raise _error(files, f"its {key} is {stated}, {target.model} has {size}")
+    for key in ("num_heads", "medusa_num_heads"):
+        fields.integer(key, 1, MAX_HEADS, optional=True)
+    stated = config.get("num_heads", config.get("medusa_num_heads", 5))
+    heads = [shape for name, shape in found.items() if re.fullmatch(r"lm_heads\.\d+\.weight", name)]
+    num_heads = 1 + max((head for head, _ in blocks), default=stated - 1)
+    if len(heads) not in (0, 1, num_heads):
+        raise _error(files, f"it has {num_heads} heads, {len(heads)} of them with a matrix (lm_heads)")
+    draft_vocab = heads[0][0] if heads else target.vocab_size
+    if draft_vocab != target.vocab_size and "vocabulary.token_map" not in found:
+        raise _error(files, f"its heads have {draft_vocab} of {target.vocab_size} tokens and no token_map says which")
+    return {
+        **sizes, "architectures": ["MedusaModel"], "num_heads": num_heads, "num_lm_heads": len(heads),
+        "num_hidden_layers": 1 + max((layer for _, layer in blocks), default=0), "draft_vocab_size": draft_vocab,
+        "fc_bias": any(name.startswith("blocks.") and name.endswith(".bias") for name in found),
+        "maps_tokens": "vocabulary.token_map" in found, "num_attention_heads": target.num_heads,
+        "head_dim": target.head_size,
+    }  # fmt: skip
 
 
 def _common_form(method: str, config: dict[str, Any], files: ModelFiles) -> dict[str, Any]:

@@ -301,7 +301,16 @@ PREDICTION_LAYERS = {"DeepseekV3ForCausalLM": "DeepSeekMTPModel", "Glm4MoeForCau
 DRAFTERS = {
     **dict.fromkeys(PREDICTION_LAYERS.values(), "mtp"),
     **dict.fromkeys(("EagleModel", "Eagle3Model", "Eagle3Qwen3Model"), "eagle"),
+    "MedusaModel": "medusa",
 }
+# Of Medusa's tensors: what checkpoints call them, its authors' among them, and what `octavo.models.medusa` does.
+MEDUSA_NAMES: list[tuple[str, str | None]] = [
+    (r"^medusa_heads?\.", ""),
+    (r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."),
+    (r"^(\d+)\.\d+\.weight$", r"lm_heads.\1.weight"),
+    (r"^lm_head\.", "lm_heads.0."),
+    (r"^token_map$", "vocabulary.token_map"),
+]
 
 
 def check_architecture(name: str) -> None:

@@ -132,7 +132,7 @@ class KVEventsConfig:
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
-HEAD_METHODS = ("eagle", "eagle3")  # of speculation: with draft heads that were trained for the model
+HEAD_METHODS = ("eagle", "eagle3", "medusa")  # of speculation: with draft heads that were trained for the model
 WORKER_METHODS = ("draft_model", "mtp", *HEAD_METHODS)  # of speculation: a model guesses, where the steps run
 
 
@@ -142,7 +142,7 @@ class SpeculativeConfig:
 
     # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers |
     # draft_model: what a smaller model says | mtp: what the checkpoint's own layer for that says |
-    # eagle, eagle3: what a draft head says that was trained for the model |
+    # eagle, eagle3: what a draft head says that was trained for the model | medusa: what such heads say, one a token |
     # auto: as `DEFAULT_ON_CPU` says, once the device is known
     method: str = "none"
     num_speculative_tokens: int = 0  # guessed in one step

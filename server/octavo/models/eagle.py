@@ -9,14 +9,12 @@ a head of its own, often of the most frequent tokens alone. Both feed what comes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
@@ -25,8 +23,8 @@ from octavo.layers.linear import QKVParallelLinear, ReplicatedLinear
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
-from octavo.layers.weights import WeightSlot, WeightSource
 from octavo.models.base import CausalLM
+from octavo.models.draft_vocabulary import DraftVocabulary
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.mtp import PredictionModel
 from octavo.models.qwen3 import Qwen3ForCausalLM
@@ -59,7 +57,7 @@ class EagleDecoder(Decoder):
         return [table for table in super().token_tables() if not isinstance(table, OfTarget)]
 
     def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """See `octavo.models.mtp.PredictionDecoder`."""
+        """See `octavo.models.state_reader.StateReader`."""
         x, residual = self.fc(torch.cat([self.embed_tokens(input_ids), before], dim=-1)), None
         return self._run(x, residual, 0, positions, ctx)
 
@@ -114,7 +112,7 @@ class EagleModel(PredictionModel):
         return PreNormDecoderLayer(norm, attention, cast(RMSNorm, self.create_norm()), self.create_mlp())
 
     def guess(self, state: Tensor, number: int) -> Tensor:
-        """See `PredictionModel`."""
+        """See `StateReader`."""
         return self.compute_logits(state)
 
 
@@ -144,9 +142,7 @@ class Eagle3Layer(PreNormDecoderLayer):
 
 class Eagle3Decoder(EagleDecoder):
     """``fc`` brings the tapped states together, after a norm of each of them (``fc_norm``) or of all (``input_norm``),
-    if any. Token i of the head is token ``tokens[i]`` of the vocabulary (None: itself)."""
-
-    tokens: Tensor | None
+    if any."""
 
     def __init__(
         self,
@@ -163,22 +159,21 @@ class Eagle3Decoder(EagleDecoder):
         size, count = sizes
         self.input_norm = RMSNorm(size * count, eps) if hf.get("norm_before_fc") else None
         self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(count)) if hf.get("fc_norm") else None
-        self._sizes, self._vocab_size = (hf["draft_vocab_size"], count), hf["vocab_size"]
-        tokens = torch.empty(hf["draft_vocab_size"], dtype=torch.int64) if hf["maps_tokens"] else None
-        self.register_buffer("tokens", tokens, persistent=False)
+        vocabulary = (hf["draft_vocab_size"], hf["vocab_size"], "d2t")
+        self.vocabulary = DraftVocabulary(*vocabulary) if hf["maps_tokens"] else None
 
     def join(self, states: Tensor) -> Tensor:
         """The tapped states ``[R, n Ht]`` as one, ``[R, H]``."""
         if self.input_norm is not None:
             states = self.input_norm(states)[0]
         if self.fc_norm is not None:
-            parts = states.chunk(self._sizes[1], dim=-1)
+            parts = states.chunk(len(self.fc_norm), dim=-1)
             states = torch.cat([norm(part.contiguous())[0] for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         joined: Tensor = self.fc(states)
         return joined
 
     def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """See `octavo.models.mtp.PredictionDecoder`."""
+        """See `octavo.models.state_reader.StateReader`."""
         first = cast(Eagle3Layer, self.layers[0])
         x, residual = first.fuse(self.embed_tokens(input_ids), before, positions, ctx)
         state = self._run(x, residual, 1, positions, ctx)
@@ -192,30 +187,6 @@ class Eagle3Decoder(EagleDecoder):
         """`normed`, of what `predict` returned."""
         return state if self._norms_output else self.normed(state)
 
-    def in_vocabulary(self, logits: Tensor) -> Tensor:
-        """The head's logits ``[R, draft_vocab_size]``, in their places: -inf elsewhere."""
-        if self.tokens is None:
-            return logits
-        found = logits.new_full((len(logits), self._vocab_size), float("-inf"))
-        found[:, self.tokens] = logits
-        return found
-
-    def weight_slots(self) -> Iterator[WeightSlot]:
-        """Of each of the head's tokens, how far behind it its own number the vocabulary has it."""
-        if self.tokens is not None:
-            yield WeightSlot(0, "d2t", tuple(self.tokens.shape), self._load_tokens, qtypes=("I64", "I32"))
-
-    def _load_tokens(self, source: WeightSource) -> None:
-        tokens = source.load(torch.int64) + torch.arange(source.shape[0], device="cpu")
-        wrong = (tokens < 0) | (tokens >= self._vocab_size)
-        if wrong.any():
-            at = int(wrong.nonzero()[0])
-            raise ModelError(
-                f"tensor {source.name!r} makes token {at} of the head token {int(tokens[at])} of the vocabulary, which "
-                f"has {self._vocab_size}; the weights and the configuration are not of one model"
-            )
-        cast(Tensor, self.tokens).copy_(tokens)
-
 
 class Eagle3Model(EagleModel):
     """Of EAGLE-3, with layers as Llama's."""
@@ -223,6 +194,7 @@ class Eagle3Model(EagleModel):
     model: Eagle3Decoder
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^(model\.)?(t2d$|verifier_)", None),
+        (r"^(model\.)?d2t$", "vocabulary.d2t"),
         (r"^(model\.)?midlayer\.", "layers.0."),
         (r"^(model\.)?layers\.0\.input_layernorm\.", "layers.0.embed_norm."),
         *EagleModel.checkpoint_names,
@@ -243,7 +215,7 @@ class Eagle3Model(EagleModel):
         return target.tapped(*deferred)
 
     def join(self, states: Tensor) -> Tensor:
-        """See `PredictionModel`."""
+        """See `StateReader`."""
         return self.model.join(states)
 
     def create_decoder(
@@ -262,8 +234,9 @@ class Eagle3Model(EagleModel):
         return Eagle3Layer(self, self.create_attention(layer, rotary), self.config, self.tp)
 
     def guess(self, state: Tensor, number: int) -> Tensor:
-        """See `PredictionModel`."""
-        return self.model.in_vocabulary(self.compute_logits(self.model.head_input(state)))
+        """See `StateReader`."""
+        logits, vocabulary = self.compute_logits(self.model.head_input(state)), self.model.vocabulary
+        return logits if vocabulary is None else cast(Tensor, vocabulary(logits))
 
 
 class Eagle3Qwen3Model(Eagle3Model, Qwen3ForCausalLM):

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.attention import ForwardContext
-from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden
+from octavo.layers.decoder import Decoder, DecoderLayer
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.linear import ReplicatedLinear
 from octavo.layers.parallel import TensorParallel
-from octavo.models.base import CausalLM
 from octavo.models.deepseek import DeepseekV3ForCausalLM
 from octavo.models.glm4_moe import Glm4MoeForCausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo.models.state_reader import StateReader
 
 
 class PredictionDecoder(Decoder):
@@ -35,14 +35,13 @@ class PredictionDecoder(Decoder):
         self.eh_proj = ReplicatedLinear(2 * size, size, False, TensorParallel())
 
     def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """The state ``[T, H]`` from which the token after ``input_ids`` int64 [T] is guessed, and the next state made.
-        ``before [T, H]``: the state before that token, at ``positions`` int64 [T]."""
+        """See `octavo.models.state_reader.StateReader`."""
         tokens, states = self.enorm(self.embed_tokens(input_ids))[0], self.hnorm(before)[0]
         x, residual = self.layers[0](self.eh_proj(torch.cat([tokens, states], dim=-1)), None, positions, ctx)
         return x if residual is None else octavo_kernels.add(residual, x)
 
 
-class PredictionModel(LlamaForCausalLM):
+class PredictionModel(StateReader, LlamaForCausalLM):
     """A family's layer behind its last one, as a model of one layer."""
 
     model: PredictionDecoder
@@ -54,19 +53,12 @@ class PredictionModel(LlamaForCausalLM):
         norms = [self.create_norm() for _ in range(3)]
         return PredictionDecoder(embed_tokens, layers, norms, self.config.hidden_size)
 
-    def attach(self, target: CausalLM) -> None:
-        """Get ready to guess for ``target``: once, before its first step."""
-
-    def read(self, target: CausalLM, deferred: DeferredHidden) -> Tensor:
-        """What is read of a step of ``target``, a row a token ``[T, ...]``, from what its `begin` returned."""
-        return target.finish(*deferred)
-
-    def join(self, states: Tensor) -> Tensor:
-        """Rows of what was read as the states ``[R, H]`` before the next tokens."""
-        return states
+    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+        """See `StateReader`."""
+        return self.model.predict(input_ids, before, positions, ctx)
 
     def guess(self, state: Tensor, number: int) -> Tensor:
-        """Logits ``[R, vocab_size]`` of states ``[R, H]`` from which guess ``number``, from 0, is made."""
+        """See `StateReader`."""
         assert self.model.norm is not None
         return self.compute_logits(self.model.norm(state)[0])
 

@@ -1,8 +1,8 @@
 """Guesses from the hidden states of the model's last step, by a checkpoint's own layer for multi-token prediction or by
-a draft head that was trained for the model (EAGLE).
+draft heads that were trained for the model (EAGLE, Medusa).
 
-The drafter's layer reads what the model computes, in the same step: at each position the token after it and the model's
-state there. Its keys and values lie in the model's blocks, so it finds them with a cached prefix. (The last one of a
+The drafter reads what the model computes, in the same step: at each position the token after it and the model's state
+there. Its layer's keys and values lie in the model's blocks, so it finds them with a cached prefix. (The last one of a
 prefix was made with the token that followed there, perhaps another one; that costs a guess, no more.)
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.layers.attention import ForwardContext
-from octavo.models.mtp import PredictionModel
+from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
 from octavo.worker.draft_model import DraftStates
 from octavo.worker.input_batch import StepInputs
@@ -39,7 +39,7 @@ class StepStates:
 class PredictionDrafter:
     """Guesses with ``model``, whose part of the blocks are ``kv_caches``."""
 
-    def __init__(self, model: PredictionModel, requests: RequestStates, kv_caches: list[Tensor]) -> None:
+    def __init__(self, model: StateReader, requests: RequestStates, kv_caches: list[Tensor]) -> None:
         self.model, self._kv_caches = model, kv_caches
         self._states, self._main = DraftStates(requests), requests.batch
         self._batch = self._states.batch
@@ -106,7 +106,7 @@ class PredictionDrafter:
         padded = before.new_zeros(len(inputs.input_ids), before.shape[1])
         padded[:total] = before
         context = ForwardContext(inputs.metadata, self._kv_caches)
-        return self.model.model.predict(inputs.input_ids, padded, inputs.positions, context)[:total]
+        return self.model.predict(inputs.input_ids, padded, inputs.positions, context)[:total]
 
     def _sample(self, state: Tensor, sampled: SampledRows, number: int) -> tuple[list[int], np.ndarray]:
         """Guess ``number``: a token for each row of ``state``, written behind the known ones, and which are invalid."""

@@ -19,9 +19,9 @@ from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
-from octavo.models.base import CausalLM
+from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
-from octavo.models.mtp import PredictionModel
+from octavo.models.state_reader import StateReader
 from octavo.system import limits
 from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
@@ -144,10 +144,10 @@ class Worker:
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
         drafter: DraftModel | PredictionDrafter | None = None
-        if isinstance(draft_model, PredictionModel):
+        if isinstance(draft_model, StateReader):
             draft_model.attach(self.model)
             drafter = PredictionDrafter(draft_model, requests, kv_cache.layers[num_layers:])
-        elif draft_model:
+        elif isinstance(draft_model, CausalLM):
             windows = [group.window for group in layout.groups if group.window is not None]
             part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
             drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))
@@ -155,7 +155,7 @@ class Worker:
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
 
-    def _load_drafter(self, config: EngineConfig | None) -> tuple[CausalLM | None, list[KVCacheSpec]]:
+    def _load_drafter(self, config: EngineConfig | None) -> tuple[Model | None, list[KVCacheSpec]]:
         """The draft model, and what its layers keep of a token; without ``config`` there is none."""
         if config is None:
             return None, []
@@ -163,7 +163,6 @@ class Worker:
         choose_kernels(config, self.device)
         started = time.perf_counter()
         model = load_model(config.model, config.load_format, self.device)
-        assert isinstance(model, CausalLM)
         limits.trim_memory()
         logger.info("loaded the draft model %s in %.2f s", config.model.model, time.perf_counter() - started)
         return model, kv_cache_specs(model, config, self.device)

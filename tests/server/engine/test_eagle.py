@@ -10,61 +10,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.draft_heads import Head
+from support.draft_heads import Head, Watch, check_guesses, with_head
 from support.family_cases import FAMILY_CASES
 from support.overlapped import PARAMS, prompts_of, tiny
 from support.speculation import all_of
 from support.tiny_models import FAMILIES, make_model
-from torch import Tensor
 
-from octavo import LLM, SamplingParams
-from octavo.core.scheduler import Scheduler
+from octavo import SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
 from octavo.plan.measure import measure
 from octavo.worker.memory import this_machine
 from octavo.worker.memory_plan import make_plan
-from octavo.worker.model_runner import ModelRunner
-from octavo.worker.prediction_drafter import PredictionDrafter
-
-
-def with_head(target: Path, config: dict[str, Any], k: int, adapting: bool = False, **changes: Any) -> LLM:
-    """``adapting``: guess only as much as pays; otherwise wherever there is room."""
-    llm = tiny(target, speculative_config=config | {"num_speculative_tokens": k}, **changes)
-    scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    if not adapting:
-        scheduler._drafts._lengths = None
-    return llm
-
-
-class Watch:
-    """Keeps what a drafter guesses: the tokens before, its guesses, their logits."""
-
-    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        runner = llm.engine.executor.worker.runner
-        assert isinstance(runner, ModelRunner) and isinstance(runner.drafter, PredictionDrafter)
-        self.made: list[tuple[list[int], list[int], list[Tensor]]] = []
-        propose, guess, logits = runner.drafter.propose, runner.drafter.model.guess, list[Tensor]()
-
-        def watched_guess(state: Tensor, number: int) -> Tensor:
-            logits.append(guess(state, number))
-            return logits[-1]
-
-        def watched(*args: Any) -> dict[str, list[int]]:
-            logits.clear()
-            drafts = propose(*args)
-            batch = runner.requests.batch
-            for at, (req_id, guessed) in enumerate(drafts.items()):
-                row = batch.row_of[req_id]
-                tokens = batch.token_ids[row, : batch.num_computed[row] + 1].tolist()
-                # Rows keep their order, and sequences that ask for as much as others end with them.
-                self.made.append((tokens, guessed, [one[at] for one in logits[: len(guessed)]]))
-            return drafts
-
-        monkeypatch.setattr(runner.drafter, "propose", watched)
-        monkeypatch.setattr(runner.drafter.model, "guess", watched_guess)
-
 
 HEADS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: target's family, format, settings
     "eagle": ("llama", "vllm", {}),
@@ -107,12 +64,7 @@ def test_heads_guess_as_described_and_change_nothing(
     for _ in range(2):  # then with a cached prefix
         assert all_of(llm.generate(long, greedy, use_tqdm=False)) == expected
     assert len(watch.made) >= 8 and any(len(guessed) == k for _, guessed, _ in watch.made)
-    for tokens, guessed, logits in watch.made:
-        for ours, theirs in zip(logits, head.guesses(tokens, guessed), strict=True):
-            assert torch.equal(ours.isinf(), theirs.isinf())
-            there = theirs[~theirs.isinf()]
-            assert (ours[~ours.isinf()] - there).abs().max() <= 2e-5 * there.abs().max()
-        assert guessed == [int(one.argmax()) for one in logits]
+    check_guesses(watch, head.guesses)
 
 
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
