@@ -81,6 +81,8 @@ class LLM(PoolingMethods):
         engine_args, options = _split_arguments(arguments)
         config = EngineArgs(model=model, **engine_args).create_engine_config(progress=options.use_tqdm_on_load)
         config.model.generation_config.update(options.override_generation_config or {})
+        if (cores := config.parallel.data_parallel_size) > 1:
+            raise ConfigError(f"data_parallel_size {cores} is octavo serve's; give 1 here, or make that many LLMs")
         self.engine = EngineCore(config)
         self.config = self.engine.config
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)

@@ -19,7 +19,7 @@ from octavo.flags.fields import from_flags, parse_int
 from octavo.flags.server_flags import add_server_flags
 
 if TYPE_CHECKING:
-    from octavo.engine.core_launcher import CoreProcess
+    from octavo.engine.core_launcher import CoreProcess, CoreProcesses
     from octavo.entrypoints.batches.lines import Line
 
 # Flags of the server that have a meaning without one.
@@ -68,11 +68,11 @@ def run(namespace: argparse.Namespace) -> int:
     if not batch.total:
         print(f"{namespace.output_file} has an answer to each line already", file=sys.stderr)
         return 0
-    from octavo.engine.core_launcher import CoreProcess
+    from octavo.engine.core_launcher import start_cores
     from octavo.system.logging_setup import setup_logging
 
     setup_logging("warning", args.log_format, process="api")
-    process = CoreProcess(engine_args.tensor_parallel_size)
+    process = start_cores(engine_args.data_parallel_size, engine_args.tensor_parallel_size)
     try:
         return _run(batch, engine_args, args, process, namespace.concurrency)
     finally:
@@ -81,7 +81,11 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def _run(
-    batch: _Batch, engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, concurrency: int | None
+    batch: _Batch,
+    engine_args: EngineArgs,
+    args: ServerArgs,
+    process: CoreProcess | CoreProcesses,
+    concurrency: int | None,
 ) -> int:
     from octavo.engine.core_launcher import CoreOptions
 

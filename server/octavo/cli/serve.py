@@ -10,7 +10,7 @@ import sys
 import time
 
 from octavo.engine.args import EngineArgs
-from octavo.engine.core_launcher import CoreOptions, CoreProcess
+from octavo.engine.core_launcher import CoreOptions, CoreProcess, CoreProcesses, start_cores
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.listening import bind, check_ports
 from octavo.errors import ConfigError
@@ -47,7 +47,7 @@ def run(namespace: argparse.Namespace) -> int:
     check_ports(args)
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
-    process = CoreProcess(engine_args.tensor_parallel_size)
+    process = start_cores(engine_args.data_parallel_size, engine_args.tensor_parallel_size)
     gc.disable()  # what is imported now is no garbage
     try:
         return _serve(engine_args, args, process, started)
@@ -63,7 +63,7 @@ def _keys_from_environment() -> list[str]:
     return []
 
 
-def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess, started: float) -> int:
+def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | CoreProcesses, started: float) -> int:
     phases = _Phases(started)
     config = engine_args.create_engine_config()
     config.model.generation_config.update(args.override_generation_config)

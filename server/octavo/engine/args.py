@@ -70,6 +70,7 @@ class EngineArgs:
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     distributed_timeout_seconds: int = 300
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
@@ -163,7 +164,7 @@ class EngineArgs:
                 f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {model.model}: give one "
                 f"of {sizes}"
             )
-        return ParallelConfig(ranks, self.distributed_timeout_seconds)
+        return ParallelConfig(ranks, self.distributed_timeout_seconds, self.data_parallel_size)
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
         config = self._parse_speculative()
@@ -262,6 +263,14 @@ class EngineArgs:
         one_of("attention_backend", ATTENTION_BACKENDS)
         at_least("block_size", 1)
         at_least("tensor_parallel_size", 1)
+        at_least("data_parallel_size", 1)
+        if self.data_parallel_size > MAX_RANKS:
+            raise ConfigError(f"data_parallel_size must be at most {MAX_RANKS}, got {self.data_parallel_size}")
+        if self.data_parallel_size > 1 and self.kv_events_config:
+            raise ConfigError(
+                f"kv_events_config works with one core only, and data_parallel_size is {self.data_parallel_size}: "
+                "leave one of them out"
+            )
         if self.tensor_parallel_size > MAX_RANKS:
             raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
         at_least("distributed_timeout_seconds", 1)

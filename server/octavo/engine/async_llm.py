@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.engine.core_client import CoreClient, CoreReady
-from octavo.engine.core_launcher import CoreProcess
+from octavo.engine.core_launcher import CoreProcess, CoreProcesses
+from octavo.engine.data_parallel import CoreClients
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError
@@ -91,7 +92,7 @@ class AsyncLLM:
         self,
         config: EngineConfig,
         tokenizer: Tokenizer | None,
-        process: CoreProcess,
+        process: CoreProcess | CoreProcesses,
         metrics: EngineMetrics | None = None,
         load_log: LoadLog | None = None,
         tracer: Tracer | None = None,
@@ -103,7 +104,11 @@ class AsyncLLM:
         self.tracer = tracer
         self.input_processor = InputProcessor(config, tokenizer)
         self.output_processor = OutputProcessor(tokenizer)
-        self.client = CoreClient(process, self._take_outputs, self._core_exited)
+        self.client: CoreClient | CoreClients
+        if isinstance(process, CoreProcesses):
+            self.client = CoreClients(process, self._take_outputs, self._core_exited)
+        else:
+            self.client = CoreClient(process, self._take_outputs, self._core_exited)
         self.ready: CoreReady | None = None
         self.dead: EngineDeadError | None = None
         self.core_exited = asyncio.Event()

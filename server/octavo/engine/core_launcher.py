@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from octavo.system.heartbeat import Heartbeat
@@ -21,6 +21,7 @@ class CoreOptions:
     watchdog_seconds: float = 300.0  # without progress while there is work, after which the core ends itself; 0: never
     log_level: str = "info"
     log_format: str = "text"
+    name: str = "core"  # in the log
 
 
 class CoreProcess:
@@ -80,3 +81,35 @@ class CoreProcess:
             os.close(self.shared_fd)
             self.shared_fd = -1
         return code
+
+
+class CoreProcesses:
+    """Several cores, each with the whole model, as a `CoreProcess`."""
+
+    def __init__(self, count: int, num_ranks: int = 1) -> None:
+        self.all = [CoreProcess(num_ranks) for _ in range(count)]
+
+    @property
+    def pid(self) -> int:
+        """The first core's process id."""
+        return self.all[0].pid
+
+    @property
+    def heartbeats(self) -> list[Heartbeat]:
+        """Of all ranks, core by core."""
+        return [beat for process in self.all for beat in process.heartbeats]
+
+    def configure(self, config: dict[str, Any], options: CoreOptions) -> None:
+        """See `CoreProcess`."""
+        for number, process in enumerate(self.all):
+            process.configure(config, replace(options, name=f"core {number}"))
+
+    def stop(self, grace: float = 5.0) -> int:
+        """End all; returns the first core's exit code."""
+        first, *_ = [process.stop(grace) for process in self.all]
+        return first
+
+
+def start_cores(count: int, num_ranks: int) -> CoreProcess | CoreProcesses:
+    """The processes of a server's engine: ``count`` cores of ``num_ranks`` processes each."""
+    return CoreProcess(num_ranks) if count == 1 else CoreProcesses(count, num_ranks)

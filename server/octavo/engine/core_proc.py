@@ -202,7 +202,9 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     imported = time.perf_counter()
     message = json.loads(read_line_from_stdin())
     options = CoreOptions(**message["options"])
-    setup_logging(options.log_level, options.log_format, process="core" if ranks is None else "rank 0")
+    setup_logging(
+        options.log_level, options.log_format, process=options.name if ranks is None else f"{options.name} rank 0"
+    )
     logger.info("imports took %.2f s", imported - started)
 
     end = _End(channel)

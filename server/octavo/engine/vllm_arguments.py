@@ -31,7 +31,6 @@ ALWAYS = {
 # Options of which only some values are supported: name -> (those values, why).
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), "one device, for now"),
-    "data_parallel_size": ((1,), "one engine, for now"),
     "decode_context_parallel_size": ((1,), "one device, for now"),
     "prefill_context_parallel_size": ((1,), "one device, for now"),
     "nnodes": ((1,), "one node, for now"),

@@ -17,7 +17,7 @@ from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 
 if TYPE_CHECKING:
-    from octavo.engine.core_launcher import CoreProcess
+    from octavo.engine.core_launcher import CoreProcess, CoreProcesses
     from octavo.text.tokenizer import Tokenizer
 
 
@@ -25,7 +25,7 @@ async def answer_offline(
     config: EngineConfig,
     args: ServerArgs,
     tokenizer: Tokenizer | None,
-    process: CoreProcess,
+    process: CoreProcess | CoreProcesses,
     lines: Iterable[Line],
     width: int,
     write: Callable[[Line, bytes, bool], None],

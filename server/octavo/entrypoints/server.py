@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from octavo.engine.async_llm import AsyncLLM
-from octavo.engine.core_launcher import CoreProcess
+from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.state import Phase, ServerState, served_names
@@ -70,7 +70,7 @@ async def serve(
     config: EngineConfig,
     args: ServerArgs,
     tokenizer: Tokenizer | None,
-    process: CoreProcess,
+    process: CoreProcess | CoreProcesses,
     sockets: list[socket.socket],
     started: Started,
 ) -> int:

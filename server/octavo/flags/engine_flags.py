@@ -56,6 +56,8 @@ ENGINE_HELP = {
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
     "tensor_parallel_size": "Processes that share the model, each with a part of every layer (CPUs only, for now)",
+    "data_parallel_size": "Engines in this server, each with the whole model, that share its requests: the one with "
+    "fewest tokens under way gets the next (CPUs only, for now; octavo serve)",
     "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
     "named and the server ends",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
@@ -77,7 +79,12 @@ CHOICES = {
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
 }  # fmt: skip
 
-ALIASES = {"quantization": ["-q"], "tensor_parallel_size": ["-tp"], "speculative_config": ["-sc"]}
+ALIASES = {
+    "quantization": ["-q"],
+    "tensor_parallel_size": ["-tp"],
+    "data_parallel_size": ["-dp"],
+    "speculative_config": ["-sc"],
+}
 
 
 def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:

@@ -181,10 +181,17 @@ class ParallelConfig:
     tensor_parallel_size: int = 1  # ranks that hold a part of each layer
     distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
 
+    data_parallel_size: int = 1  # cores of one server, each with the whole model
+
     @property
     def world_size(self) -> int:
         """Ranks that compute one engine's steps."""
         return self.tensor_parallel_size
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that share the machine."""
+        return self.world_size * self.data_parallel_size
 
 
 @dataclass(frozen=True)

@@ -90,13 +90,15 @@ class Worker:
         config = resolve_dtype(replace(config, device=self.device.type), self.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
-        if self.tp.size > 1 and not on_cpu:
-            raise ConfigError(f"tensor_parallel_size {self.tp.size} is not supported yet on GPUs: give 1")
+        self._num_processes = config.parallel.num_processes
+        if self._num_processes > 1 and not on_cpu:
+            which = "tensor_parallel_size" if self.tp.size > 1 else "data_parallel_size"
+            raise ConfigError(f"{which} above 1 is not supported yet on GPUs: give 1")
         use_gpu_runner = overlap or not on_cpu
         config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
         if on_cpu:
-            torch.set_num_threads(max(1, limits.cpu_count() // self.tp.size))
+            torch.set_num_threads(max(1, limits.cpu_count() // self._num_processes))
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
@@ -194,8 +196,8 @@ class Worker:
 
     def _device_memory(self) -> DeviceMemory:
         if self.device.type == "cpu":
-            machine = this_machine()  # whose memory the ranks share
-            return replace(machine, total=machine.total // self.tp.size, overlap=self.max_in_flight > 1)
+            machine = this_machine()  # whose memory they share
+            return replace(machine, total=machine.total // self._num_processes, overlap=self.max_in_flight > 1)
         free, total = torch.cuda.mem_get_info(self.device)
         has_float8 = torch.cuda.get_device_capability(self.device) >= (8, 9)
         return DeviceMemory(self.device.type, total, total - free, has_float8=has_float8)
