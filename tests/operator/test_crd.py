@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,20 @@ def test_flags_that_the_operator_sets_are_refused_in_both_spellings() -> None:
                 assert re.search(pattern, argument), argument
     for argument in ("--portable", "--max_model_len=64", "x--port", "9001", "--management_portable=1"):
         assert not re.search(pattern, argument), argument
+
+
+def rules(schema: dict[str, Any]) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield rule["message"]
+    additional = schema.get("additionalProperties")
+    inner_schemas = [schema.get("items"), additional if isinstance(additional, dict) else None]
+    for inner in [*schema.get("properties", {}).values(), *filter(None, inner_schemas)]:
+        yield from rules(inner)
+
+
+def test_every_rule_has_a_case_on_a_cluster() -> None:
+    cases = runpy.run_path(str(Path(__file__).with_name("test_cel_on_cluster.py")))
+    known = [case[0] for case in (*cases["CASES"], *cases["UPDATES"], *cases["CHANGES"])] + ["metadata.name"]
+    schema = crd.manifest()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    untested = [message for message in rules(schema) if not any(part in message for part in known)]
+    assert not untested
