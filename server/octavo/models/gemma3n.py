@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.activation import activation_kind
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden
 from octavo.layers.embedding import VocabParallelEmbedding
+from octavo.layers.gathered_columns import GatheredColumns, Part
 from octavo.layers.linear import ExactLinear, ReplicatedLinear
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
@@ -33,12 +33,14 @@ class SparseMLP(GatedMLP):
     def __init__(self, hidden: int, inner: int, act: str, tp: TensorParallel, deviations: float) -> None:
         super().__init__(hidden, inner, False, act, tp)
         self.deviations, self.inner = deviations, inner
+        own = tp.divide(inner, "intermediate_size")
+        self.gates = GatheredColumns(2 * own, [Part(0, own)], tp)
 
     def forward(self, x: Tensor) -> Tensor:
         """See `GatedMLP`."""
-        gate_up = self.gate_up_proj(x)
+        gate_up = self.gates.gather(self.gate_up_proj(x))
         octavo_kernels.sparsify_(gate_up[:, : self.inner], self.deviations)
-        out: Tensor = self.down_proj(self.act(gate_up))
+        out: Tensor = self.down_proj(self.act(self.gates.own(gate_up)))
         return out
 
 
@@ -261,8 +263,6 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        if self.tp.size > 1:
-            raise ConfigError("Gemma 3n's gates are compared with all others of their layer; use one device")
         hf, hidden = self.config.hf_config, self.config.hidden_size
         act, sparsity = hf.get("hidden_activation", "gelu_pytorch_tanh"), hf["activation_sparsity_pattern"][layer]
         sizes = (hidden, hf["intermediate_size"])

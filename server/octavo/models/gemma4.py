@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import octavo_kernels
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.activation import activation_kind
 from octavo.layers.attention import Attention, ForwardContext, SelfAttention
@@ -125,19 +125,20 @@ class PerLayerEmbedding(VocabParallelEmbedding):
     """A table with fewer rows than there are tokens: the others have the first row. It is held as it is stored."""
 
     def __init__(self, rows: int, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
-        super().__init__(rows, hidden_size, tp)
-        self.rows = rows
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
-        if tp.size > 1:
-            raise ConfigError(f"vocab_size_per_layer_input ({rows}) is not vocab_size ({vocab_size}); use one device")
+        super().__init__(vocab_size, hidden_size, tp)
+        self.stored_rows, self.shard = rows, replace(self.shard, shape=(rows, hidden_size))
 
     def pack(self, method: LinearMethod, table: PackedTable) -> None:
         """See `VocabParallelEmbedding`."""
 
     def _load(self, source: WeightSource) -> None:
         assert self.weight is not None
-        fill_tensor(self.weight[: self.rows], source)
-        self.weight[self.rows :] = self.weight[0]
+        own = self.shard.rows
+        stored = slice(min(own.start, self.stored_rows), min(own.stop, self.stored_rows))
+        count = stored.stop - stored.start
+        fill_tensor(self.weight[:count], source, stored)
+        if count < len(self.weight):
+            self.weight[count:] = source[0].load(self.weight.dtype)
 
 
 class PerLayerDecoder(Decoder):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 import octavo_kernels
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import DecoderLayer, DeferredHidden
+from octavo.layers.gathered_columns import GatheredColumns, Part
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
@@ -24,20 +24,22 @@ class OlmoSelfAttention(SelfAttention):
     ) -> None:
         bias, eps = config.hf_config.get("attention_bias", False), config.hf_config.get("rms_norm_eps", 1e-5)
         super().__init__(config, layer, tp, rotary, qkv_bias=bias, out_bias=bias, window=window)
-        if tp.size > 1:
-            raise ConfigError("OLMo's norms of queries and keys are of all heads at once; use one device")
+        queries, keys = (shard.num_rows for shard in self.qkv_proj.shards[:2])
+        copies = max(1, tp.size // config.num_kv_heads)
+        parts = [Part(0, queries), Part(queries, keys, copies)]
+        self.heads = GatheredColumns(self.qkv_proj.output_size, parts, tp)
         self.q_norm = RMSNorm(config.num_heads * config.head_size, eps)
         self.k_norm = RMSNorm(config.num_kv_heads * config.head_size, eps)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """See `SelfAttention`."""
-        qkv, start = self.qkv_proj(x), 0
+        qkv, start = self.heads.gather(self.qkv_proj(x)), 0
         for norm in (self.q_norm, self.k_norm):
             assert norm is not None
             end = start + norm.weight.numel()
             octavo_kernels.rms_norm_(qkv[:, start:end], norm.weight, norm.eps)
             start = end
-        attended: Tensor = self.attn(qkv, positions, ctx)
+        attended: Tensor = self.attn(self.heads.own(qkv), positions, ctx)
         return attended
 
 
