@@ -60,19 +60,17 @@ class ResultProcessor:
         results: list[EngineCoreOutput] = []
         if self._drafts is not None:
             self._drafts.take(output.draft_token_ids)
+        any_failed, confirm = bool(output.errors or output.grammar_errors), self._kv.confirm
         for scheduled in step:
             request = scheduled.request
-            if output.errors and (error := output.errors.get(request.req_id)) is not None:
-                results += self._fail(request, error)
-            if output.grammar_errors and (error := output.grammar_errors.get(request.req_id)) is not None:
-                field = request.core_request.grammar_field
-                results += self._fail(request, f"{field} {error}", field)
+            if any_failed:
+                results += self._take_error(request, output)
             if request.is_finished:
                 continue
             if scheduled.drafts:
                 self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
-                self._kv.confirm(request, scheduled.computed_until, scheduled.replaced)
+                confirm(request, scheduled.computed_until, scheduled.replaced)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
             if scheduled.sampled:
                 results.append(self._take_token(request, output))
@@ -80,6 +78,15 @@ class ResultProcessor:
             elif prompt_logprobs is not None:
                 results.append(make_output(request))
                 results[-1].prompt_logprobs = prompt_logprobs
+        return results
+
+    def _take_error(self, request: Request, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
+        results: list[EngineCoreOutput] = []
+        if (error := output.errors.get(request.req_id)) is not None:
+            results += self._fail(request, error)
+        if (error := output.grammar_errors.get(request.req_id)) is not None:
+            field = request.core_request.grammar_field
+            results += self._fail(request, f"{field} {error}", field)
         return results
 
     def _drop_rejected(self, scheduled: ScheduledSequence, output: ModelRunnerOutput) -> None:

@@ -26,6 +26,7 @@ from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewReque
 logger = logging.getLogger(__name__)
 
 _NO_DRAFTS: list[int] = []
+_NOTHING: tuple[list[int], Allocation | None] = (_NO_DRAFTS, None)
 
 
 @dataclass
@@ -50,6 +51,7 @@ class _Step:
     preempted: bool = False
     reserved: int = 0  # blocks that admitted prompts still need
     draft_budget: int = 0
+    drafts: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -166,14 +168,14 @@ class Scheduler:
 
     def _num_schedulable(self, request: Request, budget: int) -> int:
         """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
-        if request.num_drafts:
-            return 0  # how many tokens are in flight is known once they are back
         num_known = len(request.all_token_ids) + request.num_output_placeholders
         num_new = num_known - request.num_computed_tokens
         if request.num_output_placeholders and (
-            num_known - request.num_prompt_tokens >= request.max_tokens or num_known >= self.config.max_model_len
+            request.num_drafts  # how many tokens are in flight is known once they are back
+            or num_known - request.num_prompt_tokens >= request.max_tokens  # those in flight already end it
+            or num_known >= self.config.max_model_len
         ):
-            return 0  # the tokens in flight already end it
+            return 0
         if request.grammar is not None and (request.num_output_placeholders or request.req_id in self.held):
             return 0  # which tokens may follow is known once the one in flight is
         threshold = self.config.long_prefill_token_threshold
@@ -183,7 +185,10 @@ class Scheduler:
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
-        for request in (*self._decoding(step), *self._prefilling.values()):
+        decoding = self._decoding(step)
+        guesses = step.draft_budget > 0
+        allocate = self.kv.allocate_slots if self._drafts is None else self._allocate
+        for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
                 break
             if step.preempted and request.req_id not in self.running:
@@ -191,11 +196,9 @@ class Scheduler:
             num_new = self._num_schedulable(request, step.budget)
             if num_new <= 0:
                 continue
-            drafts = self._propose(request, num_new, step) if step.draft_budget > 0 else _NO_DRAFTS
-            allocation = self._allocate(request, num_new + len(drafts))
-            if allocation is None and drafts:
-                drafts = _NO_DRAFTS  # nobody is preempted for them
-                allocation = self.kv.allocate_slots(request, num_new)
+            drafts, allocation = self._guess(step, request, num_new) if guesses else _NOTHING
+            if allocation is None:
+                allocation = allocate(request, num_new)
             while allocation is None:
                 victim = self._choose_victim()
                 self._preempt(victim, request, step)
@@ -227,8 +230,14 @@ class Scheduler:
         rows = num_sampled_rows(self.config.max_num_seqs, drafts.num_speculative_tokens)
         return min(rows, self.config.max_num_batched_tokens) - min(self.config.max_num_seqs, len(self.requests))
 
+    def _guess(self, step: _Step, request: Request, num_new: int) -> tuple[list[int], Allocation | None]:
+        """Drafts for a sequence of which ``num_new`` tokens are about to be scheduled, and room for both: nobody is
+        preempted for drafts."""
+        drafts = self._propose(request, num_new, step)
+        allocation = self._allocate(request, num_new + len(drafts)) if drafts else None
+        return _NOTHING if allocation is None else (drafts, allocation)
+
     def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
-        """Drafts for a sequence of which ``num_new`` tokens are about to be scheduled."""
         if self._drafts is None or num_new != 1 or request.num_output_placeholders or not request.num_output_tokens:
             return _NO_DRAFTS
         threshold = self.config.long_prefill_token_threshold
@@ -266,7 +275,7 @@ class Scheduler:
         if scheduled is not None:
             step.budget += scheduled.num_tokens
             victim.num_output_placeholders -= scheduled.sampled
-            if scheduled.drafts:
+            if step.drafts.pop(victim.req_id, None):
                 victim.num_drafts = 0
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
@@ -372,6 +381,7 @@ class Scheduler:
         if drafts:
             num_new += len(drafts)
             step.draft_budget -= len(drafts)
+            step.drafts[request.req_id] = drafts
             request.num_drafts = len(drafts)
         step.budget -= num_new
         until = request.num_computed_tokens + num_new
@@ -386,6 +396,7 @@ class Scheduler:
 
     def _finish_step(self, step: _Step) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))
+        output.scheduled_spec_decode_tokens = step.drafts
         if not step.scheduled:
             return output
         for req_id, scheduled in step.scheduled.items():
@@ -394,8 +405,6 @@ class Scheduler:
             output.total_num_scheduled_tokens += scheduled.num_tokens
             if scheduled.sampled:
                 output.sampled_req_ids.append(req_id)
-            if scheduled.drafts:
-                output.scheduled_spec_decode_tokens[req_id] = scheduled.drafts
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):

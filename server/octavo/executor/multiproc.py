@@ -72,10 +72,11 @@ class MultiprocExecutor(UniProcExecutor):
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step on all ranks. Raises RuntimeError, as what it returns does, when a rank is lost."""
         ranks = self._ranks
+        self.worker.cut_drafts(step)
         ranks.send(Kind.STEP, self._encode(step))
         ranks.begin_step(step.step_id)
         try:
-            pending = super().execute_model(step)
+            pending = self.worker.execute_model(step)
         except RuntimeError as error:
             raise self._explained(error) from error
 

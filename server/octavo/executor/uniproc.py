@@ -88,6 +88,7 @@ class UniProcExecutor:
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step."""
+        self.worker.cut_drafts(step)
         return self.worker.execute_model(step)
 
     def is_lost(self) -> bool:

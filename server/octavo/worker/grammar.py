@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from octavo.interface.step import SchedulerOutput
 from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool
 from octavo.worker.grammar_process import GrammarProcess, GrammarSequence
 
 STEP_SECONDS = 0.05  # CPU time of all masks that a step waits for
+CUT_SECONDS = 0.002  # longest wait, before a step, for what grammars say of its drafts
 MASK_WALL_SECONDS = 0.8  # longest wait for a mask; its process ends itself earlier, unless it gets no CPU
 
 
@@ -61,16 +63,35 @@ class SequenceGrammars:
                 slow.add(process)
         return {i for i, process in late.items() if process in slow}
 
-    def start_fill(
-        self, req_ids: list[str], drafts: Mapping[str, list[int]] | None = None
-    ) -> Callable[[], torch.Tensor | None]:
+    def cut(self, step: SchedulerOutput) -> None:
+        """Take out of ``step`` the drafts that grammars forbid, and those after them: where that is known in time, else
+        they are found wrong by the step itself."""
+        drafts, asked = step.scheduled_spec_decode_tokens, dict[str, GrammarSequence]()
+        for req_id in drafts:
+            sequence = self._sequences.get(req_id)
+            if sequence is not None and sequence.problem is None and not sequence.process.is_slow:
+                sequence.process.draft(sequence, drafts[req_id])
+                asked[req_id] = sequence
+        if not asked:
+            return
+        for process in {sequence.process for sequence in asked.values()}:
+            self._pool.send(process)
+        self._poll_until_ready([*asked.values()], CUT_SECONDS)
+        for req_id, sequence in asked.items():
+            num_forbidden = len(drafts[req_id]) - sequence.num_followed
+            if sequence.is_ready and sequence.problem is None and num_forbidden:
+                step.num_scheduled_tokens[req_id] -= num_forbidden
+                step.total_num_scheduled_tokens -= num_forbidden
+                drafts[req_id] = drafts[req_id][: sequence.num_followed]  # the list itself is the scheduler's
+                if not drafts[req_id]:
+                    del drafts[req_id]
+
+    def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
         """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar).
-        ``drafts``: guessed tokens of some sequences, whose masks `draft_mask` gives afterwards."""
+        `draft_mask` gives those after drafts."""
         constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
         if not constrained:
             return lambda: None
-        if drafts:
-            self._start_drafts({req_ids[i]: sequence for i, sequence in constrained}, drafts)
 
         def result() -> torch.Tensor:
             self._wait([sequence for _, sequence in constrained])
@@ -81,16 +102,6 @@ class SequenceGrammars:
             return torch.from_numpy(mask)
 
         return result
-
-    def _start_drafts(self, constrained: dict[str, GrammarSequence], drafts: Mapping[str, list[int]]) -> None:
-        """Ask for the masks after guessed tokens; of a slow grammar for none, which costs the guesses alone."""
-        asked = set()
-        for req_id, sequence in constrained.items():
-            if req_id in drafts and sequence.problem is None and not sequence.process.is_slow:
-                sequence.process.draft(sequence, drafts[req_id])
-                asked.add(sequence.process)
-        for process in asked:
-            self._pool.send(process)
 
     def draft_mask(self, req_ids: list[str], depth: int) -> torch.Tensor | None:
         """The bitmask after ``depth`` of the guessed tokens, once that of `start_fill` is there; nothing is allowed
@@ -106,15 +117,19 @@ class SequenceGrammars:
         return torch.from_numpy(mask)
 
     def _wait(self, sequences: list[GrammarSequence]) -> None:
+        for process in {sequence.process for sequence in self._poll_until_ready(sequences, MASK_WALL_SECONDS)}:
+            self._pool.fail(process, TOO_SLOW)
+
+    def _poll_until_ready(self, sequences: list[GrammarSequence], seconds: float) -> list[GrammarSequence]:
+        """Wait for what they were asked for. Returns those that are late."""
         self._pool.poll()
-        until = time.monotonic() + MASK_WALL_SECONDS
+        until = time.monotonic() + seconds
         while late := [sequence for sequence in sequences if not sequence.is_ready]:
             left = until - time.monotonic()
             if left <= 0:
-                for process in {sequence.process for sequence in late}:
-                    self._pool.fail(process, TOO_SLOW)
-                return
+                return late
             self._pool.poll(left)
+        return []
 
     def accept(self, tokens: Mapping[str, list[int]]) -> dict[str, str]:
         """Advance the grammars by sampled tokens. Returns the problems, by req_id."""

@@ -53,7 +53,7 @@ class ModelRunner:
         positions = batch.num_computed[rows] + num_scheduled
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
-        bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
+        bitmask = requests.grammars.start_fill(sampled_ids)
         num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
         if is_decode and not len(pooler) and not self._reads_states:
@@ -61,7 +61,7 @@ class ModelRunner:
             drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
             tokens = runner.decode(sampled, drafts)
             if tokens is not None:
-                batch.num_computed[rows] = positions
+                batch.num_computed[rows] = positions - drafts.num_rejected
                 output = ModelRunnerOutput()
                 self._draft(output, step, rows, None)
                 return self._read_back(output, sampled, tokens, [])

@@ -19,11 +19,9 @@ class LeadingGrammars(SequenceGrammars):
         super().__init__(pool, vocab_size)
         self._send = send
 
-    def start_fill(
-        self, req_ids: list[str], drafts: Mapping[str, list[int]] | None = None
-    ) -> Callable[[], torch.Tensor | None]:
+    def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
         """See `SequenceGrammars`."""
-        fill = super().start_fill(req_ids, drafts)
+        fill = super().start_fill(req_ids)
         return lambda: self._sent(fill())
 
     def draft_mask(self, req_ids: list[str], depth: int) -> torch.Tensor | None:
@@ -60,9 +58,7 @@ class FollowingGrammars:
         """Rank 0 knows."""
         return set()
 
-    def start_fill(
-        self, req_ids: list[str], drafts: Mapping[str, list[int]] | None = None
-    ) -> Callable[[], torch.Tensor | None]:
+    def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
         """See `SequenceGrammars`."""
         if not self._sequences.intersection(req_ids):
             return lambda: None

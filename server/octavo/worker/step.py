@@ -67,8 +67,9 @@ class DraftRows:
 class Logits(NamedTuple):
     """Logits of R rows. Valid until the device's next step."""
 
-    values: Tensor  # [R, V]; undefined where only ``best`` was asked for
+    values: Tensor  # [R, V]; undefined where ``best_only`` is there
     best: tuple[Tensor, Tensor] | None = None  # token int64 [R] and value float32 [R] of each row's maximum, if known
+    best_only: tuple[list[int], list[float]] | None = None  # the same on the host, where that was all that is wanted
 
 
 class SampledTokens(NamedTuple):

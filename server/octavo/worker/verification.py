@@ -26,17 +26,13 @@ def verify(
     runner: DeviceRunner,
     logits: Logits,
     sampled: SampledRows,
-    best_only: bool,
     draft_mask: Callable[[list[str], int], Tensor | None],
 ) -> SampledTokens:
     """Sample in rounds, each the sequences whose drafts were right so far, and count the others' rejected ones.
-    ``best_only``: the best token of each row is all that is known and wanted. ``draft_mask``: what grammars allow
-    after so many drafts, see `octavo.worker.grammar.SequenceGrammars`.
+    ``draft_mask``: what grammars allow after so many drafts, see `octavo.worker.grammar.SequenceGrammars`.
 
     In a later round, rows that nothing could be sampled from do not count: the next step comes back to them.
     """
-    if best_only:
-        return _verify_best(drafts, runner, logits, sampled)
     which = np.arange(len(sampled.req_ids))
     first, rejected = drafts.first, drafts.counts.copy()
     rounds: list[tuple[list[str], SampledTokens]] = []
@@ -44,7 +40,7 @@ def verify(
         at, req_ids = len(rounds), [sampled.req_ids[i] for i in which]
         bitmask = partial(draft_mask, req_ids, at) if at else sampled.grammar_bitmask
         part = SampledRows(req_ids, sampled.rows[which], sampled.positions[which] + at, bitmask)
-        tokens = runner.sample(_take(logits, first[which] + at, best_only), part)()
+        tokens = runner.sample(_take(logits, first[which] + at), part)()
         rounds.append((part.req_ids, tokens))
         valid = ~np.array(tokens.invalid)
         rejected[which] -= valid if at else 1
@@ -54,25 +50,29 @@ def verify(
     return rounds[0][1]._replace(later_rounds=rounds[1:])
 
 
-def _verify_best(drafts: DraftRows, runner: DeviceRunner, logits: Logits, sampled: SampledRows) -> SampledTokens:
-    """The same where the best tokens are all: what drafts are right is known before the last token is taken."""
-    assert logits.best is not None
-    best, values = (tensor.tolist() for tensor in logits.best)
-    ends = []
-    for row, guessed in zip(drafts.first.tolist(), drafts.tokens, strict=True):
+def verify_best(drafts: DraftRows, logits: Logits, sampled: SampledRows, token_ids: np.ndarray) -> SampledTokens:
+    """The same where the best token of each row is all that is known and wanted. The last tokens of sequences are
+    written into ``token_ids`` int32 [rows, positions]. On lists: after a step the caches hold nothing of numpy and of
+    torch, whose operations then take 20 to 50 us each."""
+    assert logits.best_only is not None
+    best, values = logits.best_only
+    ends, last, nothing, rejected, row = list[int](), list[int](), list[bool](), list[int](), 0
+    for guessed in drafts.tokens:
         end = 0
         while end < len(guessed) and best[row + end] == guessed[end] and values[row + end] - values[row + end] == 0.0:
             end += 1
         ends.append(end)
-    right = np.array(ends)
-    last = SampledRows(sampled.req_ids, sampled.rows, sampled.positions + right, sampled.grammar_bitmask)
-    tokens = runner.sample(_take(logits, drafts.first + right, True), last)()
-    drafts.num_rejected = drafts.counts - 1 - right + (np.array(tokens.invalid) & (right > 0))
+        last.append(best[row + end])
+        nothing.append(values[row + end] - values[row + end] != 0.0)
+        rejected.append(len(guessed) - end + (nothing[-1] and end > 0))
+        row += len(guessed) + 1
+    token_ids[sampled.rows, sampled.positions + np.array(ends)] = last
+    drafts.num_rejected = np.array(rejected)
     rounds = []
-    for at in range(int(right.max(initial=0)) + 1):
+    for at in range(max(ends) + 1):
         which = [i for i, end in enumerate(ends) if end >= at]
-        ids = [drafts.tokens[i][at] if ends[i] > at else tokens.token_ids[i] for i in which]
-        invalid = [ends[i] == at and tokens.invalid[i] for i in which]
+        ids = [drafts.tokens[i][at] if ends[i] > at else last[i] for i in which]
+        invalid = [ends[i] == at and nothing[i] for i in which]
         rounds.append(([sampled.req_ids[i] for i in which], SampledTokens(ids, invalid)))
     return rounds[0][1]._replace(later_rounds=rounds[1:])
 
@@ -112,7 +112,7 @@ def append_round(
                 output.logprobs[req_id].extend(new.logprobs[req_id])
 
 
-def _take(logits: Logits, indices: np.ndarray, best_only: bool) -> Logits:
+def _take(logits: Logits, indices: np.ndarray) -> Logits:
     rows = torch.from_numpy(indices)
     best = None if logits.best is None else (logits.best[0][rows], logits.best[1][rows])
-    return Logits(logits.values if best_only else logits.values[rows], best)
+    return Logits(logits.values[rows], best)

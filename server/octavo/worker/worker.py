@@ -239,6 +239,13 @@ class Worker:
         device = replace(device, in_use=device.in_use - weights)  # which are loaded
         return plan_memory(config, layout, weights, device, activations=peak, graphs=graphs, histories=histories)
 
+    def cut_drafts(self, step: SchedulerOutput) -> None:
+        """See `SequenceGrammars.cut`; on rank 0, before any other has the step."""
+        if step.scheduled_spec_decode_tokens and isinstance(self.runner, ModelRunner):
+            grammars = self.runner.requests.grammars
+            if isinstance(grammars, SequenceGrammars):
+                grammars.cut(step)
+
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)

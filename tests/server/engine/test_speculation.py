@@ -20,6 +20,7 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import SpeculativeConfig
 from octavo.interface.outputs import RequestOutput
+from octavo.interface.step import SchedulerOutput
 from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.spec_decode.ngram import NgramDrafter
@@ -219,6 +220,32 @@ def test_answers_to_200_schemas_are_the_same(embedded: tuple[LLM, LLM]) -> None:
     assert all_of(speculative.generate(prompts, params, use_tqdm=False)) == all_of(expected)
     assert accepted(speculative)[1] > before[1]
     speculative.engine.check_integrity()
+
+
+@pytest.mark.model
+def test_what_a_grammar_forbids_is_not_computed(embedded: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, llm = embedded
+    monkeypatch.setattr("octavo.worker.grammar.CUT_SECONDS", 30.0)
+    choice = StructuredOutputsParams(choice=["whales sing in the cold and dark sea"])
+    params = SamplingParams(temperature=0, max_tokens=12, structured_outputs=choice)
+    expected = plain.generate(PROMPTS[2], params, use_tqdm=False)
+    computed, worker = list[tuple[int, int]](), llm.engine.executor.worker
+    execute = worker.execute_model
+
+    def watched(step: SchedulerOutput) -> Any:
+        computed.append((step.total_num_scheduled_tokens, sum(map(len, step.scheduled_spec_decode_tokens.values()))))
+        return execute(step)
+
+    monkeypatch.setattr(worker, "execute_model", watched)
+    before, drafts = accepted(llm), llm.engine.scheduler._drafts
+    for kind, num_tokens in (("wrong", 1), ("right", 4)):
+        del computed[:]
+        speculate(llm, Oracle(kind, expected, llm.config.model.vocab_size), 3)
+        assert all_of(llm.generate(PROMPTS[2], params, use_tqdm=False)) == all_of(expected)
+        assert all(total == 1 + guessed for total, guessed in computed[1:])
+        assert max(total for total, _ in computed[1:]) == num_tokens
+    llm.engine.scheduler._drafts = llm.engine.scheduler._results._drafts = drafts
+    assert accepted(llm)[0] > before[0] + 10, "those were asked for all the same"
 
 
 @pytest.mark.model

@@ -12,7 +12,7 @@ from octavo.interface.sampling_params import SamplingParams
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens
-from octavo.worker.verification import verify
+from octavo.worker.verification import verify, verify_best
 
 VOCAB, DRAWS = 64, 20_000
 
@@ -63,7 +63,7 @@ def test_an_adversarial_drafter_bends_no_distribution(seed: int) -> None:
     logits = torch.stack([first.expand(DRAWS, VOCAB), second[torch.tensor(drafts)]], 1).flatten(0, 1)
     sampled = rows_of(everybody, 2)
     rows = DraftRows({f"{row}": [draft] for row, draft in enumerate(drafts)}, sampled)
-    result = verify(rows, draws, Logits(logits), sampled, False, lambda _ids, _depth: None)  # type: ignore[arg-type]
+    result = verify(rows, draws, Logits(logits), sampled, lambda _ids, _depth: None)  # type: ignore[arg-type]
     pairs = {row: [token] for row, token in enumerate(result.token_ids)}
     for req_ids, later in result.later_rounds:
         for req_id, token in zip(req_ids, later.token_ids, strict=True):
@@ -92,25 +92,27 @@ def test_best_tokens_are_taken_as_they_are_in_rounds(data: st.DataObject) -> Non
     values = torch.tensor(
         data.draw(st.lists(st.sampled_from([1.0, 1.0, 1.0, float("nan")]), min_size=total, max_size=total))
     )
-    taken: list[list[tuple[int, int, int]]] = []
+    taken: list[tuple[int, int, int]] = []
 
     class Best:
         def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
             assert logits.best is not None
             ids, found = (tensor.tolist() for tensor in logits.best)
-            taken[-1] += zip(sampled.rows.tolist(), sampled.positions.tolist(), ids, strict=True)
+            taken.extend(zip(sampled.rows.tolist(), sampled.positions.tolist(), ids, strict=True))
             return lambda: SampledTokens(ids, [value != value for value in found])
 
+    everybody, written = np.arange(len(lengths)), np.full((len(lengths), 20), -1)
     results = []
     for best_only in (True, False):
-        taken.append([])
-        everybody = np.arange(len(lengths))
         sampled = SampledRows([f"{i}" for i in everybody], everybody, 9 + np.array(lengths), lambda: None)
         rows = DraftRows(drafts, sampled)
-        logits = Logits(torch.zeros(total, 1), (best, values))
-        result = verify(rows, Best(), logits, sampled, best_only, lambda _ids, _depth: None)  # type: ignore[arg-type]
+        if best_only:
+            logits = Logits(torch.zeros(total, 1), None, (best.tolist(), values.tolist()))
+            result = verify_best(rows, logits, sampled, written)
+        else:
+            logits = Logits(torch.zeros(total, 1), (best, values))
+            result = verify(rows, Best(), logits, sampled, lambda _ids, _depth: None)  # type: ignore[arg-type]
         results.append((result, list(np.array(rows.num_rejected))))
     assert results[0] == results[1]
-    assert set(taken[0]) <= set(taken[1]) and len(taken[0]) == len(lengths), (
-        "the last ones are where the next step reads"
-    )
+    last = [(int(row), int(at), int(written[row, at])) for row, at in zip(*np.nonzero(written >= 0), strict=True)]
+    assert set(last) <= set(taken) and [row for row, _, _ in last] == list(everybody), "where the next step reads"

@@ -46,6 +46,7 @@ class RecordedSteps:
         self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
         self._step: Program[list[Tensor]] | None = None
+        self._best: list[np.ndarray] = []
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
@@ -58,10 +59,19 @@ class RecordedSteps:
         """Whether steps are recorded, as far as is known before one is."""
         return self.obstacle is None
 
-    def decode(self, rows: np.ndarray, wants_logits: bool) -> Logits | None:
-        """A step in which each of the sequences ``rows`` int64 [R] computes one token and gets one."""
-        if not self.can_record:
+    def decode(self, rows: np.ndarray, wants_logits: bool, counts: np.ndarray | None = None) -> Logits | None:
+        """A step in which each of the sequences ``rows`` int64 [R] computes one token, or ``counts`` int64 [R], and all
+        of them have logits."""
+        total = len(rows) if counts is None else int(counts.sum())
+        if not self.can_record or total > self._max_logits:
             return None
+        if counts is not None:
+            self._inputs.fill_rows(self._batch, rows, counts)
+        else:
+            self._fill_decode(rows)
+        return self._replay(total, len(rows), np.arange(total), wants_logits)
+
+    def _fill_decode(self, rows: np.ndarray) -> None:
         if self._decode_inputs is None:
             batch, inputs = self._batch, self._inputs
             self._decode_inputs = DecodeInputs(
@@ -69,7 +79,6 @@ class RecordedSteps:
                 inputs.input_ids, inputs.positions, inputs.metadata,
             )  # fmt: skip
         self._decode_inputs.fill(rows)
-        return self._replay(len(rows), len(rows), np.arange(len(rows)), wants_logits)
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
         """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
@@ -112,9 +121,13 @@ class RecordedSteps:
             self._step = self._record(self._run_whole_step)
             if self._step is None:
                 return None
+            self._best = [output.numpy() for output in self._step.outputs[1:]]
         self._indices.numpy()[: len(indices)] = indices
         self._wants_logits.numpy()[0] = wants_logits
         self._step.replay(rows, len(indices), sequences=sequences)
+        if not wants_logits:
+            token_ids, values = (array[: len(indices)].tolist() for array in self._best)
+            return Logits(self._step.outputs[0], None, (token_ids, values))
         logits, *best = (output[: len(indices)] for output in self._step.outputs)
         return Logits(logits, (best[0], best[1]))
 
@@ -164,6 +177,27 @@ class _Inputs:
             num_actual_tokens=max_rows,
         )
         self.metadata = for_groups(first, block_tables, slots)
+        self._arrays = [
+            tensor.numpy()
+            for tensor in (self.input_ids, self.positions, first.query_start_loc, first.seq_lens, slots, block_tables)
+        ]
+
+    def fill_rows(self, batch: InputBatch, rows: np.ndarray, counts: np.ndarray) -> None:
+        """A step of ``counts`` int64 [R] tokens of the sequences ``rows`` int64 [R], as `StepInputs` has it: with few
+        operations, and none of torch's, each of which takes 50 us when a step has emptied the caches."""
+        input_ids, positions, starts, seq_lens, slots, tables = self._arrays
+        ends = counts.cumsum()
+        total, size, which = int(ends[-1]), batch.block_size, rows.repeat(counts)
+        until = batch.num_computed[rows] + counts
+        at = np.arange(total)
+        at += (until - ends).repeat(counts)
+        positions[:total] = at
+        input_ids[:total] = batch.token_ids[which, at]
+        starts[0], starts[1 : len(rows) + 1], seq_lens[: len(rows)] = 0, ends, until
+        pages, columns = at // size, -(-int(until.max()) // size)
+        slots[:, :total] = batch.block_tables[:, which, pages] * np.int64(size) + (at - pages * size)
+        slots[:, :total][:, at < batch.num_kv_tokens[which]] = -1
+        tables[:, : len(rows), :columns] = batch.block_tables[:, rows, :columns]
 
     def fill(self, step: StepInputs) -> None:
         total, first = step.num_tokens, step.metadata[0]

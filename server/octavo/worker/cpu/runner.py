@@ -16,7 +16,7 @@ from octavo.worker.input_batch import StepInputs
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
-from octavo.worker.verification import verify
+from octavo.worker.verification import verify, verify_best
 from octavo_kernels.cpu import Prefault
 
 
@@ -45,11 +45,14 @@ class CPURunner:
         self._prefault.mark_used(self.requests.batch.highest_block)
 
     def decode(self, sampled: SampledRows, drafts: DraftRows | None = None) -> PendingTokens | None:
-        """None: there are drafts, or steps cannot be recorded."""
-        if self.recorded_steps is None or drafts:
+        """None: steps cannot be recorded."""
+        if self.recorded_steps is None:
             return None
-        logits = self.recorded_steps.decode(sampled.rows, self.requests.wants_logits(sampled))
-        return None if logits is None else self.sample(logits, sampled)
+        wants_logits = self.requests.wants_logits(sampled)
+        logits = self.recorded_steps.decode(sampled.rows, wants_logits, drafts.counts if drafts else None)
+        if logits is None:
+            return None
+        return self.verify(logits, sampled, drafts) if drafts else self.sample(logits, sampled)
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Padded as the model's linear layers want it."""
@@ -81,13 +84,12 @@ class CPURunner:
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """The tokens are in their rows when this returns."""
-        metadata = self.requests.sampling_metadata(sampled)
-        if logits.best is not None and metadata.is_greedy_only:
+        if logits.best_only is not None:
             # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
-            token_ids, values = (tensor.tolist() for tensor in logits.best)
+            token_ids, values = logits.best_only
             tokens = SampledTokens(token_ids, [value - value != 0.0 for value in values])
         else:
-            result = self.sampler(logits.values, metadata, logits.best)
+            result = self.sampler(logits.values, self.requests.sampling_metadata(sampled), logits.best)
             tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)
         # A sequence that ends at max_model_len has no further step: its row has a place for the token all the same.
         self.requests.batch.token_ids[sampled.rows, sampled.positions] = tokens.token_ids
@@ -95,6 +97,8 @@ class CPURunner:
 
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
         """In rounds, see `octavo.worker.verification`."""
-        best_only = logits.best is not None and not self.requests.wants_logits(sampled)
-        tokens = verify(drafts, self, logits, sampled, best_only, self.requests.grammars.draft_mask)
+        if logits.best_only is not None:
+            tokens = verify_best(drafts, logits, sampled, self.requests.batch.token_ids)
+        else:
+            tokens = verify(drafts, self, logits, sampled, self.requests.grammars.draft_mask)
         return lambda: tokens
