@@ -5,6 +5,7 @@ They are bounded in number and in time, and go in the order in which they came.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -26,11 +27,21 @@ class Hold:
         self._arrivals: Counter[str] = Counter()  # by pool
         self._number = 0
         self._waiting: dict[int, Ticket] = {}  # in the order of their numbers
+        self._held: Counter[str] = Counter()  # of them, by pool
 
     @property
     def held(self) -> dict[str, int]:
         """Waiting requests by pool."""
-        return dict(Counter(one.pool for one in self._waiting.values()))
+        return {pool: many for pool, many in self._held.items() if many}
+
+    def waiting(self, pool: str) -> int:
+        """Requests of one pool."""
+        return self._held[pool]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else may wait."""
+        return len(self._waiting) >= self.max_requests
 
     def arrivals(self, pool: str | None) -> int:
         """How many have ever waited, of one pool or of all: the operator asks for what it has not seen yet."""
@@ -38,9 +49,10 @@ class Hold:
 
     def add(self, pool: str, now: float) -> Ticket | None:
         """A place for a request that comes now. None: all are taken."""
-        if len(self._waiting) >= self.max_requests:
+        if self.is_full:
             return None
         self._arrivals[pool] += 1
+        self._held[pool] += 1
         self._number += 1
         ticket = Ticket(self._number, pool, now + self.max_seconds)
         self._waiting[ticket.number] = ticket
@@ -48,11 +60,14 @@ class Hold:
 
     def leave(self, ticket: Ticket) -> None:
         """Its client has gone, or its time is over. Without effect where it waits no more."""
-        self._waiting.pop(ticket.number, None)
+        if self._waiting.pop(ticket.number, None):
+            self._held[ticket.pool] -= 1
 
-    def release(self, pool: str) -> list[Ticket]:
-        """All of a pool that has a replica now, or cannot have one, the oldest first. They wait no more."""
-        ready = [one for one in self._waiting.values() if one.pool == pool]
-        for one in ready:
-            del self._waiting[one.number]
-        return ready
+    def release(self, pool: str, most: int | None = None) -> list[Ticket]:
+        """So many of a pool, None: all of them, the oldest first. They wait no more."""
+        if not self._held[pool]:
+            return []
+        released = list(itertools.islice((one for one in self._waiting.values() if one.pool == pool), most))
+        for one in released:
+            self.leave(one)
+        return released

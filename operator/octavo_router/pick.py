@@ -85,6 +85,11 @@ class Picker:
         return {name: one.in_flight for name, one in self._replicas.items()}
 
     @property
+    def under_way(self) -> int:
+        """Requests in flight, of all replicas."""
+        return sum(one.in_flight for one in self._replicas.values())
+
+    @property
     def known_blocks(self) -> int:
         """The size of the index."""
         return sum(len(one.blocks) for one in self._replicas.values())
@@ -135,7 +140,7 @@ class Picker:
         return min(self._replicas, key=lambda name: self._load(name, key))
 
     def _is_busy(self, name: str, floor: int = SPILL_FLOOR) -> bool:
-        mean = (sum(one.in_flight for one in self._replicas.values()) + 1) / len(self._replicas)
+        mean = (self.under_way + 1) / len(self._replicas)
         return self._replicas[name].in_flight >= max(math.ceil(self.load_factor * mean), floor)
 
     def _conversation(self, key: str, blocks: Sequence[int]) -> int | str | None:

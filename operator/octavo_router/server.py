@@ -10,6 +10,8 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -41,12 +43,13 @@ class Processor:
         self.tenants = Tenants()
         self._pools: dict[str, Picker] = {}
         self._hold = hold
-        self._released: dict[int, asyncio.Future[str]] = {}  # by the tickets' numbers: why they cannot go on, or ""
+        self._waiting: dict[int, _Waiting] = {}  # by the tickets' numbers
         self._arrived = asyncio.Event()
         self._found: Replicas | None = None  # by Envoy; None: it has not answered yet
         self._leaving: dict[str, set[str]] = {}  # by pool: replicas that are about to be stopped, and get nothing more
         self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._start_seconds: dict[str, float] = {}  # by pool: how long the last first replica took
+        self._room: dict[str, int] = {}  # by pool: how many requests one replica handles at once, where it is known
         self.metrics = Metrics(self._pools, hold, self.tenants)
 
     @property
@@ -77,22 +80,33 @@ class Processor:
                 self._pools[name] = Picker()
                 for reason in ("full", "timeout", "failed"):  # 0 until then, or the first would be no increase
                     self.metrics.refused.labels(name, reason)
-            self._pools[name].share = 1 / len(found)
-            self._pools[name].set_replicas(replicas)
+            picker = self._pools[name]
+            is_first = not picker.replicas
+            picker.share = 1 / len(found)
+            picker.set_replicas(replicas)
             if replicas:
-                self._release(name)
+                self._release(name, is_first)
 
-    def _release(self, pool: str) -> None:
-        tickets = self._hold.release(pool)
-        if tickets:
-            began = tickets[0].deadline - self._hold.max_seconds
-            self._start_seconds[pool] = time.monotonic() - began
-        self._tell(tickets, "")
+    def _release(self, pool: str, is_first: bool = False) -> None:
+        """As many as the replicas handle at once, the oldest first: the others would wait in the queue of the first
+        replica, where those that follow it cannot take them. `is_first`: the pool had no replica before."""
+        picker = self._pools[pool]
+        room = self._room.get(pool)
+        most = None if room is None else max(0, room * len(picker.replicas) - picker.under_way)
+        for number, ticket in enumerate(self._hold.release(pool, most)):
+            if is_first and number == 0:
+                self._start_seconds[pool] = time.monotonic() - self._waiting[ticket.number].began
+            self._go(ticket, None)
 
-    def _tell(self, tickets: list[Ticket], why: str) -> None:
-        for ticket in tickets:  # their streams go on in this order
-            if not self._released[ticket.number].done():  # its time may be over, or its client have gone, just now
-                self._released[ticket.number].set_result(why)
+    def _go(self, ticket: Ticket, refusal: bytes | None) -> None:
+        waiting = self._no_longer(ticket)
+        waiting.go(refusal)
+
+    def _no_longer(self, ticket: Ticket) -> _Waiting:
+        waiting = self._waiting.pop(ticket.number)
+        waiting.timer.cancel()
+        self.metrics.held_seconds.labels(ticket.pool).observe(time.monotonic() - waiting.began)
+        return waiting
 
     def pick(self, said: dict[str, str], body: bytes) -> tuple[Picker, Pick] | None:
         """The replica of a request, which counts until the picker's `end`. `said`: its attributes."""
@@ -111,33 +125,45 @@ class Processor:
         self.metrics.seconds.observe(time.perf_counter() - began)
         return picker, pick
 
-    def holds(self, pool: str) -> bool:
-        """Whether a request of the pool has to wait."""
-        return bool(self._hold.max_requests) and pool in self._pools and not self._pools[pool].replicas
+    def ended(self, pool: str, picker: Picker, pick: Pick) -> None:
+        """A request that was sent to a replica is over: another one may have its room."""
+        picker.end(pick)
+        if self._pools.get(pool) is picker and picker.replicas:
+            self._release(pool)
 
-    async def wait(self, pool: str) -> bytes | None:
-        """Until the pool has a replica: None. The answer, if no place is free, or none came in time, or none can."""
-        began = time.monotonic()
-        ticket = self._hold.add(pool, began)
+    def holds(self, pool: str) -> bool:
+        """Whether a request of the pool has to wait: for a replica, or behind those that do."""
+        if not self._hold.max_requests or pool not in self._pools:
+            return False
+        return not self._pools[pool].replicas or (self._hold.waiting(pool) > 0 and not self._hold.is_full)
+
+    def wait(self, pool: str, go: Callable[[bytes | None], None]) -> Ticket | bytes:
+        """`go` is called once the pool has a replica with room for it, with None, or with an answer: that none came in
+        time, or that none can. No ticket but an answer: all places are taken."""
+        now = time.monotonic()
+        ticket = self._hold.add(pool, now)
         if ticket is None:
             self.metrics.refused.labels(pool, "full").inc()
             return self._starting(pool)
+        timer = asyncio.get_running_loop().call_later(self._hold.max_seconds, self._late, ticket)
+        self._waiting[ticket.number] = _Waiting(go, timer, now)
         self._arrived.set()
         self._arrived = asyncio.Event()
-        self._released[ticket.number] = asyncio.get_running_loop().create_future()
-        try:
-            why = await asyncio.wait_for(self._released[ticket.number], ticket.deadline - began)
-            if not why:
-                return None
-            self.metrics.refused.labels(pool, "failed").inc()
-            return answer(_FAILED_STATUS, {}, f"the model cannot start: {why}")
-        except TimeoutError:
-            self.metrics.refused.labels(pool, "timeout").inc()
-            return self._starting(pool)
-        finally:  # the client may have gone
-            self._hold.leave(ticket)
-            del self._released[ticket.number]
-            self.metrics.held_seconds.labels(pool).observe(time.monotonic() - began)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Its client has gone."""
+        self._hold.leave(ticket)
+        self._no_longer(ticket)
+
+    def _late(self, ticket: Ticket) -> None:
+        self._hold.leave(ticket)
+        picker = self._pools.get(ticket.pool)
+        if picker and picker.replicas:  # they are busy: the engine's own queue says for how long
+            self._go(ticket, None)
+        else:
+            self.metrics.refused.labels(ticket.pool, "timeout").inc()
+            self._go(ticket, self._starting(ticket.pool))
 
     def _starting(self, pool: str) -> bytes:
         seconds = math.ceil(self._start_seconds.get(pool, _UNKNOWN_START_SECONDS))
@@ -147,12 +173,14 @@ class Processor:
     async def held(self, query: dict[str, str]) -> Answer:
         """GET /held?since=N&wait=S&pool=NAME: how many requests have ever waited, of the pool or of all, as soon as
         that is not N; how many wait and are under way now, by pool. &start=S: a start of the pool took so long; counts
-        until one is seen."""
+        until one is seen. &room=N: a replica of it handles so many requests at once."""
         since, patience, pool = int(query.get("since", 0)), float(query.get("wait", 0)), query.get("pool")
         if not 0 <= patience <= MAX_WAIT_SECONDS:
             raise ValueError(f"wait is {patience:g}; 0 to {MAX_WAIT_SECONDS:g} seconds are allowed")
         if "start" in query and math.isfinite(guess := float(query["start"])) and guess > 0:
             self._start_seconds.setdefault(pool or "", guess)
+        if "room" in query and (room := int(query["room"])) > 0:
+            self._room[pool or ""] = room
         if self._found is None:
             raise ValueError("Envoy has not told its clusters yet")  # so nothing can wait here
         deadline = time.monotonic() + patience
@@ -169,7 +197,9 @@ class Processor:
         later waits again."""
         why = query.get("reason", "").strip()[:_MAX_REASON] or "see the LLMDeployment's status"
         tickets = self._hold.release(query.get("pool", ""))
-        self._tell(tickets, why)
+        for ticket in tickets:
+            self.metrics.refused.labels(ticket.pool, "failed").inc()
+            self._go(ticket, answer(_FAILED_STATUS, {}, f"the model cannot start: {why}"))
         return json_answer({"refused": len(tickets)})
 
     async def pause(self, query: dict[str, str]) -> Answer:
@@ -180,7 +210,7 @@ class Processor:
         picker = self._pools.get(pool)
         if picker is None:
             return json_answer({"paused": bool(self._found)})
-        if any(picker.in_flight.values()) or self._hold.held.get(pool):
+        if any(picker.in_flight.values()) or self._hold.waiting(pool):
             return json_answer({"paused": False})
         self._resume(pool)
         self._leaving[pool] = set(picker.replicas)
@@ -196,8 +226,8 @@ class Processor:
     def _resume(self, pool: str) -> None:
         if timer := self._pauses.pop(pool, None):
             timer.cancel()
-        if self._leaving.pop(pool, None):  # all of them are there yet
-            self._tell(self._hold.release(pool), "")  # they have waited for no start: nothing is learnt of one
+        if (leaving := self._leaving.pop(pool, None)) and pool in self._pools:  # all of them are there yet
+            self._pools[pool].set_replicas(leaving)  # who waits has waited for no start: nothing is learnt of one
             self.set_replicas(self._found or {})
 
     async def page(self, _: dict[str, str]) -> Answer:
@@ -214,14 +244,22 @@ class Processor:
         return refusal
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    go: Callable[[bytes | None], None]
+    timer: asyncio.TimerHandle
+    began: float
+
+
 class Request:
     """One of Envoy's: its attributes and its body come, its replica goes back; it counts until it is closed."""
 
     def __init__(self, processor: Processor, stream: Stream) -> None:
         self._processor, self._stream = processor, stream
+        self._pool = ""
         self._found: tuple[Picker, Pick] | None = None
         self._account: Account | None = None
-        self._waiting: asyncio.Task[None] | None = None
+        self._ticket: Ticket | None = None
 
     def received(self, message: bytes) -> None:
         """All that comes before the request has ended."""
@@ -232,30 +270,35 @@ class Request:
                 told = {"retry-after": str(refusal.retry_after)}
                 return self._end(answer(_LIMITED_STATUS, told, refusal.text))
             self._account = asks
-        if self._processor.holds(said.get(_CLUSTER, "")):
-            self._waiting = asyncio.create_task(self._wait(said, body))
+        self._pool = said.get(_CLUSTER, "")
+        if self._processor.holds(self._pool):
+            self._wait(said, body)
         else:
             self._pick(said, body)
 
     def closed(self) -> None:
         """The request has ended, or its client has gone."""
-        if self._waiting:
-            self._waiting.cancel()
+        if self._ticket:
+            self._processor.leave(self._ticket)
         if self._found:
-            self._found[0].end(self._found[1])
+            self._processor.ended(self._pool, *self._found)
         if self._account:
             self._processor.tenants.end(self._account)
 
-    async def _wait(self, said: dict[str, str], body: bytes) -> None:
-        pool = said.get(_CLUSTER, "")
-        self._stream.send(wait(self._processor.max_hold_seconds + ENVOY_MARGIN_SECONDS))
-        # A replica may have come before this task began.
-        refused = await self._processor.wait(pool) if self._processor.holds(pool) else None
-        self._waiting = None
-        if refused:
-            self._end(refused)
+    def _wait(self, said: dict[str, str], body: bytes) -> None:
+        def go(refusal: bytes | None) -> None:
+            self._ticket = None
+            if refusal:
+                self._end(refusal)
+            else:
+                self._pick(said, body)
+
+        place = self._processor.wait(self._pool, go)
+        if isinstance(place, Ticket):
+            self._ticket = place
+            self._stream.send(wait(self._processor.max_hold_seconds + ENVOY_MARGIN_SECONDS))
         else:
-            self._pick(said, body)
+            self._end(place)
 
     def _pick(self, said: dict[str, str], body: bytes) -> None:
         try:

@@ -140,6 +140,7 @@ class Picker:
     def __init__(self) -> None:
         self.held = self.in_flight = self.arrivals = self.asked = 0
         self.refused: list[str] = []
+        self.told: dict[str, str] = {}
         self.paused: list[bool] = []
         self.may_pause = True
         self._changed = asyncio.Event()
@@ -160,6 +161,7 @@ class Picker:
 
     async def _held(self, request: web.Request) -> web.Response:
         self.asked += 1
+        self.told = dict(request.query)
         if int(request.query["since"]) == self.arrivals:
             try:
                 await asyncio.wait_for(self._changed.wait(), float(request.query["wait"]))
@@ -296,6 +298,9 @@ def test_a_held_request_starts_one_replica_and_rest_costs_one_connection(port: i
         pickers[0].arrive(1)
         await until(lambda: len(pickers[0].refused) == 2, 3)
         assert scales.written == [1]
+        scales.change({"replicaCapacity": 4, "start": {"ready": 6.5}})
+        pickers[0].arrive(1)
+        await until(lambda: (pickers[0].told.get("room"), pickers[0].told.get("start")) == ("4", "6.5"), 3)
 
     run(work, port, holder)
 

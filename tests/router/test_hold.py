@@ -26,12 +26,13 @@ from support.serving import free_port
 
 from octavo_operator.render.router.envoy import Endpoint, Pool
 from octavo_router.hold import Hold, Ticket
-from octavo_router.server import Processor
+from octavo_router.messages import ProcessingRequest, ProcessingResponse
+from octavo_router.server import Processor, Request
 
 LIMIT = 4
 
 
-@given(st.lists(st.sampled_from(["a", "b", "leave", "release a", "release b"]), max_size=40))
+@given(st.lists(st.sampled_from(["a", "b", "leave", "release a", "release b", "release 1 a"]), max_size=40))
 def test_the_queue_is_bounded_and_released_in_order(steps: list[str]) -> None:
     hold, waiting = Hold(3, 10), list[Ticket]()
     for now, step in enumerate(steps):
@@ -39,8 +40,9 @@ def test_the_queue_is_bounded_and_released_in_order(steps: list[str]) -> None:
             if waiting:
                 hold.leave(waiting.pop(0))
         elif step.startswith("release"):
-            released = hold.release(step[-1])
-            assert released == [one for one in waiting if one.pool == step[-1]], "the oldest first, each once"
+            most = 1 if "1" in step else None
+            released = hold.release(step[-1], most)
+            assert released == [one for one in waiting if one.pool == step[-1]][:most], "the oldest first, each once"
             waiting = [one for one in waiting if one not in released]
         else:
             ticket = hold.add(step, now)
@@ -48,7 +50,88 @@ def test_the_queue_is_bounded_and_released_in_order(steps: list[str]) -> None:
             if ticket:
                 assert ticket.deadline == now + 10
                 waiting.append(ticket)
-        assert sum(hold.held.values()) == len(waiting)
+        assert sum(hold.held.values()) == hold.waiting("a") + hold.waiting("b") == len(waiting)
+
+
+class Caller:
+    """In Envoy's place: one request, and what is said of it."""
+
+    def __init__(self, processor: Processor) -> None:
+        self.said, self.call = list[Any](), Request(processor, self)  # type: ignore[arg-type]
+        asks = ProcessingRequest(request_body={"body": b"{}"})
+        asks.attributes.add(key="ext_proc").value.fields["xds.cluster_name"].string_value = "a"
+        self.call.received(asks.SerializeToString())
+        self.was_held = not self.goes_on
+
+    def send(self, message: bytes) -> None:
+        self.said.append(ProcessingResponse.FromString(message))
+
+    def finish(self, status: int = 0) -> None:
+        self.call.closed()
+
+    @property
+    def goes_on(self) -> bool:
+        return bool(self.said) and self.said[-1].HasField("request_body")
+
+
+class Scene:
+    """A picker, and everybody who asks it. `room`: of a replica, as the operator says; None: it has not said."""
+
+    def __init__(self, room: int | None) -> None:
+        self.picker, self.room = Processor(Hold(100, 1000.0)), room
+        self.waiting, self.running = list[Caller](), list[Caller]()
+        self.replicas, self.is_paused = 0, False
+
+    async def do(self, step: str) -> None:
+        if step == "ask":
+            self.waiting.append(Caller(self.picker))
+        elif step == "end" and self.running:
+            self.running.pop(0).call.closed()
+        elif step == "leave" and self.waiting:
+            self.waiting.pop().call.closed()
+        elif step.isdigit():
+            self.replicas = int(step)
+            self.picker.set_replicas({"a": {f"r{n}" for n in range(self.replicas)}})
+            self.is_paused = self.is_paused and self.replicas > 0
+        elif step == "pause":
+            done = json.loads((await self.picker.pause({"pool": "a", "seconds": "1000"}))[2])["paused"]
+            self.is_paused = self.is_paused or (done and self.replicas > 0)
+        elif step == "resume":
+            await self.picker.resume({"pool": "a"})
+            self.is_paused = False
+
+    async def check(self) -> None:
+        gone = [one for one in self.waiting if one.goes_on]
+        assert gone == self.waiting[: len(gone)], "nobody overtakes"
+        self.waiting, self.running = self.waiting[len(gone) :], self.running + gone
+        state = json.loads((await self.picker.held({}))[2])
+        assert state["held"].get("a", 0) == len(self.waiting)
+        most, under_way = (self.room or 1000) * self.replicas, state["in_flight"]["a"]
+        if any(one.was_held for one in gone):
+            assert under_way <= most
+        if self.waiting and self.replicas and not self.is_paused:
+            assert under_way >= most, "it waits beside free room"
+
+
+STEPS = ["ask", "ask", "ask", "end", "leave", "0", "1", "2", "pause", "resume"]
+
+
+@given(st.lists(st.sampled_from(STEPS), max_size=60), st.sampled_from([None, 1, 2]))
+def test_who_waits_goes_on_in_order_and_as_replicas_have_room(steps: list[str], room: int | None) -> None:
+    """However replicas come and go, until all have been served."""
+
+    async def act() -> None:
+        scene = Scene(room)
+        scene.picker.set_replicas({"a": set()})
+        await scene.picker.held({"pool": "a", **({"room": str(room)} if room else {})})
+        for step in [*steps, "resume", "2"]:
+            await scene.do(step)
+            await scene.check()
+        while scene.waiting:
+            await scene.do("end")
+            await scene.check()
+
+    asyncio.run(act())
 
 
 def ask(port: int, text: str) -> http.client.HTTPConnection:

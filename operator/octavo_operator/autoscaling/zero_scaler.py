@@ -135,7 +135,7 @@ class ZeroScaler:
         while (deployment := self._reader.deployment(key)) is not None:
             try:
                 wait = WAIT_SECONDS if deployment.is_woken_by_requests else STARTING_SECONDS
-                found = await self._ask(url, key[1], since, wait, **_first_guess(deployment))
+                found = await self._ask(url, key[1], since, wait, **_known(deployment))
                 since = found.arrivals
                 held = found.held.get(key[1], 0)
                 if held and not await self._help(key, url, held):
@@ -292,7 +292,9 @@ class ZeroScaler:
         return answer
 
 
-def _first_guess(deployment: LLMDeployment) -> dict[str, str]:
-    """What a router that has seen no start yet is told of the last one, for its Retry-After."""
-    seconds = (deployment.status.get("start") or {}).get("ready")
-    return {} if seconds is None else {"start": f"{seconds:g}"}
+def _known(deployment: LLMDeployment) -> dict[str, str]:
+    """What a router is told of the replicas that it waits for: how long the last start took, for its Retry-After while
+    it has seen none, and how many requests one handles at once."""
+    seconds, room = (deployment.status.get("start") or {}).get("ready"), deployment.status.get("replicaCapacity")
+    start = {} if seconds is None else {"start": f"{seconds:g}"}
+    return start if not room else {**start, "room": str(room)}
