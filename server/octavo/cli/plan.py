@@ -172,7 +172,7 @@ def _print(
     reasons = _reasons(asked, model, config, plan, seen)
     cost = cost_of(asked.price, plan.num_devices, seen) if asked.price and plan.ledger else None
     if args.json:
-        said: dict[str, Any] = as_json(plan, found, reasons, served=not model.unsupported and plan.num_devices == 1)
+        said: dict[str, Any] = as_json(plan, found, reasons, served=not model.unsupported and plan.is_served)
         said["architecture"] = model.architecture
         if seen is not None and speed is not None:
             said["workload"] = seen.as_json(speed)
@@ -258,7 +258,7 @@ def _reasons(asked: _Asked, model: PlannedModel, config: EngineConfig, plan: Pla
         reasons.append(f"not served: {model.unsupported}")
     if plan.ledger is None:
         reasons.append(f"will not start: {refusal(config, plan, model.measure, asked.device.host)}")
-    if plan.num_devices > 1:
+    if not plan.is_served:
         kinds = [name for name, size in (("tensor", plan.ranks), ("pipeline", plan.stages)) if size > 1]
         reasons.append(f"needs {plan.num_devices} devices: {' and '.join(kinds)} parallelism is not there yet")
     if plan.config.load_format == "dummy" and plan.config.model.hf_config.get("quantization_config"):

@@ -110,7 +110,7 @@ def rank_rows(plans: list[Plan | None], speed: Speed | None) -> list[str]:
             blocks = f"{plan.ledger.num_blocks - 1:,}"
             step = f"{step_seconds(plan, speed, 1, 1024) * 1e3:,.1f} ms" if speed is not None else "-"
         fits = f"{plan.concurrency:,.1f} of {plan.config.scheduler.max_model_len:,}" if plan.ledger else "does not fit"
-        later = "" if plan.num_devices == 1 else "   (not there yet)"
+        later = "" if plan.is_served else "   (not there yet)"
         rows.append(
             f"{plan.num_devices:7}  {plan.ranks:2} x {plan.stages:<2} {gib(plan.memory.weights):>18} {blocks:>14} "
             f"{step:>10}  {fits}{later}"

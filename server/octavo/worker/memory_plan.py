@@ -31,7 +31,7 @@ class Plan:
     each of ``ranks`` has a part."""
 
     config: EngineConfig  # as the engine would have it in the end
-    device: DeviceMemory
+    device: DeviceMemory  # a CPU's: of all ranks
     ranks: int
     memory: ModelMemory  # of one device
     kv_bytes_per_token: int  # of the whole model, each key and value counted once
@@ -43,6 +43,11 @@ class Plan:
     def num_devices(self) -> int:
         """Devices that one engine takes."""
         return self.ranks * self.stages
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the engine runs on so many devices today."""
+        return self.num_devices == 1 or (self.device.kind == "cpu" and self.stages == 1)
 
     @property
     def concurrency(self) -> float:
@@ -59,8 +64,8 @@ class Plan:
 
 
 def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, ranks: int = 1, stages: int = 1) -> Plan:
-    """The ledger that an engine of ``config`` on ``device`` would print, or why it would not start. Raises ConfigError
-    where the model cannot be shared so."""
+    """The ledger that an engine of ``config`` on ``device``, or a rank of it, would print, or why it would not start.
+    Ranks on a CPU share its memory. Raises ConfigError where the model cannot be shared so."""
     _check_float8(config, device)
     config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=ranks))
     memory = _on_stage(config, measure, ranks, stages)
@@ -69,10 +74,11 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
     found = Plan(config, device, ranks, memory, kv_bytes, None, stages=stages)
     try:
-        longest = check_fits(config, memory, device)
+        own = replace(device, total=device.total // ranks) if device.kind == "cpu" else device
+        longest = check_fits(config, memory, own)
         config = config.with_max_model_len(longest)
         memory = _on_stage(config, measure, ranks, stages)  # tables of the model are as long as that
-        ledger = _ledger(config, memory, device)
+        ledger = _ledger(config, memory, own)
     except ConfigError as error:
         return replace(found, problem=str(error))
     return replace(found, config=config.with_max_model_len(ledger.max_model_len), memory=memory, ledger=ledger)

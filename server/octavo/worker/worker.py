@@ -192,7 +192,9 @@ class Worker:
             return check_fits(config, memory, device)
         except ConfigError as error:
             host = None if device.kind == "cpu" else this_machine()
-            raise ConfigError(refusal(config, make_plan(config, device, measure), measure, host)) from error
+            whole = replace(device, total=device.total * self.tp.size) if device.kind == "cpu" else device
+            plan = make_plan(config, whole, measure, self.tp.size)
+            raise ConfigError(refusal(config, plan, measure, host)) from error
 
     def _device_memory(self) -> DeviceMemory:
         if self.device.type == "cpu":

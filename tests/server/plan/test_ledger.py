@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
@@ -18,11 +19,13 @@ from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import parse_int
+from octavo.layers.parallel import TensorParallel
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
-from octavo.worker.memory import DeviceMemory
+from octavo.worker.memory import EXCHANGED_BYTES, DeviceMemory
 from octavo.worker.memory_plan import make_plan
 from octavo.worker.worker import Worker
+from octavo_kernels.cpu.collectives import shared_memory_bytes
 
 GIB = 1 << 30
 LLAMA = {
@@ -155,6 +158,26 @@ def test_the_embedded_model_is_planned_from_its_header(capsys: pytest.CaptureFix
     assert 0 <= room - said["kv_cache_bytes"] < 195_840
     assert main(["show", "smollm2-135m-instruct", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == said["kv_bytes_per_token"] == 12_240
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_plan_of_ranks_is_the_ledger_of_each(
+    ranks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the embedded model: weights, blocks, and what ranks exchange."""
+    monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: 3 * GIB)
+    config = EngineArgs(tensor_parallel_size=ranks).create_engine_config(progress=False)
+    threads = torch.get_num_threads()
+    worker = Worker(config, tp=TensorParallel(ranks - 1, ranks))
+    torch.set_num_threads(threads)
+    assert main(["plan", "--cpu", "-tp", str(ranks), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["served"] and said["tensor_parallel_size"] == ranks
+    assert said["weights_bytes"] == worker.ledger.weights == worker.model.num_weight_bytes()
+    assert said["num_blocks"] == worker.ledger.num_blocks - 1
+    exchanged = worker.ledger.shares().get("communication", 0)
+    assert exchanged == (0 if ranks == 1 else EXCHANGED_BYTES)
+    assert ranks == 1 or abs(exchanged * ranks - shared_memory_bytes(ranks)) <= 4096
 
 
 def test_what_does_not_fit_says_so_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
