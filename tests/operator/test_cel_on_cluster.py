@@ -200,6 +200,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("accelerator.count", {"accelerator": {"count": 2}}, {"accelerator": {"count": 1}}),
     ("accelerator.count", {"accelerator": {"mig": "1g.10gb", "count": 2}}, {"accelerator": {"mig": "1g.10gb"}}),
     ("parallelism.tensor", {"parallelism": {"tensor": 2}, "accelerator": {}}, {"parallelism": {"tensor": 2}}),
+    ("parallelism.data", {"parallelism": {"data": 2}, "accelerator": {}}, {"parallelism": {"data": 2, "tensor": 3}}),
+    ("parallelism.data", {"parallelism": {"data": 0}}, {"parallelism": {"data": 1}, "accelerator": {}}),
     ("parallelism.tensor", {"parallelism": {"tensor": 0}}, {"parallelism": {"tensor": 1}, "accelerator": {}}),
     ("parallelism.tensor", {"parallelism": {"tensor": 49}}, {"parallelism": {"tensor": 48}}),
     (

@@ -80,7 +80,7 @@ CASES: dict[str, dict[str, Any]] = {
             "cache": {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "500Gi"}},
         },
     },
-    "ranks": {"parallelism": {"tensor": 3}, "resources": {"requests": {"cpu": 3}}},
+    "ranks": {"parallelism": {"tensor": 3, "data": 2}, "resources": {"requests": {"cpu": 6}}},
     "one-writer": {
         "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
         "suspend": True,

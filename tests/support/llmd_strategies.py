@@ -69,7 +69,7 @@ specs = st.fixed_dictionaries(
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
-        "parallelism": _some(tensor=st.integers(1, 48)),
+        "parallelism": _some(tensor=st.integers(1, 48), data=st.integers(1, 48)),
         "resources": _some(
             requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
             limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": "2Gi"}]),

@@ -20,3 +20,10 @@ class Parallelism:
         minimum=1,
         maximum=MAX_RANKS,
     )
+    data: int = spec_field(
+        "Engines in a pod, each with the whole model and as many ranks as tensor says, which share the pod's requests. "
+        "Each has a part of the container's CPUs and memory.",
+        default=1,
+        minimum=1,
+        maximum=MAX_RANKS,
+    )

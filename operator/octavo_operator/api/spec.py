@@ -90,8 +90,9 @@ class LLMDeploymentSpec:
             "engine.env: HF_TOKEN is set by model.credentialsSecretRef; give one of the two",
         ),
         Rule(
-            "!has(self.accelerator) || self.parallelism.tensor == 1",
-            "parallelism.tensor: the engine has several ranks on CPUs alone, for now; leave accelerator out, or set 1",
+            "!has(self.accelerator) || (self.parallelism.tensor == 1 && self.parallelism.data == 1)",
+            "parallelism.tensor and parallelism.data: the engine has several ranks on CPUs alone, for now; leave "
+            "accelerator out, or set 1",
         ),
     )
     model: Model = spec_field("Model to serve.")
