@@ -158,7 +158,9 @@ class Connection(asyncio.Protocol):
             end = _MESSAGE_HEAD + int.from_bytes(stream.data[1:_MESSAGE_HEAD])
             if len(stream.data) < end:
                 return
-            is_compressed, message = stream.data[0], bytes(stream.data[_MESSAGE_HEAD:end])
+            is_compressed = stream.data[0]
+            with memoryview(stream.data) as view:
+                message = bytes(view[_MESSAGE_HEAD:end])  # one copy: bodies have up to 32 MiB
             del stream.data[:end]
             if is_compressed:
                 return stream.finish(UNIMPLEMENTED)
