@@ -38,7 +38,7 @@ def _fuse_norm(norm: nn.Module, linear: LinearBase) -> None:
 
 def _fuse_gate(mlp: GatedMLP) -> None:
     gate_up, down = mlp.gate_up_proj.method, mlp.down_proj.method
-    if mlp.act is not octavo_kernels.silu_and_mul:
+    if mlp.act is not octavo_kernels.silu_and_mul or mlp.down_proj.gathers:
         return
     if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod) and _takes_rows(down):
         mlp.fused = partial(gate_up.apply_gated, mlp.gate_up_proj, terms=down.activation_terms)

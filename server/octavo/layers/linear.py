@@ -13,7 +13,8 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.quantization.base import LinearBase, Shard
+from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
+from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
 
 class MergedColumnParallelLinear(LinearBase):
@@ -123,15 +124,33 @@ class QKVParallelLinear(LinearBase):
 
 
 class RowParallelLinear(LinearBase):
-    """A weight whose inputs are spread over the ranks, as a column-parallel layer leaves them; the result is whole."""
+    """A weight whose inputs are spread over the ranks, as a column-parallel layer leaves them; the result is whole.
+
+    Where activations are rounded to integers, parts of a sum would be rounded otherwise than the whole of it. Then the
+    ranks gather inputs, have some of the outputs each, and gather these: in the very bits of one rank.
+    """
 
     def __init__(self, input_size: int, output_size: int, bias: bool, tp: TensorParallel) -> None:
         size = tp.divide(input_size, "the layer's input size")
         columns = slice(tp.rank * size, (tp.rank + 1) * size)
+        self.gathers = False
         super().__init__([Shard((output_size, input_size), slice(0, output_size), columns, 0)], bias, tp)
+
+    def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
+        """See `LinearBase`."""
+        (shard,) = self.shards
+        outputs, inputs = shard.shape
+        if self.tp.size > 1 and isinstance(method, QuantizedRowsMethod):
+            self.gathers = True
+            self.shards = [Shard(shard.shape, slice(*self.tp.shares(outputs)), slice(0, inputs), 0)]
+            self.input_size, self.output_size = inputs, self.shards[0].num_rows
+        super().create_weights(method, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, input_size of this rank]``; returns ``[T, output_size]``, the same on every rank."""
+        if self.gathers:
+            outputs, inputs = self.shards[0].shape
+            return self.tp.all_gather(self.method.apply(self, self.tp.all_gather(x, inputs), self.bias), outputs)
         # The bias is added by one rank, or the sum would hold it several times.
         return self.tp.all_reduce(self.method.apply(self, x, self.bias if self.tp.rank == 0 else None))
 

@@ -40,6 +40,8 @@ def stored_types(config: EngineConfig, ranks: int, parameters: int) -> Stored | 
         if asked not in (None, "none", "gguf", *(("int8",) if on_cpu else ())) or (on_cpu and ranks > 1):
             return None
         return _of_gguf(model.files.weights[0], parameters)
+    if config.device == "cpu" and ranks > 1 and (table or asked == "int8"):
+        return None
     if table:
         describe = described_codes(table)
         if describe is None or asked not in (None, "none", table.get("quant_method")):

