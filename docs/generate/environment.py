@@ -17,6 +17,7 @@ _NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY")
 ENGINE = {
     "OCTAVO_API_KEY": ("none", "API key that requests must present, where `--api-key` gives none."),
     "VLLM_API_KEY": ("none", "As OCTAVO_API_KEY, which comes first."),
+    "OCTAVO_CLUSTER_TOKEN": ("none", "Secret by which the nodes of an engine know each other (`--nnodes`)."),
     "OCTAVO_CACHE": (
         "`$XDG_CACHE_HOME/octavo`",
         "Folder for models that are not from Hugging Face, and for what is derived from files; after `--download-dir`.",

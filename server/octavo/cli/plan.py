@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
-    engine: EngineArgs = replace(from_flags(EngineArgs, args), tensor_parallel_size=1)  # see `_layout`
+    engine: EngineArgs = replace(from_flags(EngineArgs, args), tensor_parallel_size=1, nnodes=1)  # see `_layout`
     if (cores := engine.data_parallel_size) > 1:
         raise ConfigError(f"data_parallel_size {cores}: plan for one core, with its share of the machine as --memory")
     server: ServerArgs = from_flags(ServerArgs, args)

@@ -72,7 +72,7 @@ def run(namespace: argparse.Namespace) -> int:
     from octavo.system.logging_setup import setup_logging
 
     setup_logging("warning", args.log_format, process="api")
-    process = start_cores(engine_args.data_parallel_size, engine_args.tensor_parallel_size)
+    process = start_cores(engine_args)
     try:
         return _run(batch, engine_args, args, process, namespace.concurrency)
     finally:

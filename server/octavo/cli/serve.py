@@ -14,6 +14,8 @@ from octavo.engine.core_launcher import CoreOptions, CoreProcess, CoreProcesses,
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.listening import bind, check_ports
 from octavo.errors import ConfigError
+from octavo.executor.nodes import run_headless
+from octavo.executor.signed_channel import cluster_token
 from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
 from octavo.flags.config_file import with_config_file
@@ -42,18 +44,32 @@ def run(namespace: argparse.Namespace) -> int:
     args.api_key = args.api_key or _keys_from_environment()
     args.check()
     engine_args._validate()
+    if args.headless != (engine_args.node_rank > 0):
+        raise ConfigError(f"node_rank {engine_args.node_rank}: --headless is for all nodes but 0, which serves")
     for name in (engine_args.model, engine_args.tokenizer):
         check_model_name(name, engine_args.download_dir)
+    if args.headless:
+        return _run_rank(engine_args, args)
     check_ports(args)
+    if engine_args.nnodes > 1:
+        cluster_token()
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
-    process = start_cores(engine_args.data_parallel_size, engine_args.tensor_parallel_size)
+    process = start_cores(engine_args)
     gc.disable()  # what is imported now is no garbage
     try:
         return _serve(engine_args, args, process, started)
     finally:
         gc.enable()
         process.stop()
+
+
+def _run_rank(engine_args: EngineArgs, args: ServerArgs) -> int:
+    """A node beside node 0: a rank, and nothing that listens."""
+    setup_logging(args.log_level, args.log_format, process=f"rank {engine_args.node_rank}")
+    cluster_token()  # before a model is fetched
+    run_headless(engine_args.create_engine_config())
+    return 1  # it ends with node 0 only
 
 
 def _keys_from_environment() -> list[str]:

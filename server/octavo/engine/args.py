@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -72,6 +73,10 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     distributed_timeout_seconds: int = 300
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
@@ -164,7 +169,10 @@ class EngineArgs:
                 f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {model.model}: give one "
                 f"of {sizes}"
             )
-        return ParallelConfig(ranks, self.distributed_timeout_seconds, self.data_parallel_size)
+        return ParallelConfig(
+            ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
+            self.master_addr, self.master_port,
+        )  # fmt: skip
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
         config = self._parse_speculative()
@@ -242,6 +250,22 @@ class EngineArgs:
         name = str(stored).removeprefix("torch.")
         return name if name in DTYPES[1:] else "float32"
 
+    def _validate_nodes(self, at_least: Callable[[str, int], None]) -> None:
+        at_least("nnodes", 1)
+        at_least("node_rank", 0)
+        at_least("master_port", 1)
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(f"node_rank must be below nnodes ({self.nnodes}), got {self.node_rank}")
+        if self.master_port > 65535:
+            raise ConfigError(f"master_port must be at most 65535, got {self.master_port}")
+        if self.nnodes > 1 and self.tensor_parallel_size != self.nnodes:
+            raise ConfigError(
+                f"tensor_parallel_size {self.tensor_parallel_size} on {self.nnodes} nodes is not supported yet: one "
+                f"rank a node, give {self.nnodes}"
+            )
+        if self.nnodes > 1 and self.data_parallel_size > 1:
+            raise ConfigError("data_parallel_size above 1 on several nodes is not supported yet: give 1")
+
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:
             value = getattr(self, name)
@@ -274,6 +298,7 @@ class EngineArgs:
         if self.tensor_parallel_size > MAX_RANKS:
             raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
         at_least("distributed_timeout_seconds", 1)
+        self._validate_nodes(at_least)
         at_least("max_num_seqs", 1)
         at_least("max_num_batched_tokens", 1)
         at_least("long_prefill_token_threshold", 0)

@@ -20,7 +20,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError
 from octavo.executor.multiproc import make_executor
-from octavo.executor.rank_processes import RankProcesses
+from octavo.executor.ranks import Ranks
 from octavo.executor.uniproc import Executor
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -46,9 +46,7 @@ class _Preparing:
 class EngineCore:
     """Add requests, call `step` while `has_unfinished_requests`. Not thread-safe: one thread owns it."""
 
-    def __init__(
-        self, config: EngineConfig, executor: Executor | None = None, ranks: RankProcesses | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor | None = None, ranks: Ranks | None = None) -> None:
         """``ranks``: started already, of an engine of several."""
         self._kv_events = _make_publisher(config.kv_events)  # before the model is loaded: an endpoint may be taken
         self._kv_event_log: KVEventLog | None = None

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from octavo.system.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from octavo.engine.args import EngineArgs
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,13 @@ class CoreProcess:
     It reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
     """
 
-    def __init__(self, num_ranks: int = 1) -> None:
+    def __init__(self, num_ranks: int = 1, nnodes: int = 1) -> None:
+        """``num_ranks``: on this machine; ``nnodes``: machines that each have as many."""
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
         with theirs, tempfile.TemporaryFile() as shared:
             self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
             self.heartbeat = Heartbeat(self.shared_fd, create=True)
-            others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks)]
+            others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks * nnodes)]
             self.heartbeats = [self.heartbeat, *others]  # by rank
             inherited = theirs.fileno(), shared.fileno()
             command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, (*inherited, num_ranks))]
@@ -110,6 +114,7 @@ class CoreProcesses:
         return first
 
 
-def start_cores(count: int, num_ranks: int) -> CoreProcess | CoreProcesses:
-    """The processes of a server's engine: ``count`` cores of ``num_ranks`` processes each."""
-    return CoreProcess(num_ranks) if count == 1 else CoreProcesses(count, num_ranks)
+def start_cores(args: EngineArgs) -> CoreProcess | CoreProcesses:
+    """The processes of a server's engine."""
+    ranks, cores = args.tensor_parallel_size // args.nnodes, args.data_parallel_size
+    return CoreProcess(ranks, args.nnodes) if cores == 1 else CoreProcesses(cores, ranks)

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 from octavo.engine.block_map import create_block_map
 from octavo.engine.core_launcher import CoreOptions
 from octavo.errors import OctavoError
+from octavo.executor.nodes import NodeRanks
 from octavo.executor.rank_processes import RankProcesses
+from octavo.executor.ranks import Ranks
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
 from octavo.system.parent import die_with_parent, read_line_from_stdin
@@ -183,7 +185,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
     for descriptor in (socket_fd, heartbeat_fd):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
-    ranks = RankProcesses(num_ranks, heartbeat_fd) if num_ranks > 1 else None
+    ranks: Ranks | None = RankProcesses(num_ranks, heartbeat_fd) if num_ranks > 1 else None
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
 
@@ -207,11 +209,13 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     )
     logger.info("imports took %.2f s", imported - started)
 
-    end = _End(channel)
-    if ranks is not None:
-        ranks.on_lost = end.on_lost
+    end, config = _End(channel), EngineConfig.from_dict(message["config"])
     try:
-        core = EngineCore(EngineConfig.from_dict(message["config"]), ranks=ranks)
+        if config.parallel.nnodes > 1:
+            ranks = NodeRanks(config, heartbeat_fd)
+        if ranks is not None:
+            ranks.on_lost = end.on_lost
+        core = EngineCore(config, ranks=ranks)
     except OctavoError as error:
         return _fail(channel, error)
     if core.executor.num_blocks > 1:

@@ -33,8 +33,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "pipeline_parallel_size": ((1,), "one device, for now"),
     "decode_context_parallel_size": ((1,), "one device, for now"),
     "prefill_context_parallel_size": ((1,), "one device, for now"),
-    "nnodes": ((1,), "one node, for now"),
-    "node_rank": ((0,), "one node, for now"),
     "api_server_count": ((1,), "one API process, for now"),
     "tokenizer_mode": (("auto", "hf"), "tokenizer.json decides"),
     "config_format": (("auto", "hf"), "config.json as Hugging Face writes it"),
@@ -104,7 +102,7 @@ _FEATURES = {
     "expert parallelism": "enable_expert_parallel enable_eplb eplb_config num_redundant_experts eplb_window_size "
     "eplb_step_interval eplb_log_balancedness expert_placement_strategy all2all_backend enable_elastic_ep enable_dbo "
     "dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size enable_return_routed_experts",
-    "an engine on several devices or nodes": "headless master_addr master_port "
+    "an engine on several devices or nodes": ""
     "worker_use_ray engine_use_ray ray_workers_use_nsight device_ids cp_kv_cache_interleave_size "
     "dcp_kv_cache_interleave_size",
     "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "

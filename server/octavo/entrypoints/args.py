@@ -27,6 +27,7 @@ class ServerArgs:
     shutdown_timeout: float = 30.0  # seconds for requests in progress after SIGTERM
     health_stall_seconds: float = 30.0
     watchdog_seconds: float = 300.0
+    headless: bool = False
     chat_template: str | None = None  # a file or the template itself
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

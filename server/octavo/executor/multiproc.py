@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from functools import partial
 
 from octavo.errors import OctavoError
+from octavo.executor.nodes import NodeRanks
 from octavo.executor.rank_processes import RankProcesses
+from octavo.executor.ranks import Ranks
 from octavo.executor.token_sums import TokenSum
 from octavo.executor.uniproc import Executor, UniProcExecutor
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
-from octavo.system import limits
 from octavo.system.channel import Kind
-from octavo.system.logging_setup import logging_options
 
 
-def make_executor(config: EngineConfig, ranks: RankProcesses | None = None) -> Executor:
+def make_executor(config: EngineConfig, ranks: Ranks | None = None) -> Executor:
     """The executor that ``config`` asks for; ``ranks``: started already. Raises ConfigError and ModelError."""
     return UniProcExecutor(config) if config.parallel.world_size == 1 else MultiprocExecutor(config, ranks)
 
@@ -29,14 +28,15 @@ class MultiprocExecutor(UniProcExecutor):
     A step that fails on one rank leaves the others in the middle of it: then the engine ends.
     """
 
-    def __init__(self, config: EngineConfig, ranks: RankProcesses | None = None) -> None:
-        self._ranks = ranks or RankProcesses(config.parallel.world_size)
+    def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
+        parallel = config.parallel
+        self._ranks = ranks or (NodeRanks(config) if parallel.nnodes > 1 else RankProcesses(parallel.world_size))
         self._close = weakref.finalize(self, self._ranks.close)
         try:
             self._start(config)
         except RuntimeError as error:  # a rank was lost, which others have noticed as well
-            self._close()
             self._ranks.wait_for_news()
+            self._close()
             raise OctavoError(self._ranks.lost or str(error)) from error
         except BaseException:
             self._close()
@@ -47,19 +47,13 @@ class MultiprocExecutor(UniProcExecutor):
     def _start(self, config: EngineConfig) -> None:
         import msgspec
 
-        from octavo.layers.parallel import SharedMemoryGroup, TensorParallel
+        from octavo.layers.parallel import TensorParallel
         from octavo.worker.shared_masks import LeadingGrammars
-        from octavo_kernels.cpu import create_shared_memory
 
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_sum = msgspec.msgpack.Decoder(tuple[int, int]).decode
         ranks, size = self._ranks, config.parallel.world_size
-        timeout = config.parallel.distributed_timeout_seconds
-        descriptor = create_shared_memory(size, timeout, has_cores=limits.cpu_count() >= size)
-        ranks.configure({"config": config.to_dict(), **logging_options()}, descriptor)
-        self._group = group = SharedMemoryGroup(descriptor, 0, size)
-        os.close(descriptor)
-        ranks.group = group
+        self._group = ranks.group = group = ranks.open_group(config)
         super().__init__(
             config,
             tp=TensorParallel(0, size, group),
@@ -67,7 +61,7 @@ class MultiprocExecutor(UniProcExecutor):
             make_grammars=partial(LeadingGrammars, send=partial(ranks.send, Kind.MASK)),
         )
         ranks.wait_ready()
-        ranks.timeout = timeout
+        ranks.timeout = config.parallel.distributed_timeout_seconds
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step on all ranks. Raises RuntimeError, as what it returns does, when a rank is lost."""

@@ -55,6 +55,17 @@ class Inbox:
             self._channel.wait()
         return queue.popleft() if queue else None
 
+    def wait_for_group(self) -> None:
+        """Wait until node 0 has all nodes. Raises EOFError, and OctavoError where it refuses this one."""
+        while True:
+            for kind, _ in self._channel.receive():
+                if kind is Kind.FAILED:
+                    raise OctavoError(
+                        "node 0 has another configuration: give the same model, flags and version on every node"
+                    )
+                return
+            self._channel.wait()
+
     def next_mask(self) -> bytearray:
         """The next bitmask."""
         mask = self.next_of(Kind.MASK)

@@ -60,6 +60,11 @@ ENGINE_HELP = {
     "fewest tokens under way gets the next (CPUs only, for now; octavo serve)",
     "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
     "named and the server ends",
+    "nnodes": "Machines that share the model, one process on each (CPUs only, for now). OCTAVO_CLUSTER_TOKEN must be "
+    "the same secret on all",
+    "node_rank": "Number of this machine; all but 0 are --headless",
+    "master_addr": "Address of node 0, on which it listens for the others",
+    "master_port": "Port there",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
     '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '
@@ -83,6 +88,8 @@ ALIASES = {
     "quantization": ["-q"],
     "tensor_parallel_size": ["-tp"],
     "data_parallel_size": ["-dp"],
+    "nnodes": ["-n"],
+    "node_rank": ["-r"],
     "speculative_config": ["-sc"],
 }
 

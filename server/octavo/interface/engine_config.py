@@ -182,6 +182,10 @@ class ParallelConfig:
     distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
 
     data_parallel_size: int = 1  # cores of one server, each with the whole model
+    nnodes: int = 1  # machines, each with as many of the ranks
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"  # of node 0, where it listens for the others
+    master_port: int = 29501
 
     @property
     def world_size(self) -> int:
@@ -191,7 +195,7 @@ class ParallelConfig:
     @property
     def num_processes(self) -> int:
         """Processes that share the machine."""
-        return self.world_size * self.data_parallel_size
+        return self.world_size // self.nnodes * self.data_parallel_size
 
 
 @dataclass(frozen=True)

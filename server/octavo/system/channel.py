@@ -36,6 +36,10 @@ class Kind(IntEnum):
     MASK = 9
     # from a rank, which says READY too
     SUM = 10
+    # between nodes
+    JOIN = 11
+    BEAT = 12
+    TENSOR = 13
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:
@@ -132,3 +136,10 @@ class Channel:
             self._poll.poll(max(0.0, until - time.monotonic()) * 1e3)
             self._push()
         return not self._unsent
+
+    def close(self) -> None:
+        """Close the connection, under whoever waits for it too."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed already
+            pass

@@ -1,0 +1,62 @@
+"""Ranks that exchange tensors over signed connections, all by way of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.executor.signed_channel import SignedChannel
+from octavo.layers.parallel import TorchGroup
+from octavo.system.channel import Kind
+
+
+class ChannelGroup(TorchGroup):
+    """See `octavo.layers.parallel.Group`: everything is gathered, and added up in the order of ranks on each."""
+
+    def __init__(self, channels: Sequence[SignedChannel], rank: int, ranks: int, timeout_seconds: float) -> None:
+        """``channels``: of rank 0 to the others in their order, of another to rank 0."""
+        self.rank, self.ranks = rank, ranks
+        self.late: list[int] = []
+        self._channels, self._timeout = channels, timeout_seconds
+
+    def stop(self) -> None:
+        """See `Group`."""
+        for channel in self._channels:
+            channel.close()
+
+    def _gather(self, x: Tensor) -> list[Tensor]:
+        own = x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if self.rank:
+            self._send(own)
+            whole = self._receive(self._channels[0], 0)
+        else:
+            parts: list[bytes | bytearray] = [
+                own,
+                *(self._receive(channel, i + 1) for i, channel in enumerate(self._channels)),
+            ]
+            whole = bytearray(b"".join(parts))
+            self._send(whole)
+        if len(whole) != len(own) * self.ranks:
+            raise RuntimeError(f"ranks have exchanged {len(whole)} bytes, not {self.ranks} x {len(own)}")
+        return [part.view(x.shape) for part in torch.frombuffer(whole, dtype=x.dtype).chunk(self.ranks)]
+
+    def _send(self, data: bytes | bytearray) -> None:
+        for channel in self._channels:
+            channel.send(Kind.TENSOR, bytes(data))
+        for channel in self._channels:
+            if not channel.flush(self._timeout):
+                raise RuntimeError(f"rank {self.rank} could not send within {self._timeout:g} s")
+
+    def _receive(self, channel: SignedChannel, rank: int) -> bytearray:
+        self.late = [rank]
+        try:
+            while not (frames := list(channel.receive())):
+                if not channel.wait(self._timeout):
+                    raise RuntimeError(f"rank {rank} did not take part in an exchange within {self._timeout:g} s")
+        except EOFError as error:
+            raise RuntimeError(f"rank {rank}: {error}") from None
+        ((_, payload),) = frames
+        self.late = []
+        return payload

@@ -1,0 +1,236 @@
+"""The ranks of an engine on other nodes, one on each: node 0 waits for them, and they connect to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from octavo.errors import ConfigError, OctavoError
+from octavo.executor.ranks import WATCH_SECONDS, Ranks
+from octavo.executor.signed_channel import ROLES, Greeted, RefusedError, SignedChannel, accept, cluster_token, connect
+from octavo.interface.engine_config import EngineConfig
+from octavo.system.channel import Channel, Kind
+from octavo.system.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from octavo.layers.parallel import Group
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+_SILENT_SECONDS = 6.0  # without a beat, after which a node is lost
+_CONNECT_SECONDS = 600.0  # that a node waits for node 0
+_MOST_HANDSHAKES = 16  # at the same time
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """A hash of what all nodes must have alike: everything but where files are."""
+    data = asdict(config)
+    del data["parallel"]["node_rank"], data["parallel"]["master_addr"], data["parallel"]["master_port"]
+    for model in (data["model"], data["speculative"]["draft"] or {}):
+        for name in ("model", "files", "generation_config"):
+            model.pop(name, None)
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
+
+
+@dataclass
+class NodeRank:
+    """One of them, see `octavo.executor.ranks.Rank`."""
+
+    number: int
+    channel: Channel
+    tensors: Channel
+    beats: Channel
+    heartbeat: Heartbeat
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return f"rank {self.number} (node {self.number})"
+
+    def ended(self) -> tuple[int, str] | None:
+        """See `Rank`. Reads its beats."""
+        try:
+            for _, payload in self.beats.receive():
+                self.heartbeat.beat()
+                self.heartbeat.progress(int.from_bytes(payload[:8], "little"))
+                if len(payload) > 8:
+                    return 0, payload[8:].decode(errors="replace")
+        except EOFError:
+            return 1, f"{self.name} has closed its connection"
+        silent = self.heartbeat.seconds_since_beat()
+        return (0, f"{self.name} has been silent for {silent:.0f} s") if silent > _SILENT_SECONDS else None
+
+    def end(self) -> None:
+        """Close its connections: then it ends."""
+        for channel in (self.channel, self.tensors, self.beats):
+            channel.close()
+
+    close = end
+
+
+class NodeRanks(Ranks):
+    """The ranks on other nodes. Listens at the configured address until all have come."""
+
+    def __init__(self, config: EngineConfig, heartbeats: int | None = None) -> None:
+        """``heartbeats``: see `RankProcesses`. Raises ConfigError where the token is missing or the port is taken."""
+        super().__init__(config.parallel.world_size)
+        self._token, self._fingerprint = cluster_token(), fingerprint(config)
+        self._address = config.parallel.master_addr, config.parallel.master_port
+        self._joined: dict[tuple[int, str], SignedChannel] = {}
+        self._has_said: set[int] = set()  # ranks whose configuration is as here
+        self._handshakes: SimpleQueue[Greeted | None] = SimpleQueue()
+        if heartbeats is None:
+            with tempfile.TemporaryFile() as file:
+                Heartbeat(file.fileno(), create=True)
+                self._pages = self._heartbeats(file.fileno())
+        else:
+            self._pages = self._heartbeats(heartbeats)
+        try:
+            self._listener = socket.create_server(self._address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._address[0]}:{self._address[1]} ({error.strerror or error}); choose another "
+                "master_port, and as master_addr an address of this machine"
+            ) from None
+        self._start_thread()
+
+    def _heartbeats(self, descriptor: int) -> list[Heartbeat]:
+        return [Heartbeat(descriptor, create=False, rank=rank) for rank in range(1, self.size)]
+
+    def _start(self) -> None:
+        logger.info("waiting for %d other nodes at %s:%d", self.size - 1, *self._address)
+        self._listener.settimeout(WATCH_SECONDS)
+        running, told = 0, 0
+        with self._listener:
+            while len(self._has_said) < self.size - 1:
+                try:
+                    sock, _ = self._listener.accept()
+                except TimeoutError:
+                    pass
+                else:
+                    if running < _MOST_HANDSHAKES:
+                        running += 1
+                        threading.Thread(target=self._shake_hands, args=(sock,), daemon=True).start()
+                    else:
+                        sock.close()
+                for greeted in self._finished():
+                    running -= 1
+                    if greeted is not None:
+                        self._joined[greeted.rank, greeted.role] = greeted.channel
+                self._read_joined()
+                if len(self._has_said) > told:
+                    told = len(self._has_said)
+                    logger.info("%d of %d other nodes have come", told, self.size - 1)
+        for rank, page in zip(range(1, self.size), self._pages, strict=True):
+            page.beat()
+            control, tensors, beats = (self._joined[rank, role] for role in ROLES)
+            self._ranks.append(NodeRank(rank, control, tensors, beats, page))
+            control.send(Kind.JOIN, b"")
+
+    def _shake_hands(self, sock: socket.socket) -> None:
+        wanted = {(rank, role) for rank in range(1, self.size) for role in ROLES} - set(self._joined)
+        self._handshakes.put(accept(sock, self._token, wanted))
+
+    def _finished(self) -> Iterator[Greeted | None]:
+        while True:
+            try:
+                yield self._handshakes.get_nowait()
+            except Empty:
+                return
+
+    def _read_joined(self) -> None:
+        """Hear which nodes are configured as this one, and forget those that have gone."""
+        for (rank, role), channel in list(self._joined.items()):
+            try:
+                for kind, payload in channel.receive():
+                    if kind is Kind.JOIN and payload.decode() == self._fingerprint:
+                        self._has_said.add(rank)
+                    elif kind is Kind.JOIN:
+                        logger.error("rank %d has another configuration, and was refused", rank)
+                        channel.send(Kind.FAILED, b"")
+                        channel.flush(1.0)
+                        raise EOFError
+            except EOFError:
+                for other in ROLES:
+                    if (gone := self._joined.pop((rank, other), None)) is not None:
+                        gone.close()
+                self._has_said.discard(rank)
+                del role
+
+    def open_group(self, config: EngineConfig) -> Group:
+        """See `Ranks`."""
+        from octavo.executor.channel_group import ChannelGroup
+
+        channels = [self._joined[rank, "tensors"] for rank in range(1, self.size)]
+        return ChannelGroup(channels, 0, self.size, config.parallel.distributed_timeout_seconds)
+
+
+def run_headless(config: EngineConfig) -> None:
+    """Be a rank of node 0's engine until that ends. Raises OctavoError."""
+    from octavo.executor.channel_group import ChannelGroup
+    from octavo.executor.worker_proc import Inbox, run
+    from octavo.layers.parallel import TensorParallel
+    from octavo.system.torch_import import import_torch
+    from octavo.worker.shared_masks import FollowingGrammars
+
+    parallel, token = config.parallel, cluster_token()
+    rank, address = parallel.node_rank, (parallel.master_addr, parallel.master_port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    control = _connect(address, token, rank, "control", _CONNECT_SECONDS)
+    tensors, beats = (_connect(address, token, rank, role, 10.0) for role in ROLES[1:])
+    inbox = Inbox(control)
+    control.send(Kind.JOIN, fingerprint(config).encode())
+    import_torch()
+    from octavo.worker.worker import Worker
+
+    with tempfile.TemporaryFile() as file:
+        heartbeat = Heartbeat(file.fileno(), create=True)
+    try:
+        inbox.wait_for_group()
+        args = (beats, heartbeat)
+        threading.Thread(target=_beat_forever, args=args, name="heartbeat", daemon=True).start()
+        group = ChannelGroup([tensors], rank, parallel.world_size, parallel.distributed_timeout_seconds)
+        worker = Worker(
+            config,
+            tp=TensorParallel(rank, parallel.world_size, group),
+            agree=group.smallest,
+            make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
+        )
+        logger.info("rank %d is ready", rank)
+        control.send(Kind.READY, b"")
+        run(worker, group, control, inbox, heartbeat)
+    except (EOFError, RuntimeError) as error:
+        heartbeat.fail(f"rank {rank} (node {rank}) failed: {error}")
+        time.sleep(2 * BEAT_SECONDS)  # for the last beat, which tells why
+        raise OctavoError(f"the engine of node 0 has ended: {error}") from error
+    except OctavoError as error:
+        heartbeat.fail(f"rank {rank} (node {rank}): {error}")
+        time.sleep(2 * BEAT_SECONDS)
+        raise
+
+
+def _connect(address: tuple[str, int], token: bytes, rank: int, role: str, seconds: float) -> SignedChannel:
+    try:
+        return connect(address, token, rank, role, seconds)
+    except ConnectionError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _beat_forever(beats: SignedChannel, heartbeat: Heartbeat) -> None:
+    while True:
+        heartbeat.beat()
+        beats.send(Kind.BEAT, heartbeat.num_steps.to_bytes(8, "little") + heartbeat.failure.encode())
+        time.sleep(BEAT_SECONDS)

@@ -1,0 +1,259 @@
+"""Engines over several nodes: who may take part, what goes over the wires, and that they end as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from support.serving import Engine, free_port, tiny_model
+
+from octavo.executor.channel_group import ChannelGroup
+from octavo.executor.signed_channel import Greeted, RefusedError, SignedChannel, accept, connect
+from octavo.layers.parallel import sum_in_order
+from octavo.system.channel import Kind
+
+TOKEN = b"a secret"
+WANTED = {(rank, role) for rank in (1, 2) for role in ("control", "tensors", "beats")}
+
+
+class Listener:
+    """Node 0's side of one handshake after another."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = self.socket.getsockname()
+        self.greeted: list[Greeted | None] = []
+
+    def take(self, token: bytes = TOKEN) -> threading.Thread:
+        def run() -> None:
+            self.greeted.append(accept(self.socket.accept()[0], token, WANTED))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def pair(self, rank: int = 1, role: str = "tensors") -> tuple[SignedChannel, SignedChannel]:
+        thread = self.take()
+        client = connect(self.address, TOKEN, rank, role, 5)
+        thread.join()
+        greeted = self.greeted[-1]
+        assert greeted is not None and (greeted.rank, greeted.role) == (rank, role)
+        return greeted.channel, client
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+def received(channel: SignedChannel) -> list[tuple[Kind, bytearray]]:
+    channel.wait(5)
+    return list(channel.receive())
+
+
+def test_both_directions_carry_frames(listener: Listener) -> None:
+    server, client = listener.pair()
+    for number in range(3):
+        server.send(Kind.STEP, bytes([number]) * 100_000)
+        client.send(Kind.SUM, b"")
+        server.flush(5)
+        frames: list[tuple[Kind, bytearray]] = []
+        while not frames:
+            frames = received(client)
+        assert frames == [(Kind.STEP, bytearray([number]) * 100_000)] and received(server) == [(Kind.SUM, bytearray())]
+
+
+def test_a_wrong_token_is_refused_on_both_sides(listener: Listener) -> None:
+    thread = listener.take()
+    with pytest.raises(RefusedError, match="another OCTAVO_CLUSTER_TOKEN"):
+        connect(listener.address, b"wrong", 1, "control", 5)
+    thread.join()
+    assert listener.greeted == [None]
+    thread = listener.take(b"of another node 0")
+    with pytest.raises(RefusedError):
+        connect(listener.address, TOKEN, 1, "control", 5)
+    thread.join()
+
+
+def test_a_rank_that_is_not_expected_is_not_taken(listener: Listener) -> None:
+    thread = listener.take()
+    with pytest.raises(ConnectionError, match="rank 3"):
+        connect(listener.address, TOKEN, 3, "control", 0)
+    thread.join()
+    assert listener.greeted == [None]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, b"octavo-1" + bytes(37) + b"x" * 64])
+def test_a_port_scan_is_harmless(sent: bytes, listener: Listener) -> None:
+    thread = listener.take()
+    with socket.create_connection(listener.address) as scanner:
+        scanner.sendall(sent)
+        with contextlib.suppress(OSError):  # it has been closed already
+            scanner.shutdown(socket.SHUT_WR)
+        thread.join(10)
+    assert listener.greeted == [None]
+
+
+class Recorder:
+    """Between a node and node 0: hands on and keeps what the node sends."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.sent = b""
+        self._address = address
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        node = self.listener.accept()[0]
+        self.upstream = socket.create_connection(self._address)
+        threading.Thread(target=self._copy, args=(self.upstream, node), daemon=True).start()
+        while data := node.recv(65536):
+            self.sent += data
+            self.upstream.sendall(data)
+
+    @staticmethod
+    def _copy(source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(65536):
+            target.sendall(data)
+
+
+def test_what_was_recorded_is_refused(listener: Listener) -> None:
+    """A frame that comes again, and a whole connection."""
+    recorder = Recorder(listener.address)
+    thread = listener.take()
+    client = connect(recorder.listener.getsockname(), TOKEN, 1, "control", 5)
+    thread.join()
+    handshake = len(recorder.sent)
+    client.send(Kind.SUM, b"1")
+    greeted = listener.greeted[-1]
+    assert greeted is not None and received(greeted.channel) == [(Kind.SUM, b"1")]
+    recorder.upstream.sendall(recorder.sent[handshake:])
+    with pytest.raises(EOFError, match="not authentic"):
+        received(greeted.channel)
+    thread = listener.take()
+    with socket.create_connection(listener.address) as again:
+        again.sendall(recorder.sent)
+        thread.join(10)
+    assert listener.greeted[-1] is None
+
+
+@pytest.mark.parametrize("wrong", ["changed", "longer", "huge"])
+def test_a_frame_that_was_not_sent_so_is_refused(wrong: str, listener: Listener) -> None:
+    server, client = listener.pair()
+    client._push = lambda: None  # type: ignore[method-assign]
+    client.send(Kind.SUM, b"12345678")
+    data = bytearray(client._unsent)
+    if wrong == "changed":
+        data[7] ^= 1
+    elif wrong == "longer":
+        data[0] -= 1
+    else:
+        data[3] = 0x7F
+    client._socket.sendall(data)
+    with pytest.raises(EOFError, match="too large" if wrong == "huge" else "not authentic"):
+        received(server)
+
+
+def test_ranks_add_up_in_order(listener: Listener) -> None:
+    pairs = [listener.pair(rank) for rank in (1, 2)]
+    groups = [ChannelGroup([server for server, _ in pairs], 0, 3, 10)]
+    groups += [ChannelGroup([client], rank, 3, 10) for rank, (_, client) in enumerate(pairs, 1)]
+    torch.manual_seed(0)
+    values = [torch.randn(5, 300).to(torch.bfloat16) * 10**rank for rank in range(3)]
+    expected, results = sum_in_order(values), [value.clone() for value in values]
+    smallest: list[list[int]] = []
+
+    def run(rank: int) -> None:
+        groups[rank].all_reduce(results[rank])
+        smallest.append(groups[rank].smallest([rank + 5, 9 - rank]))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert all(result.equal(expected) for result in results) and smallest == [[5, 7]] * 3
+    pairs[1][1].close()
+    groups[1]._send(results[1].view(-1).view(torch.uint8).numpy().tobytes())
+    with pytest.raises(RuntimeError, match="rank 2"):
+        groups[0].all_reduce(results[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_two_nodes_serve_and_end_together(victim: int, tmp_path: Path) -> None:
+    """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another
+    token, and one that has other flags."""
+    port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
+    shared = ["-tp", "2", "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
+    command = [
+        sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(tmp_path / "other")), "--load-format", "dummy",
+        *shared, "--node-rank", "1", "--headless",
+    ]  # fmt: skip
+
+    def node(*flags: str, token: str = "secret") -> subprocess.Popen[str]:
+        own = {**os.environ, **env, "OCTAVO_CLUSTER_TOKEN": token}
+        return subprocess.Popen([*command, *flags], env=own, stderr=subprocess.PIPE, text=True)
+
+    engine = Engine(tmp_path, *shared, env=env)
+    nodes: list[subprocess.Popen[str]] = []
+
+    def other_nodes() -> None:
+        wait_for(port)
+        for name in ("readyz", "health"):
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(f"http://127.0.0.1:{engine.management_port}/{name}")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        for wrong, says in ((node(token="other"), "another OCTAVO_CLUSTER_TOKEN"), (node("--seed", "3"), "same model")):
+            assert wrong.wait(60) == 1 and wrong.stderr is not None
+            last = wrong.stderr.read().splitlines()[-1]
+            assert last.startswith("octavo: error: ") and says in last
+        nodes.append(node())
+
+    thread = threading.Thread(target=other_nodes)
+    thread.start()
+    try:
+        with engine:
+            thread.join()
+            assert engine.complete("hello") == 200
+            time.sleep(1)  # a rank tells twice a second how far it is
+            metrics = urllib.request.urlopen(f"http://{engine.metrics_address}/metrics").read().decode()
+            assert re.search(r'octavo:rank_steps_total\{[^}]*rank="1"\} [1-9]', metrics)
+            crowd = engine.crowd(2, 1000)
+            time.sleep(0.5)
+            started = time.monotonic()
+            os.kill((engine.core_pid, nodes[0].pid)[victim], signal.SIGKILL)
+            assert engine.process.wait(10) == 1
+            assert nodes[0].wait(10) == (1, -signal.SIGKILL)[victim]
+            assert time.monotonic() - started < 10
+            for request in crowd:
+                request.join(5)
+                assert not request.is_alive()
+            assert victim == 0 or "rank 1 (node 1) has closed its connection" in engine.log
+    finally:
+        for process in nodes:
+            process.kill()
+
+
+def wait_for(port: int) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.2", port)).close()
+            return
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.1)
