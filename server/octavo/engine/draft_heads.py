@@ -109,7 +109,7 @@ def _medusa_heads(config: dict[str, Any], shapes: Shapes, files: ModelFiles, tar
             raise _error(files, f"its {key} is {stated}, {target.model} has {size}")
     for key in ("num_heads", "medusa_num_heads"):
         fields.integer(key, 1, MAX_HEADS, optional=True)
-    stated = config.get("num_heads", config.get("medusa_num_heads", 5))
+    stated = config.get("num_heads") or config.get("medusa_num_heads") or 5
     heads = [shape for name, shape in found.items() if re.fullmatch(r"lm_heads\.\d+\.weight", name)]
     num_heads = 1 + max((head for head, _ in blocks), default=stated - 1)
     if len(heads) not in (0, 1, num_heads):
@@ -134,7 +134,7 @@ def _common_form(method: str, config: dict[str, Any], files: ModelFiles) -> dict
             raise _error(files, f"its config.json says speculators_model_type {kind!r}, not {method}")
         inner = config.get("transformer_layer_config")
         inner = inner if isinstance(inner, dict) else {}
-        layer = inner.get("model_type", "llama")
+        layer = str(inner.get("model_type", "llama"))
         if layer not in _BY_TYPE:
             raise _error(files, f"layers of type {layer!r} are not supported; those that are: {', '.join(_BY_TYPE)}")
         outer = {key: value for key, value in config.items() if key != "transformer_layer_config"}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tempfile
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.draft_heads import MIDDLE, Head, MedusaHeads, with_head
+from support.examples import examples_of
 from support.family_cases import FAMILY_CASES
 from support.overlapped import PARAMS, prompts_of, tiny
 from support.speculation import all_of
@@ -17,8 +24,11 @@ from support.tiny_models import FAMILIES, make_model
 from torch import Tensor
 
 from octavo import LLM, SamplingParams
+from octavo.engine.args import EngineArgs
+from octavo.errors import ConfigError, ModelError
 from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.models.eagle import Eagle3Model
+from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 
 METHODS: dict[str, Any] = {
@@ -174,6 +184,49 @@ def test_what_is_read_of_layers_is_what_transformers_gives_them(
         states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[:count]
     expected = torch.cat([state[0] for state in states], -1)
     assert (read[0] - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = [
+    "architectures", "speculators_model_type", "transformer_layer_config", "model", "eagle_config", "draft_vocab_size",
+    "eagle_aux_hidden_state_layer_ids", "target_hidden_size", "hidden_size", "vocab_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rope_scaling", "rope_theta", "norm_output", "fc_norm",
+    "logit_scale", "rms_norm_eps", "num_heads", "medusa_num_heads", "max_position_embeddings", "intermediate_size",
+]  # fmt: skip
+
+
+@settings(max_examples=examples_of(120), deadline=None)
+@given(st.sampled_from([*METHODS]), st.booleans(), st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=3))
+def test_whatever_a_config_says_there_is_a_model_or_a_line(
+    some_heads: dict[str, Path], method: str, stored: bool, changes: dict[str, Any]
+) -> None:
+    folder = some_heads[method]
+    stated = json.loads((folder / "config.json").read_text())
+    with tempfile.TemporaryDirectory() as made:
+        for file in folder.glob("*.safetensors"):
+            os.link(file, Path(made, file.name))
+        Path(made, "config.json").write_text(json.dumps(stated | changes))
+        args = EngineArgs(
+            model=str(some_heads["target"]), load_format="auto" if stored else "dummy", skip_tokenizer_init=True,
+            speculative_config={"method": method, "model": made, "num_speculative_tokens": 2},
+        )  # fmt: skip
+        try:
+            config = args.create_engine_config()
+            measure_built(replace(config, device="cpu"), 1)
+        except (ConfigError, ModelError) as error:
+            assert "\n" not in str(error)
+
+
+@pytest.fixture(scope="module")
+def some_heads(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoints: dict[str, Path]) -> dict[str, Path]:
+    model, folder = make_model(*FAMILIES["llama"]), tmp_path_factory.mktemp("heads")
+    for method, make in METHODS.items():
+        make(model).save(folder / method, "released")
+    return {"target": tiny_checkpoints["llama"], **{method: folder / method for method in METHODS}}
 
 
 @pytest.mark.model
