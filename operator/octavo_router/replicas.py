@@ -12,8 +12,9 @@ from typing import Any
 
 Replicas = dict[str, set[str]]  # by cluster: "ADDRESS:PORT"
 
-_SECONDS = 0.25  # between two readings, or longer:
-_SHARE = 20  # readings take no more than a twentieth of the time
+_SECONDS = 0.25  # between two readings while a pool has no replica, or something has just changed
+_SETTLED_SECONDS = 1.0  # otherwise: Envoy's own health checks are no more often, and it retries elsewhere
+_SHARE = 20  # in any case readings take no more than a twentieth of the time
 logger = logging.getLogger(__name__)
 
 
@@ -51,7 +52,7 @@ async def follow(port: int, on_change: Callable[[Replicas], None]) -> None:
     last: Replicas | None = None
     failing = False
     while True:
-        began = time.thread_time()
+        began, seconds = time.thread_time(), _SECONDS
         try:
             found = await asyncio.to_thread(read, admin)
             if failing:
@@ -60,8 +61,10 @@ async def follow(port: int, on_change: Callable[[Replicas], None]) -> None:
             if found != last:
                 on_change(found)
                 last = found
+            elif all(found.values()):
+                seconds = _SETTLED_SECONDS
         except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             if not failing:
                 logger.warning("Envoy does not tell its replicas: %s", error)
             failing = True
-        await asyncio.sleep(max(_SECONDS, _SHARE * (time.thread_time() - began)))
+        await asyncio.sleep(max(seconds, _SHARE * (time.thread_time() - began)))

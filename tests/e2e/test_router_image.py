@@ -53,7 +53,7 @@ def test_envoy_serves_in_a_restricted_pod(
         urllib.request.urlopen(f"http://{address}:{PORTS.port}/v1/completions", b'{"prompt": "anybody?"}', timeout=20)
     assert json.load(refused.value)["error"]["code"] == "service_unavailable"
     code = (
-        "import os, importlib.util as u, octavo_router.server\n"  # the picker
+        "import os, importlib.util as u, octavo_router.__main__\n"  # the picker
         "print(os.getuid(), u.find_spec('torch'), os.access('/opt', os.W_OK))"
     )
     assert cluster.kubectl("exec", "-n", namespace, "router", "--", "python", "-c", code) == f"{user} None False\n"
