@@ -66,7 +66,7 @@ class DequantizedLinearMethod(UnquantizedLinearMethod):
             yield from super().weight_slots(layer, part, shard)
             return
         rows = layer.weight[shard.offset : shard.offset + shard.num_rows]
-        yield from _slots(format_, part, shard, partial(_dequantize, rows))
+        yield from _slots(format_, part, shard, partial(_dequantize, rows, shard.columns), values=True)
         yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
 
 
@@ -83,12 +83,13 @@ class DequantizedDenseMethod(DenseLinearMethod):
         if format_ is None:
             yield from super().weight_slots(layer, part, shard)
             return
-        yield from _slots(format_, part, shard, partial(self._fill_with_values, shard))
+        yield from _slots(format_, part, shard, partial(self._fill_with_values, shard), values=True)
         yield from _bias_slots(super().weight_slots(layer, part, shard), layer, part, shard)
 
     def _fill_with_values(self, shard: Shard, weight: StoredWeight) -> None:
         dtype = self.types.held(None)
-        self.fill(shard, (weight.values(rows).to(dtype) for rows in row_pieces(weight.shape[0])))
+        pieces = (weight.values(rows)[:, shard.columns] for rows in row_pieces(weight.shape[0]))
+        self.fill(shard, (piece.to(dtype) for piece in pieces))
 
 
 class PackedLinearMethod(Int8LinearMethod):
@@ -160,15 +161,22 @@ def _is_same_order(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _slots(
-    format_: WeightFormat, part: int, shard: Shard, take: Callable[[StoredWeight], None], nbytes: int = 0
+    format_: WeightFormat,
+    part: int,
+    shard: Shard,
+    take: Callable[[StoredWeight], None],
+    nbytes: int = 0,
+    values: bool = False,
 ) -> Iterator[WeightSlot]:
     """Of one checkpoint module: read together, this rank's part of it given to ``take``; ``nbytes`` is what it keeps
-    beside the layer's parameters."""
+    beside the layer's parameters. ``values``: whole rows, of which it takes columns of the values, so that no group is
+    cut."""
 
     def load(sources: Mapping[str, WeightSource]) -> None:
         try:
             rows = shard.rows if shard.order is None else shard.order[shard.rows]
-            take(format_.read(sources, *shard.shape).take(rows, shard.columns))
+            columns = slice(0, shard.shape[1]) if values else shard.columns
+            take(format_.read(sources, *shard.shape).take(rows, columns))
         except ValueError as error:
             name = next(iter(sources.values())).name
             raise ModelError(f"tensor {name!r} and what belongs to it cannot be packed: {error}") from None
@@ -196,8 +204,12 @@ def _same_for_any_type(nbytes: int, qtype: str) -> int:
     return nbytes
 
 
-def _dequantize(target: Tensor, weight: StoredWeight) -> None:
-    weight.dequantize_into(target)
+def _dequantize(target: Tensor, columns: slice, weight: StoredWeight) -> None:
+    if columns == slice(0, weight.shape[1]):
+        weight.dequantize_into(target)
+        return
+    for rows in row_pieces(weight.shape[0]):
+        target[rows] = weight.values(rows)[:, columns].to(target.dtype).to(target.device)
 
 
 def _read_by_group(source: WeightSource) -> None:
