@@ -131,6 +131,8 @@ def test_embedding(dtype, device):
     """Exact rows; ids of padding rows are looked up within the table."""
     table, ids = randn(9, 1030, dtype=dtype, device=device), torch.tensor([8, 0, 3, 3, -7, 10**12], device=device)
     assert torch.equal(backend.embedding(ids, table), table[ids.clamp(0, 8)])
+    expected = reference.embedding(ids, table, 2)  # a rank's rows: of ids 2 to 10
+    assert torch.equal(backend.embedding(ids, table, 2), expected) and (expected == 0).all(dim=-1).any()
 
 
 def test_rows_of_a_wider_tensor(device):
