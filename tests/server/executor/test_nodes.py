@@ -13,14 +13,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.serving import Engine, free_port, tiny_model
 
+from octavo.engine.args import EngineArgs
 from octavo.executor.channel_group import ChannelGroup
+from octavo.executor.nodes import NodeRanks, fingerprint
 from octavo.executor.signed_channel import Greeted, RefusedError, SignedChannel, accept, connect
+from octavo.interface.engine_config import ParallelConfig
 from octavo.layers.parallel import sum_in_order
 from octavo.system.channel import Kind
 
@@ -191,6 +195,37 @@ def test_ranks_add_up_in_order(listener: Listener) -> None:
         groups[0].all_reduce(results[0])
 
 
+def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", TOKEN.decode())
+    args = EngineArgs(
+        str(tiny_model(tmp_path)), load_format="dummy", nnodes=2, tensor_parallel_size=2, master_port=free_port()
+    )
+    config = replace(args.create_engine_config(), parallel=ParallelConfig(3, nnodes=3, master_port=args.master_port))
+    found: list[NodeRanks] = []
+    waiting = threading.Thread(target=lambda: found.append(NodeRanks(config)))
+    waiting.start()
+
+    def join(rank: int, said: str) -> list[SignedChannel]:
+        address = "127.0.0.1", args.master_port
+        channels = [connect(address, TOKEN, rank, role, 10) for role in ("control", "tensors", "beats")]
+        channels[0].send(Kind.JOIN, said.encode())
+        return channels
+
+    nodes = [join(1, fingerprint(config)), join(2, "of another model")]
+    assert received(nodes[1][0]) == [(Kind.FAILED, bytearray())]
+    for channel in nodes[0]:
+        channel.close()
+    nodes.append(join(2, fingerprint(config)))
+    waiting.join(1)
+    assert waiting.is_alive()
+    last = join(1, fingerprint(config))
+    waiting.join(10)
+    assert received(last[0]) == [(Kind.JOIN, bytearray())]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", args.master_port))
+    found[0].close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_two_nodes_serve_and_end_together(victim: int, tmp_path: Path) -> None:
@@ -217,10 +252,13 @@ def test_two_nodes_serve_and_end_together(victim: int, tmp_path: Path) -> None:
                 urllib.request.urlopen(f"http://127.0.0.1:{engine.management_port}/{name}")
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
-        for wrong, says in ((node(token="other"), "another OCTAVO_CLUSTER_TOKEN"), (node("--seed", "3"), "same model")):
-            assert wrong.wait(60) == 1 and wrong.stderr is not None
-            last = wrong.stderr.read().splitlines()[-1]
-            assert last.startswith("octavo: error: ") and says in last
+        if victim == 0:
+            wrong, says = node("--seed", "3"), "the same model, flags and version"
+        else:
+            wrong, says = node(token="other"), "another OCTAVO_CLUSTER_TOKEN"
+        assert wrong.wait(60) == 1 and wrong.stderr is not None
+        last = wrong.stderr.read().splitlines()[-1]
+        assert last.startswith("octavo: error: ") and says in last
         nodes.append(node())
 
     thread = threading.Thread(target=other_nodes)

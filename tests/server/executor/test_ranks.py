@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import deque
@@ -116,6 +117,19 @@ def test_a_rank_that_is_lost_ends_the_server(victim: int, number: signal.Signals
         assert engine.process.wait(20) == 1 and time.monotonic() - started < 12
         assert are_gone([core, rank])
         assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
+
+
+@pytest.mark.slow
+def test_a_drain_answers_what_has_begun_and_leaves_no_rank(tmp_path: Path) -> None:
+    with Engine(tmp_path, "-tp", "2") as engine:
+        pids, statuses = [engine.core_pid, *rank_pids(engine.core_pid)], list[int]()
+        client = threading.Thread(target=lambda: statuses.append(engine.complete("hello", 200)))
+        client.start()
+        time.sleep(0.5)
+        engine.process.terminate()
+        client.join(60)
+        assert statuses == [200] and engine.process.wait(20) == 0
+        assert are_gone(pids)
 
 
 @pytest.mark.slow
