@@ -98,6 +98,7 @@ class Head:
             }
         plain = "Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM"
         if form == "speculators":
+            del fields["max_position_embeddings"]  # as if it were what transformers takes for granted
             fields["model_type"] = "qwen3" if self.qk_norm else "llama"
             config = {"speculators_model_type": self.method, "transformer_layer_config": fields, **own}
             config |= {"architectures": ["Eagle3DraftModel"], "speculators_config": {"algorithm": self.method}}

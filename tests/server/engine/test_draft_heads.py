@@ -230,6 +230,7 @@ def some_heads(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoints: dict[
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_heads_beside_packed_weights_and_grammars(tmp_path: Path) -> None:
     """Embedding and head are the packed model's; grammars see guesses, too."""
     sizes: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": 512, "num_gpu_blocks_override": 256}
