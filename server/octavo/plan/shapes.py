@@ -120,7 +120,7 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
         if family.head_norms(hf, layer):
             norms += 2 * size
         if family.whole_norms:
-            norms += heads * size + local * size
+            norms += (model.num_heads + kv_heads) * size  # on every rank
         if family.sinks:
             found.floats += heads
         _add_mlp(found, family, hf, hidden, layer, ranks)
