@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.family_cases import FAMILY_CASES
 from support.overlapped import PARAMS, prompts_of, tiny
+from support.quantized_files import fp8, quantize_checkpoint
 from support.speculation import all_of
 from support.tiny_models import make_model
 from torch import Tensor
@@ -128,6 +129,31 @@ def test_it_guesses_as_described_and_changes_nothing(
     for tokens, guessed in made:
         assert guessed == oracle.guesses(tokens, len(guessed))
     assert any(len(guessed) == k for _, guessed in made)
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["eh_proj plain", "all"])
+def test_a_layer_in_fp8_blocks_guesses_as_its_values_do(joined: bool, tmp_path: Path) -> None:
+    """As DeepSeek V3 is released, with ``eh_proj`` in its own type, and wholly quantized."""
+    checkpoint("deepseek-v3", tmp_path / "plain")
+    write = fp8("block", (16, 16), "weight_scale_inv")
+    description = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
+    writers: dict[str, Any] = {"_proj": write} if joined else {"eh_proj": None, "_proj": write}
+    folder = quantize_checkpoint(tmp_path / "plain", tmp_path / "fp8", writers, description)
+    prompts, params = prompts_of("fp8", 3), SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+    seen = []
+    for path in (folder, folder / "values"):
+        llm = tiny(path, quantization="none", speculative_config={"method": "mtp", "num_speculative_tokens": 2})
+        scheduler = llm.engine.scheduler
+        assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
+        scheduler._drafts._lengths = None
+        outputs = all_of(llm.generate(prompts, params, use_tqdm=False))
+        counted = llm.totals.spec_decode
+        seen.append((outputs, counted.num_draft_tokens, counted.num_accepted_tokens))
+    assert seen[0] == seen[1] and seen[0][1] > 20
+    if joined:  # as it is served by default, in codes of 8 bits
+        packed, plain = (tiny(folder, speculative_config={"method": method}) for method in ("mtp", "none"))
+        expected = all_of(plain.generate(prompts, params, use_tqdm=False))
+        assert all_of(packed.generate(prompts, params, use_tqdm=False)) == expected
 
 
 def test_what_has_no_such_layer_is_refused(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
