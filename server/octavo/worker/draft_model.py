@@ -67,6 +67,7 @@ class DraftModel:
         self._max_rows, self._window = max_rows, window
         self._max_len = model.config.max_model_len
         self._before = self._main.num_computed.copy()
+        self._ahead: set[int] = set()  # rows that it may have read further than the first model has
         self._failed = False
 
     @property
@@ -76,7 +77,8 @@ class DraftModel:
 
     def begin_step(self) -> None:
         """The rows are as they are before a step."""
-        np.copyto(self._before, self._main.num_computed)
+        if self._window is not None:
+            np.copyto(self._before, self._main.num_computed)
 
     def add(self, row: int) -> None:
         """A row has a new sequence: what was found of it in blocks was read by this model too, as far as is known."""
@@ -85,8 +87,10 @@ class DraftModel:
     def propose(self, rows: np.ndarray, wanted: dict[str, int]) -> dict[str, list[int]]:
         """Up to ``wanted`` tokens to follow each of these sequences (0: it reads only), after a step in which the
         sequences ``rows`` int64 [S] got tokens. Never raises: nothing is guessed where it fails."""
-        computed, read = self._main.num_computed, self._batch.num_computed
-        read[rows] = np.minimum(read[rows], computed[rows])  # what it has read beyond was its own guesses
+        if self._ahead:  # it has read guesses of its own
+            computed, read = self._main.num_computed, self._batch.num_computed
+            read[rows] = np.minimum(read[rows], computed[rows])
+            self._ahead.difference_update(rows.tolist())
         try:
             return self._propose(wanted) if wanted else {}
         except Exception:
@@ -98,6 +102,7 @@ class DraftModel:
     def _propose(self, wanted: dict[str, int]) -> dict[str, list[int]]:
         main, read = self._main, self._batch.num_computed
         rows = np.array([main.row_of[req_id] for req_id in wanted], dtype=np.int64)
+        self._ahead.update(rows.tolist())
         known = main.num_computed[rows] + 1
         # What is guessed last is not read, and all else must have a place.
         room = main.num_blocks[rows] * main.block_size - known + 1
