@@ -52,7 +52,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("serve --gpu-memory-utilization 90", "got 90", "at most 1"),
     ("serve --enable-lora", "--enable-lora is not supported yet", "leave it out"),
     ("serve --speculative-config {}", "speculative_config", "there are none, ngram, suffix"),
-    ("serve -tp 2", "2 is not supported yet", "give 1"),
+    ("serve -pp 2", "2 is not supported yet", "give 1"),
     ("serve --config missing.yaml", "missing.yaml", "give the path of a YAML file"),
     ("serve --config bad.yaml", "bad.yaml", "a flag a line"),
     ("serve --config typo.yaml", "max_modle_len", "did you mean max-model-len?"),
@@ -119,7 +119,7 @@ def test_a_mistake_is_told_at_once(
 
 def test_a_mistake_takes_half_a_second_of_the_processor(desk: Path) -> None:
     """Each kind from the start of its process: names, paths, flags, a server that is not there."""
-    for command in ("run smollm2", "serve ./empt", "serve -tp 2", "chat --url http://127.0.0.1:9/v1 -q hello"):
+    for command in ("run smollm2", "serve ./empt", "serve -pp 2", "chat --url http://127.0.0.1:9/v1 -q hello"):
         spent = []
         while not spent or (spent[-1] > 0.5 and len(spent) < 5):  # other programs make it more, never less
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
