@@ -231,11 +231,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _schedule(self, failing: bool = False, nan_row: int | None = None, which: int = 1) -> bool:
         decoding = [r for r in self.scheduler.running.values() if self._wants_to_decode(r)]
         prompt_tokens_left = {r.req_id: r.num_prompt_tokens - r.num_computed_tokens for r in self._requests()}
+        past_prompts = (r for i, r in self.scheduler.running.items() if i not in self.scheduler._prefilling)
+        waiting = self.waits and any(r.num_output_placeholders for r in past_prompts)
         step = self.scheduler.schedule(now=1.0)
         assert self.scheduler.num_in_flight == len(self.results) + bool(step.num_scheduled_tokens)
         if not step.num_scheduled_tokens:
             return False
-        self._check_step(step, decoding, prompt_tokens_left)
+        self._check_step(step, decoding, prompt_tokens_left, waiting)
         if self.drafts is not None:
             total = step.total_num_scheduled_tokens
             self.drafts.observe_step(total, 1.0 + which % 7 * total, alone=which % 2 == 0)
@@ -264,7 +266,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             and request.pooling is None
         )
 
-    def _check_step(self, step: SchedulerOutput, decoding: list[Request], prompt_tokens_left: dict[str, int]) -> None:
+    def _check_step(
+        self, step: SchedulerOutput, decoding: list[Request], prompt_tokens_left: dict[str, int], waiting: bool
+    ) -> None:
         given = step.num_scheduled_tokens
         total = sum(given.values())
         assert total == step.total_num_scheduled_tokens <= self.config.max_num_batched_tokens
@@ -278,11 +282,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 left = self.scheduler.requests[req_id].num_prompt_tokens - hits[req_id]
             num_prompt += max(0, min(left, num_tokens))
         assert step.num_prompt_tokens == num_prompt
-        running = [r for r in decoding if r.status is RequestStatus.RUNNING]
-        left_out = [r for r in running if r.req_id not in given]
-        if self.waits and left_out == running and any(r.num_output_placeholders for r in running):
-            return  # all of them wait
-        if left_out:
+        left_out = [r for r in decoding if r.status is RequestStatus.RUNNING and r.req_id not in given]
+        if left_out and not waiting:
             assert total == self.config.max_num_batched_tokens, f"{left_out} wait although there is budget"
             assert given.keys() <= {r.req_id for r in decoding}, f"{left_out} wait behind a prompt"
             assert not step.scheduled_spec_decode_tokens, f"{left_out} wait behind others' drafts"
