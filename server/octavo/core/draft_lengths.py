@@ -23,6 +23,7 @@ FIRST_ACCEPTANCE = 0.97  # before any guess: the first few show what it is
 NO_EVIDENCE = 0  # of guesses of which nothing more is known than who made them
 EVIDENCE_ACCEPTANCE, EVIDENCE_WEIGHT = 0.5, 2.0  # before any guess on such evidence, and guesses that this counts for
 MOST_CHANCE = 0.99
+LONGEST_REST = 7
 _PRIOR_SHARE = 0.03  # of one token in a step of one, before steps of several sizes have run: low, so that they do
 _PRIOR_VARIANCE = 0.25  # of sizes, in tokens squared: so much does that count
 _SIZE_STEPS, _SIZE_PRIOR = 64, 16.0  # as many of the last steps of a size say how it differs; steps the line counts for
@@ -114,6 +115,8 @@ class _Sequence:
     right: float = 0.0  # guessed tokens; old ones fade
     expected: float = 0.0  # of those that were tried, to be right
     evidence: Sequence[int] = ()  # of the tokens that were guessed last
+    rest: int = 0  # steps in which it is not asked for next,
+    rests: int = 0  # and those of them that are left
     skipped: int = 0  # steps since a guess was asked for
     probe: int = FIRST_PROBE
 
@@ -170,6 +173,17 @@ class DraftLengths:
         """Whether one more guess would be worth what it takes if it were right."""
         return self._seconds > self._tokens * self._each * MARGIN
 
+    def asks(self, req_id: str) -> bool:
+        """Whether a drafter is to be asked for a sequence. Under load, where only nearly certain guesses pay, asking in
+        vain is what they cost: it rests for up to `LONGEST_REST` steps then."""
+        if not self.can_pay:
+            return False
+        sequence = self._sequences.get(req_id)
+        if sequence is not None and sequence.rests > 0:
+            sequence.rests -= 1
+            return False
+        return True
+
     def pays(self, req_id: str) -> bool:
         """Whether a guess without evidence is worth what it takes, as far as is known."""
         if self.never_wrong:
@@ -190,6 +204,9 @@ class DraftLengths:
                 break
             tokens, seconds, length = tokens + gain, seconds + price, length + 1
             price = self._price(self._rows + length)
+        crowded = self._seconds < 2 * self._tokens * self._each * MARGIN  # only what is right every other time pays
+        sequence.rest = min(2 * sequence.rest + 1, LONGEST_REST) if crowded and length == 0 else 0
+        sequence.rests = sequence.rest
         if length == 0 and evidence and self.can_pay:
             sequence.skipped += 1
             sequence.fade()

@@ -138,7 +138,7 @@ class Drafts:
         if self._waits is not None:
             self._waits.ask()
         lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there
-        if lengths is not None and not lengths.can_pay:
+        if lengths is not None and not lengths.asks(req_id):
             return []
         try:
             if req_id not in self._started:

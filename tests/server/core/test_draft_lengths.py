@@ -106,6 +106,27 @@ def test_guesses_on_good_evidence_are_made_and_those_on_bad_evidence_are_not() -
     assert weighed(1, 1, [0.3] * 3, 0.15, 0.0, 4)[0] < speed, "which a third of all guesses, at random, would not be"
 
 
+def test_under_load_drafters_are_seldom_asked_in_vain() -> None:
+    """Of 15 users each guess has to be right three times in four."""
+    asked = []
+    for users, fixed, acceptance in ((15, 0.5, 0.3), (15, 0.5, 1.0), (1, 0.85, 0.3)):
+        lengths, rng, count = DraftLengths(), random.Random(1), 0
+        for _ in range(600):
+            lengths.begin_step(users)
+            rows = users
+            for i in map(str, range(users)):
+                if lengths.asks(i):
+                    count += 1
+                    k = lengths.choose(i, (1,))
+                    lengths.add(i, (1,) * k)
+                    rows += k
+                    if k:
+                        lengths.count(i, 1, int(rng.random() < acceptance))
+            lengths.times.observe(rows, fixed + (1 - fixed) / 15 * rows)
+        asked.append(count / users / 600)
+    assert asked[0] < 0.25 and asked[1] > 0.9 and asked[2] > 0.9
+
+
 def test_guesses_stop_under_load_and_come_back_after_it() -> None:
     lengths = DraftLengths()
     serve(lengths, 1, 0.8, 4, 4.0, 0.8)
