@@ -37,6 +37,7 @@ from octavo import LLM, SamplingParams
 from octavo.core.drafts import Drafts
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.core.scheduler import Scheduler
+from octavo.core.worker_drafts import WorkerDrafts
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
@@ -324,13 +325,17 @@ class Repeats:
         pass
 
 
-def drafts(gpu: PretendedGpu) -> dict[str, Any]:
-    """Guesses of every length, in batches of many sizes, beside prompts, and with sampling that is not captured: what
+def drafts(gpu: PretendedGpu, lengths: range = range(8), by_model: bool = False) -> dict[str, Any]:
+    """Guesses of such lengths, in batches of many sizes, beside prompts, and with sampling that is not captured: what
     was compiled for them, what steps of nothing but guesses launch beside graphs, and what they leave in memory."""
-    llm = engine(
-        QWEN3 | {"vocab_size": 4096}, max_model_len=2048, num_gpu_blocks_override=2000, max_num_seqs=48,
-        speculative_config=LOOKUP,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        small = QWEN3 | {"vocab_size": 4096}
+        Path(folder, "config.json").write_text(json.dumps(small | {"num_hidden_layers": 1}))
+        of_model = {"method": "draft_model", "model": folder, "num_speculative_tokens": 7}
+        llm = engine(
+            small, max_model_len=2048, num_gpu_blocks_override=2000, max_num_seqs=48,
+            speculative_config=of_model if by_model else LOOKUP,
+        )  # fmt: skip
     known, scheduler = set(gpu.kernels), llm.engine.scheduler
     assert isinstance(scheduler, Scheduler)
     gpu.strict = True
@@ -338,8 +343,8 @@ def drafts(gpu: PretendedGpu) -> dict[str, Any]:
     steps: dict[int, list[dict[str, int]]] = {}
     kept: list[int] = []
     plain = EngineCore.step
-    for k in range(8):
-        drafts = Drafts(Repeats(), k, 4096, overlap=True) if k else None
+    for k in lengths:
+        drafts = Drafts(WorkerDrafts() if by_model else Repeats(), k, 4096, overlap=True) if k else None
         scheduler._drafts = scheduler._results._drafts = drafts
         found += ask(llm, [20], max_tokens=30)  # histories and pinned memory have grown
         before = gpu.allocated
@@ -358,7 +363,7 @@ def drafts(gpu: PretendedGpu) -> dict[str, Any]:
         found += ask(llm, [7] * 20, max_tokens=5) + ask(llm, [7] * 60, max_tokens=5, logit_bias={3: 1.0})
         kept.append(gpu.allocated - before)
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
-    steady = [steps[k][8:-8] for k in range(8)]
+    steady = [steps[k][8:-8] for k in lengths]
     return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
 
 
@@ -463,6 +468,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "gpt-oss": gpt_oss,
     "latents": latents,
     "drafts": drafts,
+    "drafts of a model": lambda gpu: drafts(gpu, range(0, 8, 3), by_model=True),
     "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
     "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),
     "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),

@@ -22,6 +22,9 @@ def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
     return max(max_num_seqs, num_speculative_tokens + 1)
 
 
+ON_DEVICE = -1  # a draft that the device alone knows
+
+
 class Drafter(Protocol):
     """Guesses the tokens that come next. A wrong guess costs time, never a token."""
 
@@ -65,7 +68,8 @@ class Drafts:
         self._vocab_size = vocab_size
         self._lengths = lengths
         self._overlap = overlap
-        self._waits = DraftWaits() if overlap and lengths is not None else None
+        self._waits = DraftWaits() if overlap and lengths is not None and self._worker is None else None
+        self._ready: dict[str, int] = {}  # drafts on the device that the next step may verify
         self._started: set[str] = set()
         self._failed = False
         self._stats = SpecDecodeStats()
@@ -86,15 +90,26 @@ class Drafts:
 
     def can_verify(self, request: Request) -> bool:
         """Whether drafts of the sequence can be verified. All at once they cannot be where sampling looks at the tokens
-        before one, as penalties do, or waits for a grammar that follows them."""
-        return not self._overlap or not (request.grammar is not None or request.sampling_params.reads_tokens)
+        before one, as penalties do, or waits for a grammar that follows them; drafts on the device by what is captured
+        alone."""
+        if not self._overlap:
+            return True
+        if request.grammar is not None or request.sampling_params.reads_tokens:
+            return False
+        return self._worker is None or not request.sampling_params.edits_logits
 
     def observe_step(self, num_tokens: int, seconds: float, alone: bool = True) -> None:
         """A step of ``num_tokens``, none of a prompt, has taken ``seconds``; ``alone``: no other was in flight."""
         if self._waits is not None:
             self._waits.observe_step(num_tokens, seconds, alone)
-        if self._lengths is not None and alone:
+        if self._lengths is not None and (alone or self._waits is None):
             self._lengths.times.observe(num_tokens, seconds)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether drafts are made and verified on a device whose steps overlap: the scheduler knows their number alone,
+        and how many are right once the step is back."""
+        return self._overlap and self._worker is not None
 
     @property
     def num_lookahead(self) -> int:
@@ -109,7 +124,7 @@ class Drafts:
     def num_wanted(self, request: Request, most: int) -> int:
         """How many tokens a drafter in the worker is to guess after the step that is being scheduled."""
         most = min(most, self.num_speculative_tokens)
-        if most < 1:
+        if most < 1 or not self.can_verify(request):
             return 0
         if self._lengths is None:
             return most
@@ -119,6 +134,10 @@ class Drafts:
             length = most
         self._lengths.add(request.req_id, nothing[:length])
         return length
+
+    def set_ready(self, request: Request, count: int) -> None:
+        """``count`` drafts of the sequence will be on the device when the step that is being scheduled has run."""
+        self._ready[request.req_id] = count
 
     def reads(self, request: Request) -> bool:
         """Whether a drafter in the worker is to read a prompt: it will be asked to guess."""
@@ -132,6 +151,8 @@ class Drafts:
     def propose(self, request: Request, most: int) -> list[int]:
         """Drafts for a sequence whose tokens are all known, at most ``most``."""
         most = min(most, self.num_speculative_tokens)
+        if self.on_device:
+            return [ON_DEVICE] * min(most, self._ready.pop(request.req_id, 0))
         if most < 1 or not self.can_verify(request):
             return []
         req_id = request.req_id
@@ -178,8 +199,13 @@ class Drafts:
         stats, self._stats = self._stats, SpecDecodeStats()
         return stats
 
+    def drop(self, request: Request) -> None:
+        """The sequence has lost its place on the device."""
+        self._ready.pop(request.req_id, None)
+
     def forget(self, request: Request) -> None:
         """The sequence has ended."""
+        self._ready.pop(request.req_id, None)
         if self._lengths is not None:
             self._lengths.forget(request.req_id)
         if request.req_id not in self._started:

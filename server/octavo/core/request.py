@@ -48,8 +48,9 @@ class Request:
 
     - ``num_prompt_tokens``, ``num_tokens``, ``num_output_tokens``: what the scheduler knows.
     - ``num_output_placeholders``: sampled tokens known to the device alone, one for each step in flight that samples.
-    - ``num_drafts``: drafts that the step in flight verifies. No other is scheduled beside it: where it would begin is
-      known once that one is back. Counted as computed until then.
+    - ``num_drafts``: drafts that steps in flight verify, counted as computed until these are back. Unless the device
+      knows where the next step begins, none is scheduled before that.
+    - ``num_rejected``: drafts of all steps so far that were wrong.
     - ``num_computed_tokens``: keys and values written once every step scheduled so far has run.
     - ``num_confirmed_tokens``: those whose step has reported back. Only they reach the prefix cache.
     - ``num_kv_tokens``: keys and values found in shared blocks, never written again.
@@ -62,8 +63,9 @@ class Request:
     __slots__ = (
         "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "index", "max_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
-        "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "pooling", "req_id",
-        "request_id", "sampling_params", "scheduled_time", "status", "stop_reason", "stop_token_ids",
+        "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "num_rejected",
+        "pooling", "req_id", "request_id", "sampling_params", "scheduled_time", "status", "stop_reason",
+        "stop_token_ids",
     )  # fmt: skip
 
     def __init__(self, core_request: EngineCoreRequest, index: int = 0) -> None:
@@ -89,7 +91,7 @@ class Request:
         self.num_confirmed_tokens = 0
         self.num_kv_tokens = 0
         self.num_output_placeholders = 0
-        self.num_drafts = 0
+        self.num_drafts = self.num_rejected = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0  # since the last output
         self.num_prompt_logprobs = 0

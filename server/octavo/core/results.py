@@ -24,6 +24,7 @@ class ScheduledSequence:
     sampled: bool
     replaced: bool  # a block of it is replaced by a copy in this step
     drafts: list[int]  # the last ones of its tokens
+    rejected_before: int  # the request's num_rejected when the step was scheduled
 
 
 def make_output(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
@@ -67,6 +68,8 @@ class ResultProcessor:
                 results += self._take_error(request, output)
             if request.is_finished:
                 continue
+            # What was computed before this step is less by what steps in flight then have rejected since.
+            scheduled.computed_until -= request.num_rejected - scheduled.rejected_before
             if scheduled.drafts:
                 self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
@@ -94,7 +97,8 @@ class ResultProcessor:
         request = scheduled.request
         num_accepted = max(len(output.sampled_token_ids.get(request.req_id, [])) - 1, 0)
         num_rejected = len(scheduled.drafts) - num_accepted
-        request.num_drafts = 0
+        request.num_drafts -= len(scheduled.drafts)
+        request.num_rejected += num_rejected
         scheduled.computed_until -= num_rejected
         scheduled.num_tokens -= num_rejected
         if scheduled.epoch == request.epoch:

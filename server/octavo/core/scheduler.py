@@ -168,14 +168,15 @@ class Scheduler:
 
     def _num_schedulable(self, request: Request, budget: int) -> int:
         """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
-        num_known = len(request.all_token_ids) + request.num_output_placeholders
-        num_new = num_known - request.num_computed_tokens
-        if request.num_output_placeholders and (
-            request.num_drafts  # how many tokens are in flight is known once they are back
-            or num_known - request.num_prompt_tokens >= request.max_tokens  # those in flight already end it
-            or num_known >= self.config.max_model_len
-        ):
-            return 0
+        num_known = num_hoped = len(request.all_token_ids) + request.num_output_placeholders
+        if request.num_output_placeholders:
+            if request.num_drafts:
+                if self._drafts is None or not self._drafts.on_device:
+                    return 0  # how many tokens are in flight is known once they are back
+                num_hoped += request.num_drafts
+            if num_known - request.num_prompt_tokens >= request.max_tokens or num_hoped >= self.config.max_model_len:
+                return 0  # those in flight already end it
+        num_new = num_hoped - request.num_computed_tokens
         if request.grammar is not None and (request.num_output_placeholders or request.req_id in self.held):
             return 0  # which tokens may follow is known once the one in flight is
         threshold = self.config.long_prefill_token_threshold
@@ -238,17 +239,18 @@ class Scheduler:
         return _NOTHING if allocation is None else (drafts, allocation)
 
     def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
-        if self._drafts is None or num_new != 1 or request.num_output_placeholders or not request.num_output_tokens:
+        drafts, in_flight = self._drafts, request.num_output_placeholders
+        if drafts is None or num_new != 1 or not (drafts.on_device if in_flight else request.num_output_tokens):
             return _NO_DRAFTS
         threshold = self.config.long_prefill_token_threshold
         most = min(
             step.draft_budget,
             step.budget - num_new,
-            request.max_tokens - request.num_output_tokens - 1,  # the last token is not a draft
-            self.config.max_model_len - request.num_tokens - 1,
+            request.max_tokens - request.num_output_tokens - in_flight - 1,  # the last token is not a draft
+            self.config.max_model_len - request.num_tokens - in_flight - request.num_drafts - 1,
             threshold - 1 if threshold > 0 else step.draft_budget,
         )
-        return self._drafts.propose(request, most)
+        return drafts.propose(request, most)
 
     def _allocate(self, request: Request, num_new: int, hit: PrefixHit | None = None) -> Allocation | None:
         """Room for ``num_new`` tokens, and where there is any for what a drafter in the worker reads after them."""
@@ -276,12 +278,14 @@ class Scheduler:
             step.budget += scheduled.num_tokens
             victim.num_output_placeholders -= scheduled.sampled
             if step.drafts.pop(victim.req_id, None):
-                victim.num_drafts = 0
+                victim.num_drafts -= len(scheduled.drafts)
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
         del self.running[victim.req_id]
         self._prefilling.pop(victim.req_id, None)
         self._finished_req_ids.append(victim.req_id)
+        if self._drafts is not None:
+            self._drafts.drop(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self._release_blocks(victim)
@@ -378,21 +382,23 @@ class Scheduler:
         """Record ``num_new`` tokens of this step for the sequence, and ``drafts`` after them."""
         if allocation.copies:
             step.copies[request.req_id] = allocation.copies
+        num_known = len(request.all_token_ids) + request.num_output_placeholders + request.num_drafts
         if drafts:
             num_new += len(drafts)
             step.draft_budget -= len(drafts)
             step.drafts[request.req_id] = drafts
-            request.num_drafts = len(drafts)
+            request.num_drafts += len(drafts)
         step.budget -= num_new
         until = request.num_computed_tokens + num_new
         request.num_computed_tokens = until
-        sampled = until >= len(request.all_token_ids) + request.num_output_placeholders
+        sampled = until >= num_known
         if sampled:
             request.num_output_placeholders += 1
             self._prefilling.pop(request.req_id, None)
         step.scheduled[request.req_id] = ScheduledSequence(
-            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks), drafts
-        )
+            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks), drafts,
+            request.num_rejected,
+        )  # fmt: skip
 
     def _finish_step(self, step: _Step) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))
@@ -424,21 +430,25 @@ class Scheduler:
         room, wanted, longest = self._draft_budget(drafts), dict[str, int](), self.config.long_prefill_token_threshold
         for req_id, scheduled in step.scheduled.items():
             request = scheduled.request
+            if drafts.on_device:
+                drafts.set_ready(request, 0)
             if request.pooling is not None:
                 continue
             if not scheduled.sampled:
                 if drafts.reads(request):
                     wanted[req_id] = 0
             elif room > 0:
+                in_flight, hoped = request.num_output_placeholders, request.num_drafts if drafts.on_device else 0
                 most = min(
                     room,
-                    request.max_tokens - request.num_output_tokens - 2,
-                    self.config.max_model_len - request.num_tokens - 2,
+                    request.max_tokens - request.num_output_tokens - in_flight - 1,
+                    self.config.max_model_len - request.num_tokens - in_flight - hoped - 1,
                     longest - 1 if longest > 0 else room,
                 )
                 count = drafts.num_wanted(request, most)
                 if count > 0:
                     wanted[req_id] = count
+                    drafts.set_ready(request, count)
                     room -= count
         return wanted
 

@@ -74,7 +74,7 @@ ENGINE_HELP = {
     "speculative_config": "Guess tokens and verify several in one step, which changes none, as a JSON object: "
     '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
     "text did where its last tokens stood before, "
-    '{"method": "suffix"} as recent answers did, too; models that guess do so on CPUs only (default: no speculation)',
+    '{"method": "suffix"} as recent answers did, too (default: no speculation)',
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
 }
 CHOICES = {

@@ -122,6 +122,12 @@ class SamplingParams:
         penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
         return bool(penalties or self.bad_words_token_ids)
 
+    @property
+    def edits_logits(self) -> bool:
+        """Whether sampling needs more than greedy, temperature, top-k, top-p and min-p, whatever came before."""
+        named = self.logit_bias or self.allowed_token_ids is not None
+        return bool(named or self.min_tokens or self.logprobs is not None or self.prompt_logprobs is not None)
+
     def verify(self, vocab_size: int, max_logprobs: int = 20) -> None:
         """Check what depends on the model: token ids below ``vocab_size``, and at most ``max_logprobs`` alternatives a
         token (-1: no limit). Raises ValueError."""

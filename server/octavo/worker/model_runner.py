@@ -108,6 +108,7 @@ class ModelRunner:
         self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray, states: StepStates | None
     ) -> None:
         """Have the drafter guess; the sequences ``rows`` got tokens."""
+        self.device_runner.guess(step)
         if self.drafter is None:
             return
         started = time.perf_counter()

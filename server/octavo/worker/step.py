@@ -114,6 +114,9 @@ class DeviceRunner(Protocol):
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """Draw a token for each sequence; its next step may be made before the token is read back."""
 
+    def guess(self, step: SchedulerOutput) -> None:
+        """Have a drafter on the device guess, once all of ``step`` is under way."""
+
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
         """Draw a token after each right draft, too. ``logits`` has the rows of ``drafts``; the next step of a sequence
         that has some may be made once its tokens are read back."""

@@ -30,7 +30,7 @@ def graph_bytes(config: EngineConfig) -> int:
     largest = _step(config, most, most)
     if prefills:
         largest = max(largest, _step(config, prefills[-1], 1))
-    return largest + step_sizes.result_bytes(config, sizes + drafts, prefills)
+    return largest + step_sizes.result_bytes(config, sizes + drafts, prefills, step_sizes.drafter_sizes(config, 8))
 
 
 def history_bytes(config: EngineConfig) -> int:

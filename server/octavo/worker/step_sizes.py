@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.core.drafts import num_sampled_rows
 from octavo.interface.engine_config import EngineConfig
 
@@ -47,20 +49,33 @@ def draft_sizes(config: EngineConfig, row_multiple: int) -> list[int]:
     return sorted({size for size in DRAFT_SIZES if size < largest and size % multiple == 0} | {largest})
 
 
+def drafter_sizes(config: EngineConfig, row_multiple: int) -> list[int]:
+    """Numbers of sequences that a drafter's steps are captured for, ascending; none without one."""
+    if not config.speculative.in_worker:
+        return []
+    multiple = row_multiple if config.model.dtype == "float32" else 1
+    largest = -(-config.scheduler.max_num_seqs // multiple) * multiple
+    return sorted({size for size in (1, *DRAFT_SIZES) if size < largest and size % multiple == 0} | {largest})
+
+
 def prefill_sizes(config: EngineConfig) -> list[int]:
     """Numbers of tokens that steps with prompts are captured for, ascending."""
     most = 0 if config.enforce_eager else config.scheduler.max_num_batched_tokens
     return [size for size in PREFILL_SIZES if size <= most]
 
 
-def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int]) -> int:
-    """What captured graphs of those sizes keep: the driver's part, and the results of each."""
+def result_bytes(
+    config: EngineConfig, sizes: list[int], prefills: list[int], drafter: Sequence[int] = ()
+) -> int:  # fmt: skip
+    """What captured graphs of those sizes keep: the driver's part, and the results of each. ``drafter``: sizes of a
+    drafter's."""
     model, hf = config.model, config.model.hf_config
     streams = hf.get("altup_num_inputs")  # which go on beside the active one and its norm
     deferred = model.hidden_size * (streams + 2 if streams else 1) + (hf.get("hidden_size_per_layer_input") or 0)
     deferred += model.num_heads * max(model.head_sizes)
     kept = sum(sizes) * (4 * model.hidden_size + 32) + sum(prefills) * 4 * deferred
-    return (3 * len(sizes) + len(prefills)) * GRAPH_BYTES + kept
+    kept += 4 * sum(drafter) * 16
+    return (3 * len(sizes) + len(prefills) + 4 * len(drafter)) * GRAPH_BYTES + kept
 
 
 def history_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:

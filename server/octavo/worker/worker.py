@@ -52,7 +52,14 @@ from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
 from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.step import DeviceRunner
-from octavo.worker.step_sizes import decode_sizes, draft_sizes, history_bytes, prefill_sizes, result_bytes
+from octavo.worker.step_sizes import (
+    decode_sizes,
+    draft_sizes,
+    drafter_sizes,
+    history_bytes,
+    prefill_sizes,
+    result_bytes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +131,7 @@ class Worker:
         if draft_model:
             draft_model.set_groups(layout.groups_of(range(num_layers, len(specs))))
             draft_bytes = draft_model.num_weight_bytes()
-        self.ledger = self._plan_memory(config, layout, draft_bytes)
+        self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
         shortened = self.ledger.shortened(own_len, config.cache)
@@ -141,7 +148,8 @@ class Worker:
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
-            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture)
+            parts = (draft_model, kv_cache.layers[num_layers:]) if isinstance(draft_model, CausalLM) else None
+            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, parts)
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
         runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
@@ -149,7 +157,7 @@ class Worker:
         if isinstance(draft_model, StateReader):
             draft_model.attach(self.model)
             drafter = PredictionDrafter(draft_model, requests, kv_cache.layers[num_layers:])
-        elif isinstance(draft_model, CausalLM):
+        elif isinstance(draft_model, CausalLM) and gpu_runner is None:
             windows = [group.window for group in layout.groups if group.window is not None]
             part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
             drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))
@@ -217,14 +225,20 @@ class Worker:
         warm_up(self.runner, self.config.scheduler)
         logger.info("warmed up in %.2f s", time.perf_counter() - started)
 
-    def _plan_memory(self, config: EngineConfig, layout: KVCacheLayout, drafter: int) -> MemoryLedger:
-        """``drafter``: bytes of the draft model's weights."""
-        weights, scheduler = self.model.num_weight_bytes() + drafter, config.scheduler
+    def _plan_memory(
+        self, config: EngineConfig, layout: KVCacheLayout, num_layers: int, drafter: object, draft_bytes: int
+    ) -> MemoryLedger:
+        """``num_layers``: of the model; ``draft_bytes``: of the draft model's weights."""
+        weights, scheduler = self.model.num_weight_bytes() + draft_bytes, config.scheduler
         if self.device.type == "cpu":
-            return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=drafter)
+            return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=draft_bytes)
         assert isinstance(self.model, CausalLM)
         dummy = DummySteps(self.model, layout, scheduler, self.device)
         peak = peak_of(dummy.run_largest, self.device)
+        guessing: DummySteps | None = None
+        if isinstance(drafter, CausalLM):
+            guessing = DummySteps(drafter, layout, scheduler, self.device, num_layers)
+            peak = max(peak, peak_of(guessing.run_largest, self.device))
         graphs = 0
         if self._captures:
             # Intermediate tensors of the largest step, which the others share; results of all; the driver's part.
@@ -233,13 +247,17 @@ class Worker:
             if drafts := draft_sizes(config, self.model.row_multiple):
                 most = config.speculative.num_speculative_tokens
                 graphs = max(graphs, peak_of(lambda: dummy.run_drafts(drafts[-1], most), self.device))
+            guesses = drafter_sizes(config, self.model.row_multiple)
+            if guessing:
+                graphs = max(graphs, peak_of(partial(guessing.run_drafts, 2 * guesses[-1], 1), self.device))
             if prefills:
                 graphs = max(graphs, peak_of(lambda: dummy.run_prefill(prefills[-1]), self.device))
-            graphs += result_bytes(config, sizes + drafts, prefills)
+            graphs += result_bytes(config, sizes + drafts, prefills, guesses)
         histories = history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         device = self._device_memory()
         device = replace(device, in_use=device.in_use - weights)  # which are loaded
-        return plan_memory(config, layout, weights, device, activations=peak, graphs=graphs, histories=histories)
+        ledger = plan_memory(config, layout, weights, device, activations=peak, graphs=graphs, histories=histories)
+        return replace(ledger, drafter=draft_bytes)
 
     def cut_drafts(self, step: SchedulerOutput) -> None:
         """See `SequenceGrammars.cut`; on rank 0, before any other has the step."""
@@ -259,9 +277,10 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
         fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
         default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
         config = replace(config, speculative=default)
-    if use_gpu_runner and config.speculative.in_worker:
+    method = config.speculative.method
+    if use_gpu_runner and config.speculative.in_worker and method != "draft_model":
         raise ConfigError(
-            f"speculative_config: method {config.speculative.method} works on CPUs only, for now; give ngram or "
-            "suffix, or take the CPU (device cpu)"
+            f"speculative_config: method {method} works on CPUs only, for now; give ngram, suffix or draft_model, or "
+            "take the CPU (device cpu)"
         )
     return config

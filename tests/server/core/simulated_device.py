@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from core_helpers import EOS
 
+from octavo.core.drafts import ON_DEVICE
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.interface.messages import EngineCoreRequest, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -100,6 +101,16 @@ class SimulatedDrafter:
             drafts[self.rng.randrange(len(drafts))] = [-1, 10, "no token", True][what - 1]  # type: ignore[call-overload]
         return drafts
 
+    def guess(self, req_id: str, token_ids: list[int], count: int) -> list[int]:
+        """On the device: as many tokens as are asked for, whatever they are worth."""
+        known, self.known = self.known, {req_id}
+        try:
+            drafts = self.propose(req_id, token_ids, count)
+        except RuntimeError:
+            drafts = [0] * count
+        self.known = known
+        return [token if type(token) is int and 0 <= token <= EOS else 0 for token in drafts[:count]]
+
     def forget(self, req_id: str) -> None:
         self.known.remove(req_id)
         if self.kind == "rubbish":
@@ -124,6 +135,7 @@ class Row:
     num_computed: int
     fingerprints: list[int]
     poisoned: bool = False
+    drafts: list[int] = field(default_factory=list)  # on the device
 
 
 @dataclass
@@ -136,6 +148,8 @@ class SimulatedDevice:
     max_model_len: int
     requests: dict[str, EngineCoreRequest]  # by request_id, for what NewRequestData does not carry
     windows: tuple[int | None, ...] = (None,)  # of the groups: what "attention" of each looks at
+    drafter: SimulatedDrafter | None = None  # on the device, which verifies its guesses without a word to the host
+    max_surplus: int = 0  # tokens that steps in flight may compute beyond a sequence's end
     rows: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -155,24 +169,36 @@ class SimulatedDevice:
                 row.block_ids[group][index] = block_id
             for blocks, new in zip(row.block_ids, change.new_block_ids, strict=bool(change.new_block_ids)):
                 blocks += new
-        for req_id, drafts in step.scheduled_spec_decode_tokens.items():
-            assert drafts and req_id in step.num_scheduled_tokens
-            for token in drafts:
-                self._append(self.rows[req_id], token)
+        drafts_of = self._take_drafts(step)
         self._write(step.num_scheduled_tokens, failing)
         output = ModelRunnerOutput()
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             self._attend(req_id, num_tokens)
-            drafts = step.scheduled_spec_decode_tokens.get(req_id, [])
-            self._finish_row(req_id, num_tokens, drafts, output)
+            self.rows[req_id].drafts = []
+            self._finish_row(req_id, num_tokens, drafts_of.get(req_id, []), output)
         for req_id, count in step.num_draft_tokens.items():
             self._read_ahead(req_id, count)
+            if self.drafter is not None and count:
+                self.rows[req_id].drafts = self.drafter.guess(req_id, self.rows[req_id].tokens, count)
         assert list(output.sampled_token_ids) == step.sampled_req_ids, "the step samples others than it says"
         if failing:
             return ModelRunnerOutput(errors=dict.fromkeys(step.num_scheduled_tokens, "the step failed"))
         for req_id in nan_rows:
             output.errors[req_id] = "NaN"
         return output
+
+    def _take_drafts(self, step: SchedulerOutput) -> dict[str, list[int]]:
+        """Each sequence's drafts, appended to its tokens."""
+        drafts_of = dict(step.scheduled_spec_decode_tokens)
+        for req_id, drafts in drafts_of.items():
+            assert drafts and req_id in step.num_scheduled_tokens
+            row = self.rows[req_id]
+            if self.drafter is not None:
+                assert set(drafts) == {ON_DEVICE} and len(drafts) <= len(row.drafts), "drafts that nobody has made"
+                drafts = drafts_of[req_id] = row.drafts[: len(drafts)]
+            for token in drafts:
+                self._append(row, token)
+        return drafts_of
 
     def contents(self, block_id: int) -> list[int | None]:
         return self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
@@ -269,7 +295,8 @@ class SimulatedDevice:
             output.embeddings[req_id] = [float(row.fingerprints[-1])]
             return
         num_output = len(row.tokens) - data.num_prompt_tokens
-        assert num_output < (data.sampling_params.max_tokens or 1 << 60), f"{req_id} is sampled beyond max_tokens"
+        most = (data.sampling_params.max_tokens or 1 << 60) + self.max_surplus
+        assert num_output < most, f"{req_id} is sampled beyond max_tokens"
         assert len(row.tokens) < self.max_model_len, f"{req_id} is sampled beyond max_model_len"
         known = len(row.tokens) - len(drafts)
         del row.tokens[known:], row.fingerprints[known:]

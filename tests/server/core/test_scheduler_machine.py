@@ -125,7 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
-        self.device = SimulatedDevice(num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows)
+        on_device = self.drafts is not None and self.drafts.on_device
+        self.device = SimulatedDevice(
+            num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows,
+            self.drafter if on_device else None, self.max_in_flight * (num_drafts + 1) * on_device,
+        )  # fmt: skip
         self.results: deque[ModelRunnerOutput] = deque()
         self.samples: dict[tuple[str, int], SampleLog] = {}
         self.histories: list[list[int]] = [BASE]
@@ -258,9 +262,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _wants_to_decode(self, request: Request) -> bool:
         num_output = request.num_output_tokens + request.num_output_placeholders
-        ends = num_output >= request.max_tokens or request.num_prompt_tokens + num_output >= self.config.max_model_len
+        hoped = request.num_prompt_tokens + num_output + request.num_drafts * (self.device.drafter is not None)
+        ends = num_output >= request.max_tokens or hoped >= self.config.max_model_len
         return (
-            request.num_computed_tokens == request.num_prompt_tokens + num_output - 1
+            request.num_computed_tokens == hoped - 1
             and num_output > 0
             and not (ends and request.num_output_placeholders)
             and request.pooling is None

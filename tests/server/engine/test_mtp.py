@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.family_cases import FAMILY_CASES
-from support.overlapped import PARAMS, prompts_of, tiny
+from support.overlapped import PARAMS, overlapped, prompts_of, tiny
 from support.quantized_files import fp8, quantize_checkpoint
 from support.speculation import all_of
 from support.tiny_models import make_model
@@ -169,3 +169,11 @@ def test_what_has_no_such_layer_is_refused(tmp_path: Path, tiny_checkpoints: dic
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     with pytest.raises(ModelError, match=r"the checkpoint lacks"):
         tiny(tmp_path, quantization="none", speculative_config={"method": "mtp"})
+
+
+def test_gpus_refuse_it(tmp_path: Path) -> None:
+    """The runner of GPUs, here on a CPU."""
+    checkpoint(next(iter(FAMILIES)), tmp_path)
+    llm = tiny(tmp_path, quantization="none", speculative_config={"method": "mtp", "num_speculative_tokens": 1})
+    with pytest.raises(ConfigError, match="method mtp works on CPUs only, for now; give ngram, suffix or draft_model"):
+        overlapped(llm)

@@ -128,6 +128,17 @@ def test_no_guess_makes_a_request_wait(seen: Seen) -> None:
         assert all(sum(step.values()) <= 7 for step in steps), (k, steps)
 
 
+def test_guesses_of_a_model_stay_on_the_device(seen: Seen) -> None:
+    """Steps overlap: a model, a sampler, and a replay for each guess; the host says which tokens there are, no more."""
+    found = seen("drafts of a model")
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert max(found["kept"]) < 4096
+    for k, steps in zip((0, 3, 6), found["steps"], strict=True):
+        assert len(steps) > 10 and all(step.pop("replay") == 2 + k for step in steps), k
+        assert sum(sum(step.values()) <= (2 if k else 0) for step in steps) > 0.7 * len(steps), k
+
+
 def test_a_whole_model(seen: Seen) -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")

@@ -102,3 +102,6 @@ class CPURunner:
         else:
             tokens = verify(drafts, self, logits, sampled, self.requests.grammars.draft_mask)
         return lambda: tokens
+
+    def guess(self, step: SchedulerOutput) -> None:
+        """A CPU's drafter is not the runner's."""

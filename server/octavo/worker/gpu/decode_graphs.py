@@ -36,11 +36,13 @@ class DecodeGraphs:
         sampling: SamplingStates,
         sizes: list[int],
         capture: Capture,
+        keep_two: bool = False,
     ) -> None:
+        """``keep_two``: a drafter on the device asks for the token before the last one, too."""
         self.sizes = sizes
         self.selected: list[int] = []  # rows on the device, PADDING among them
         self._model, self._kv_caches, self._batch, self._sampling = model, kv_caches, batch, sampling
-        self._capture = capture
+        self._capture, self._keep_two = capture, keep_two
         self._rows = torch.full((sizes[-1],), PADDING, dtype=torch.int64, device=batch.device)
         self._models: dict[int, Captured] = {}
         self._samplers: dict[tuple[int, bool], Captured] = {}
@@ -93,7 +95,10 @@ class DecodeGraphs:
             def work() -> tuple[Tensor, ...]:
                 step = SamplingRows(table, rows, positions, truncated)
                 drawn = octavo_kernels.sample(self._model.compute_logits(hidden), step)
-                self._batch.last_tokens[rows] = drawn.token_ids
+                if self._keep_two:
+                    self._batch.push(rows, drawn.token_ids)
+                else:
+                    self._batch.last_tokens[rows] = drawn.token_ids
                 return drawn.token_ids, drawn.invalid
 
             self._samplers[key] = self._capture_on_padding(work)

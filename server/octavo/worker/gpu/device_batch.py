@@ -12,7 +12,7 @@ import octavo_kernels
 from octavo.interface.step import CachedRequestData
 from octavo.sample import devices
 from octavo.worker.gpu.draft_plan import DraftPlan, accept
-from octavo.worker.input_batch import InputBatch
+from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo_kernels import AttentionMetadata, DecodeStep
 from octavo_kernels.attention_metadata import for_groups
 
@@ -23,27 +23,40 @@ class DeviceBatch:
     ``last_tokens`` int64 [rows] is the token that a row computes next, ``num_computed`` int64 [rows] how many it has
     computed, ``num_kv_tokens`` int64 [rows] the positions below which keys and values are never written (they are
     shared), ``block_tables`` int32 [groups of layers, rows, max_blocks], ``drafts`` int64 [rows, most drafts] what is
-    guessed to follow the last token.
+    guessed to follow the last token. For a drafter on the device: ``before_last`` int64 [rows] is the token before the
+    last one, ``room`` int64 [rows] the positions that blocks are there for.
     """
 
-    def __init__(self, host: InputBatch, max_decodes: int, device: torch.device, max_drafts: int = 0) -> None:
-        """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step."""
+    def __init__(
+        self,
+        host: InputBatch,
+        max_decodes: int,
+        device: torch.device,
+        max_drafts: int = 0,
+        has_drafter: bool = False,
+    ) -> None:  # fmt: skip
+        """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step;
+        ``has_drafter``: it is on the device."""
         num_groups, num_rows, max_blocks = host.block_tables.shape
         num_rows += 1
-        self.device, self._host = device, host
+        self.device, self._host, self._has_drafter = device, host, has_drafter
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_kv_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.block_tables = torch.zeros(num_groups, num_rows, max_blocks, dtype=torch.int32, device=device)
+        self.before_last = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.room = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.drafts = torch.zeros(num_rows, max_drafts, dtype=torch.int64, device=device)
+        self.block_size = host.block_size
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
-        self._max_model_len = max_blocks * host.block_size
+        self.max_model_len = max_blocks * host.block_size
 
     def set_rows(self, rows: np.ndarray) -> None:
         """Copy the new rows ``rows`` int64 [n]."""
         host, index = self._host, self._put(rows)
         self.set_computed(rows, host.num_computed[rows])
         self.num_kv_tokens[index] = self._put(host.num_kv_tokens[rows])
+        self.room[index] = self._put(host.num_blocks[rows] * host.block_size)
         columns = int(host.num_blocks[rows].max())
         self.block_tables[:, index, :columns] = self._put(host.block_tables[:, rows, :columns])
 
@@ -59,6 +72,10 @@ class DeviceBatch:
         if changed:
             groups, rows, columns, ids = self._put(np.array(changed, dtype=np.int64).T)
             self.block_tables[groups, rows, columns] = ids.int()
+            if not self._has_drafter:
+                return
+            touched = np.unique([self._host.row_of[change.req_id] for change in changes])
+            self.room[self._put(touched)] = self._put(self._host.num_blocks[touched] * self._host.block_size)
 
     def set_computed(self, rows: np.ndarray, num_computed: np.ndarray) -> None:
         """Set how many tokens ``rows`` have computed, and what the host knows of the next one (of a prompt; sampled
@@ -84,7 +101,7 @@ class DeviceBatch:
             block_table=step.block_tables[0],
             slot_mapping=step.slots[0],
             max_query_len=1,
-            max_seq_len=self._max_model_len,
+            max_seq_len=self.max_model_len,
             num_actual_tokens=len(rows),
         )
         return step, for_groups(first, step.block_tables, step.slots)
@@ -122,7 +139,7 @@ class DeviceBatch:
             block_table=step.block_tables[0],
             slot_mapping=slots[0],
             max_query_len=self.drafts.shape[1] + 1,
-            max_seq_len=self._max_model_len,
+            max_seq_len=self.max_model_len,
             num_actual_tokens=len(rows),
         )
         return torch.where(real, token_ids, 0), positions, for_groups(first, step.block_tables, slots)
@@ -135,8 +152,37 @@ class DeviceBatch:
         """
         drafts = self.drafts[plan.rows, plan.offsets.clamp(max=self.drafts.shape[1] - 1)]
         accepted, last = accept(plan, drafts, tokens, invalid)
-        real = plan.counts > 0
-        before, known = self.num_computed[plan.sequences], self.last_tokens[plan.sequences]
-        self.num_computed[plan.sequences] = before + torch.where(real, accepted + 1, 0)
-        self.last_tokens[plan.sequences] = torch.where(real, last, known)
+        real, rows = plan.counts > 0, plan.sequences
+        before, known = self.num_computed[rows], self.last_tokens[rows]
+        self.num_computed[rows] = before + torch.where(real, accepted + 1, 0)
+        self.last_tokens[rows] = torch.where(real, last, known)
+        first = plan.starts[:-1].clamp(max=len(tokens) - 1)
+        right = tokens[(first + accepted - 1).clamp(min=0)]  # the last right draft
+        earlier = torch.where(accepted > 0, right, known)
+        self.before_last[rows] = torch.where(real, earlier, self.before_last[rows])
         return accepted
+
+    def push(self, rows: Tensor, tokens: Tensor) -> None:
+        """Have each of ``rows`` int64 [n] go on with its token, int64 [n]. Can be captured."""
+        self.before_last[rows] = self.last_tokens[rows]
+        self.last_tokens[rows] = tokens
+
+    def sampled_inputs(self, inputs: StepInputs, rows: np.ndarray, counts: np.ndarray, which: np.ndarray) -> None:
+        """Fill in what the device alone knows of a step's sequences ``which`` int64 [n] of ``rows``, with ``counts``
+        tokens, both int64 [R]: where they are, their last tokens and their drafts."""
+        if not len(which):
+            return
+        some = counts[which]
+        at = np.arange(some.sum()) - np.repeat(np.cumsum(some) - some, some)
+        index = np.repeat(inputs.starts[which], some) + at
+        packed = self._put(np.stack([index, np.repeat(rows[which], some), at]))
+        where, row, offset = packed.unbind()
+        positions, size = self.num_computed[row] + offset, self._host.block_size
+        if self.drafts.shape[1]:
+            drafts = self.drafts[row, (offset - 1).clamp(min=0)]
+            inputs.input_ids[where] = torch.where(offset > 0, drafts, self.last_tokens[row])
+        inputs.positions[where] = positions
+        slots = self.block_tables[:, row, positions // size].long() * size + positions % size
+        inputs.slots[:, where] = torch.where(positions >= self.num_kv_tokens[row], slots, -1)
+        sequences, row, count = self._put(np.stack([which, rows[which], some])).unbind()
+        inputs.metadata[0].seq_lens[sequences] = (self.num_computed[row] + count).int()

@@ -25,6 +25,7 @@ class DummySteps:
     layout: KVCacheLayout
     scheduler: SchedulerConfig
     device: torch.device
+    first_layer: int = 0  # of the layout's: the model's first one
 
     def run_largest(self) -> None:
         """``max_num_batched_tokens`` tokens: one of each sequence but the last, whose prompt takes the rest. Prompts'
@@ -68,8 +69,8 @@ class DummySteps:
             num_actual_tokens=tokens,
         )
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
-        positions = torch.arange(tokens, device=device) % longest
-        context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers)
+        positions = torch.arange(tokens, device=device) % min(longest, self.model.config.max_model_len)
+        context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers[self.first_layer :])
         hidden = self.model(ids, positions, context)
         rows = torch.arange(sampled, device=device)
         logits = self.model.compute_logits(hidden[rows % tokens])

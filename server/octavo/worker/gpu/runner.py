@@ -7,6 +7,8 @@ after the captured model.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -19,10 +21,11 @@ from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
-from octavo.sample.metadata import SamplerOutput
+from octavo.sample.metadata import SamplerOutput, SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
+from octavo.worker.gpu.device_drafter import DeviceDrafter
 from octavo.worker.gpu.draft_graphs import DraftGraphs
 from octavo.worker.gpu.draft_plan import packed_plan, unpack_plan
 from octavo.worker.gpu.graphs import Capture, run_eagerly
@@ -31,9 +34,10 @@ from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
-from octavo.worker.step_sizes import decode_sizes, draft_sizes, prefill_sizes
+from octavo.worker.step_sizes import decode_sizes, draft_sizes, drafter_sizes, prefill_sizes
 from octavo.worker.verification import rounds_of
 
+DrafterParts = tuple[CausalLM, list[Tensor]]
 UNKNOWN = -1  # a token that the device has and the host not yet
 
 
@@ -49,14 +53,18 @@ class GPURunner:
         requests: RequestStates,
         kv_caches: list[Tensor],
         capture: Capture = run_eagerly,
+        drafter: DrafterParts | None = None,
     ) -> None:
+        """``drafter``: a model that guesses on the device, and its part of the blocks."""
         self.model, self.requests, self.kv_caches = model, requests, kv_caches
         self.sampler = Sampler()
         self._row_multiple = model.row_multiple
         sizes = decode_sizes(config, model.row_multiple)
         num_drafts = config.speculative.num_speculative_tokens
-        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device, num_drafts)
-        self.decode_graphs = DecodeGraphs(model, kv_caches, self.batch, requests.sampling, sizes, capture)
+        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device, num_drafts, drafter is not None)
+        self.decode_graphs = DecodeGraphs(
+            model, kv_caches, self.batch, requests.sampling, sizes, capture, keep_two=drafter is not None
+        )  # fmt: skip
         self.draft_graphs: DraftGraphs | None = None
         if sizes := draft_sizes(config, model.row_multiple):
             max_num_seqs = config.scheduler.max_num_seqs
@@ -66,6 +74,12 @@ class GPURunner:
         self.prefill_graphs: PrefillGraphs | None = None
         if sizes := prefill_sizes(config):
             self.prefill_graphs = PrefillGraphs(model, kv_caches, requests.batch, sizes, requests.device, capture)
+        self.drafter: DeviceDrafter | None = None
+        if drafter is not None:
+            sizes = drafter_sizes(config, model.row_multiple)
+            self.drafter = DeviceDrafter(*drafter, self.batch, requests.sampling, sizes, capture)
+        # Rows of sequences that go on from what the device has sampled.
+        self._sampled = np.zeros(len(requests.batch.num_computed), dtype=bool)
         # Rows by what their sampling needs beyond greedy and temperature.
         self._truncated: set[int] = set()
         self._uncaptured: set[int] = set()  # more than the captured sampler can do
@@ -74,7 +88,9 @@ class GPURunner:
     @torch.inference_mode()
     def capture_all(self) -> int:
         """Capture every size now instead of when it is first needed. Returns their number."""
-        found = [graphs for graphs in (self.decode_graphs, self.draft_graphs, self.prefill_graphs) if graphs]
+        found = [
+            graphs for graphs in (self.decode_graphs, self.draft_graphs, self.prefill_graphs, self.drafter) if graphs
+        ]
         for graphs in found:
             graphs.capture_all()
         return sum(len(graphs.sizes) for graphs in found)
@@ -92,6 +108,7 @@ class GPURunner:
                 ):
                     (rows.add if belongs else rows.discard)(row)
             self.batch.set_rows(np.array(new, dtype=np.int64))
+            self._sampled[new] = False
         self.batch.set_blocks(step.scheduled_cached_reqs)
 
     def decode(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
@@ -107,8 +124,10 @@ class GPURunner:
             sampler = self.decode_graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         model.replay()
         count = len(sampled.rows)
+        self._sampled[sampled.rows] = True
         if sampler is None:
-            return self.sample(Logits(self.model.compute_logits(model.outputs[0])[:count]), sampled)
+            logits = Logits(self.model.compute_logits(model.outputs[0])[:count])
+            return self._sample(logits, sampled, model.outputs[1][:count])
         self.requests.sampling.table()  # brings changes to the device
         sampler.replay()
         token_ids, invalid = sampler.outputs
@@ -128,11 +147,14 @@ class GPURunner:
         size = graphs.select(sampled.rows, counts) if graphs else None
         if graphs is None or size is None:
             return None
-        self.batch.set_drafts(sampled.rows, drafts.tokens)
+        if self.drafter is None:
+            self.batch.set_drafts(sampled.rows, drafts.tokens)
+        self._sampled[sampled.rows] = True
         model, total, rows = graphs.model_graph(size), int(counts.sum()), sampled.rows.tolist()
         model.replay()
         if not self._can_capture_sampling(rows):
-            return self.verify(Logits(self.model.compute_logits(model.outputs[0])[:total]), sampled, drafts)
+            logits = Logits(self.model.compute_logits(model.outputs[0])[:total])
+            return self._verify(logits, sampled, drafts, model.outputs[1][:total])
         self.requests.sampling.table()
         sampler = graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         sampler.replay()
@@ -143,6 +165,13 @@ class GPURunner:
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Tokens that only the device knows are filled in there."""
         inputs = StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
+        if self.drafter is not None:
+            inputs.to(self.batch.device)
+            self.batch.sampled_inputs(inputs, rows, num_scheduled, np.flatnonzero(self._sampled[rows]))
+            new = ~self._sampled[rows]
+            if new.any():
+                self.batch.set_computed(rows[new], self.requests.batch.num_computed[rows[new]] + num_scheduled[new])
+            return inputs
         unknown = (inputs.input_ids == UNKNOWN).nonzero()[:, 0]
         inputs.to(self.batch.device)
         if len(unknown):  # the last token of a sequence that was sampled in a step still under way
@@ -161,7 +190,18 @@ class GPURunner:
         if hidden is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
             hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+        if self.drafter is not None:
+            self.drafter.read(inputs)
         return hidden
+
+    def guess(self, step: SchedulerOutput) -> None:
+        """Have the drafter, if there is one, guess after ``step``."""
+        wanted = {req_id: count for req_id, count in step.num_draft_tokens.items() if count}
+        if self.drafter is None or not wanted:
+            return
+        rows = [self.requests.batch.row_of[req_id] for req_id in wanted]
+        truncated = not self._truncated.isdisjoint(rows)
+        self.drafter.guess(np.array(rows, dtype=np.int64), max(wanted.values()), truncated)
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """[len(indices), V] in the model's dtype."""
@@ -171,12 +211,51 @@ class GPURunner:
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """One operation at a time, whatever sampling needs."""
-        result = self.sampler(logits.values, self.requests.sampling_metadata(sampled))
-        self.batch.last_tokens[self._put(sampled.rows)] = result.sampled_token_ids
+        return self._sample(logits, sampled, self._go_on(sampled))
+
+    def _sample(self, logits: Logits, sampled: SampledRows, positions: Tensor | None) -> PendingTokens:
+        """``positions`` int64 [S], of what is sampled, where the device alone knows them."""
+        result = self.sampler(logits.values, _at(self.requests.sampling_metadata(sampled), positions))
+        rows = self._put(sampled.rows)
+        if self.drafter is not None:
+            self.batch.push(rows, result.sampled_token_ids)
+        else:
+            self.batch.last_tokens[rows] = result.sampled_token_ids
         return self._read_back(result, sampled)
+
+    def _go_on(self, sampled: SampledRows, drafts: bool = False) -> Tensor | None:
+        """After a step with prompts, count its token of sequences that went on from what the device had sampled, unless
+        what ``drafts`` are right does, and have the others do so. Returns the positions of what is sampled, int64 [S].
+        None: the host knows."""
+        if self.drafter is None:
+            return None
+        rows, batch, host = self._put(sampled.rows), self.batch, self.requests.batch
+        is_new = ~self._sampled[sampled.rows]
+        new, last = sampled.rows[is_new], sampled.positions[is_new] - 1
+        if len(new):
+            batch.last_tokens[self._put(new)] = self._put(host.token_ids[new, last].astype(np.int64))
+        # Of prompts all was counted.
+        batch.num_computed[rows] += self._put((~is_new).astype(np.int64) - int(drafts))
+        self._sampled[sampled.rows] = True
+        return batch.num_computed[rows] + int(drafts)
 
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
         """One operation at a time, whatever sampling needs; tokens after wrong drafts are drawn, too, and dropped."""
+        if self.drafter is None:
+            self.batch.set_drafts(sampled.rows, drafts.tokens)
+            self.batch.num_computed[self._put(sampled.rows)] = self._put(sampled.positions - 1)  # as before the step
+            return self._verify(logits, sampled, drafts, None)
+        first = self._go_on(sampled, drafts=True)
+        assert first is not None
+        which = np.repeat(np.arange(len(sampled.rows)), drafts.counts)
+        after = self._put(np.arange(len(which)) - drafts.first[which])
+        return self._verify(logits, sampled, drafts, first[self._put(which)] + after)
+
+    def _verify(
+        self, logits: Logits, sampled: SampledRows, drafts: DraftRows, positions: Tensor | None
+    ) -> PendingTokens:
+        """``positions`` int64, of what is sampled after each token, where the device alone knows them; what it has
+        counted is as before the step."""
         counts, first, count = drafts.counts, drafts.first, len(sampled.rows)
         which: np.ndarray = np.repeat(np.arange(count), counts)
         every = SampledRows(
@@ -184,10 +263,8 @@ class GPURunner:
             sampled.positions[which] + np.arange(len(which)) - first[which],
             lambda: _take(sampled.grammar_bitmask(), which),
         )  # fmt: skip
-        result = self.sampler(logits.values, self.requests.sampling_metadata(every))
+        result = self.sampler(logits.values, _at(self.requests.sampling_metadata(every), positions))
         plan = unpack_plan(self._put(packed_plan(sampled.rows, counts, len(which), count)), len(which), count)
-        self.batch.set_drafts(sampled.rows, drafts.tokens)
-        self.batch.num_computed[plan.sequences] = self._put(sampled.positions - 1)  # as before the step
         accepted = self.batch.accept(plan, result.sampled_token_ids, result.invalid)
         return self._read_back_drafts(result, accepted, sampled, drafts)
 
@@ -238,6 +315,13 @@ class GPURunner:
 
     def _put(self, array: np.ndarray) -> Tensor:
         return devices.put(array, self.batch.device)
+
+
+def _at(metadata: SamplingMetadata, positions: Tensor | None) -> SamplingMetadata:
+    """The same at ``positions`` int64 [R]."""
+    if positions is None or metadata.kernel_rows is None:
+        return metadata
+    return replace(metadata, kernel_rows=replace(metadata.kernel_rows, positions=positions))
 
 
 def _take(bitmask: Tensor | None, which: np.ndarray) -> Tensor | None:
