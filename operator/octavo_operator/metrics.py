@@ -246,8 +246,6 @@ class _FleetCollector(_LazyCollector):
             "Seconds that the pod that became ready last took: image_pull, fetch, load; ready: all, from its creation",
             labels=[*own, "phase"],
         )
-        for key, count in list(self.wakes.items()):
-            wakes.add_metric([*key], count)
         for key, decision in self.decisions().items():
             replicas.add_metric([*key, "needed"], decision.needed)
             requests.add_metric([*key, "running"], decision.running)
@@ -274,6 +272,8 @@ class _FleetCollector(_LazyCollector):
                 replicas.add_metric([*key, state], one.status.get(field, 0))
             for limit, count in zip(("min", "max"), one.limits or (), strict=False):
                 limits.add_metric([*key, limit], count)
+            if key in self.wakes or (one.limits and one.limits[0] == 0):  # from the start, so that the first one counts
+                wakes.add_metric([*key], self.wakes.get(key, 0))
             for field, phase in PHASES.items():
                 if field in (one.status.get("start") or {}):
                     starts.add_metric([*key, phase], one.status["start"][field])

@@ -48,6 +48,7 @@ def watched(cluster: Cluster, installed: str) -> Iterator[str]:
                 "maxModelLen": 2048, "maxNumSeqs": 1, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
                 "args": ["--max-num-queued-reqs=200", "--health-stall-seconds=3", "--watchdog-seconds=300"],
             },
+            "routing": {"strategy": "prefix", "prefix": {"replicas": 1}},
             "lifecycle": {"preStopSeconds": 0, "drainSeconds": 1},
             # The alert is judged, not the kubelet, which would restart a stalled engine under way.
             "probes": {"liveness": {"periodSeconds": 60, "failureThreshold": 10}},
