@@ -81,16 +81,18 @@ def test_every_query_of_the_fleet_board_gives_series(
             time.sleep(1)
         eventually(lambda: one.query('octavo_llmdeployment_replicas{state="needed"}'), 40)
 
-        def empty() -> list[tuple[str, str]]:
-            return [
+        def all_draw() -> bool:
+            empty = [
                 (title, query)
                 for title, query in dashboards.queries("fleet")
                 # There are no tenants here; tests/router/test_tenants.py has them.
                 if "tenant" not in query and not dashboards.has_points(one.query_range(query, 60, 2))
             ]
+            if empty:
+                raise LookupError(empty)
+            return True
 
-        eventually(lambda: not empty(), 20, every=2)
-        assert not empty()
+        eventually(all_draw, 20, every=2)
         (available,) = one.query(f'octavo_llmdeployment_replicas{{namespace="{namespace}", state="available"}}')
         assert available["value"][1] == "1"
         assert available["metric"]["llmdeployment"] == "toy"  # as the operator says, not as the target's labels

@@ -311,7 +311,7 @@ def test_metrics_tell_of_drafts(embedded: tuple[LLM, LLM]) -> None:
     ("config", "says"),
     [
         ({"method": "ngrm", "num_speculative_tokens": 4}, "method 'ngrm' is not there; there are none, ngram"),
-        ({"method": "eagle", "num_speculative_tokens": 4}, "method 'eagle' is not there; there are none, ngram"),
+        ({"method": "dflash", "num_speculative_tokens": 4}, "method 'dflash' is not there; there are none, ngram"),
         ({"num_speculative_tokens": 4}, "needs a method; there are none, ngram, suffix"),
         ({**NGRAM, "suffix_decoding_max_spec_factor": 2}, "suffix_decoding_max_spec_factor is not of method ngram"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "must be a number from 0 to 1, got 2"),
