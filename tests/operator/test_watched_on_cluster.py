@@ -71,7 +71,7 @@ def test_every_query_of_the_fleet_board_gives_series(
         eventually(lambda: fleet.replicas, 30)
         fleet.rate = 2.0
         for _ in range(4):
-            threads = engine.crowd(8, max_tokens=60)
+            threads = engine.crowd(8, max_tokens=600)  # so long that Prometheus sees them run
             engine.complete("what everybody asks " * 10, max_tokens=8)
             for thread in threads:
                 thread.join()
