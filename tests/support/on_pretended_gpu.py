@@ -35,7 +35,6 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.core.drafts import Drafts
-from octavo.core.kv_groups import KVCacheLayout
 from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.engine.args import EngineArgs
@@ -170,8 +169,8 @@ def plans(gpu: PretendedGpu) -> dict[str, Any]:
     found = []
     plain = Worker._plan_memory
 
-    def noted(worker: Worker, config: EngineConfig, layout: KVCacheLayout, draft: int) -> MemoryLedger:
-        ledger = plain(worker, config, layout, draft)
+    def noted(worker: Worker, config: EngineConfig, *more: Any) -> MemoryLedger:
+        ledger = plain(worker, config, *more)
         device = replace(worker._device_memory(), in_use=int(dict(ledger.parts)["others, context"]))
         plan = make_plan(replace(config, device="cuda"), device, measure)
         assert plan.ledger is not None

@@ -121,7 +121,10 @@ class Recorder:
     def held(self) -> set[str]:
         return set()
 
-    def start_fill(self, req_ids: list[str], drafts: object) -> Callable[[], None]:
+    def cut(self, step: SchedulerOutput) -> None:
+        pass
+
+    def start_fill(self, req_ids: list[str]) -> Callable[[], None]:
         return lambda: None
 
     def accept(self, tokens: Mapping[str, list[int]]) -> dict[str, str]:
@@ -154,6 +157,7 @@ def test_a_token_under_way_does_not_reach_the_grammar_of_another_request_of_that
     add("other", [9, 8, 7], None)
     add("r", [3, 4, 5], "first")
     while not under_way():
+        assert core.has_unfinished_requests()
         core.step()
     core.abort_requests(["r"])
     add("r", [30, 40, 50], "second")

@@ -23,7 +23,7 @@ def test_rows_past_their_minimum_are_sampled_as_others(
     llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False)
     expected = answers(llm.generate(prompts, [params], use_tqdm=False))
     uncaptured = []
-    sample = GPURunner.sample
-    monkeypatch.setattr(GPURunner, "sample", lambda *args: uncaptured.append(1) or sample(*args))
+    sample = GPURunner._sample
+    monkeypatch.setattr(GPURunner, "_sample", lambda *args: uncaptured.append(1) or sample(*args))
     assert answers(overlapped(llm).generate(prompts, [params], use_tqdm=False)) == expected
     assert len(uncaptured) == eager + 1  # the prompt's own
