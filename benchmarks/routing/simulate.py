@@ -28,7 +28,7 @@ from support.emulated_engines import BLOCK_CHARACTERS, TOKEN_CHARACTERS, Replica
 from workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Measured, Workload, conversation  # noqa: E402
 
 from octavo_router import pick as picking  # noqa: E402
-from octavo_router.prompt import blocks  # noqa: E402
+from octavo_router.prompt import Prompt, read_prompt  # noqa: E402
 
 NAMES = [f"10.0.0.{number}:8000" for number in range(1, REPLICAS + 1)]
 TOKEN_SECONDS = 0.01
@@ -38,14 +38,14 @@ Release = Callable[[], None]
 class Front(Protocol):
     """Sends a request to a replica, until it is released."""
 
-    def send(self, key: str, prompt: list[int], now: float) -> tuple[str, Release]: ...
+    def send(self, key: str, prompt: Prompt, now: float) -> tuple[str, Release]: ...
 
 
 class RoundRobin:
     def __init__(self, seed: int) -> None:
         self._names = itertools.cycle(NAMES)
 
-    def send(self, key: str, prompt: list[int], now: float) -> tuple[str, Release]:
+    def send(self, key: str, prompt: Prompt, now: float) -> tuple[str, Release]:
         return next(self._names), lambda: None
 
 
@@ -58,9 +58,9 @@ class Pickers:
         for one in self._pickers:
             one.set_replicas(NAMES)
 
-    def send(self, key: str, prompt: list[int], now: float) -> tuple[str, Release]:
+    def send(self, key: str, prompt: Prompt, now: float) -> tuple[str, Release]:
         picker = self._rng.choice(self._pickers)
-        pick = picker.pick(key, prompt, now)
+        pick = picker.pick(key, prompt.blocks, now, prompt.text)
         assert pick is not None
         return pick.order[0], lambda: picker.end(pick)
 
@@ -107,7 +107,9 @@ async def play(workload: Workload, front: Front | None, seed: int, now: Callable
         for body in conversation(workload, seed, number):
             began, text = now(), text_of(body)
             key = "hot" if workload.hot else str(number)
-            name, release = front.send(key, blocks(json.dumps(body).encode()), began) if front else (NAMES[0], None)
+            name, release = (
+                front.send(key, read_prompt(json.dumps(body).encode()), began) if front else (NAMES[0], None)
+            )
             served[name] += 1
             async with replicas[name].prefilled(text) as cached:
                 measured.ttft.append(now() - began)

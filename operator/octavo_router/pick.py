@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 # Found with benchmarks/routing: lower ones agree less between routers, higher ones are less even.
@@ -31,6 +31,8 @@ MAX_CONVERSATIONS = 2**15
 _FEW = 2**8  # of either, which a pool always has
 ALTERNATIVES = 2
 SESSION = "="  # begins the key of a session that the client has named
+# What a conversation is known by: its session; the last block of its last request; while that is short its key, too.
+Name = str | int | tuple[str, int]
 
 
 class _Replica:
@@ -53,6 +55,15 @@ class _Replica:
             self.blocks.popitem(last=False)
 
 
+@dataclass
+class _Last:
+    """The last request of a conversation. Several that have said the same so far are known by the same."""
+
+    text: int
+    seconds: float
+    count: Counter[str] = field(default_factory=Counter)  # by replica: conversations that went there
+
+
 @dataclass(frozen=True)
 class Pick:
     """`order`: the replica, then where to go if it fails. `reason`: home, conversation, match, or spill. `matched`: the
@@ -71,8 +82,7 @@ class Picker:
         self.share = 1.0  # of what all pools of a router may know together
         self.load_factor = LOAD_FACTOR
         self._replicas: dict[str, _Replica] = {}
-        # Of each conversation what it is known by: where it went, and when. The oldest first.
-        self._last: OrderedDict[int | str, tuple[str, float]] = OrderedDict()
+        self._last: OrderedDict[Name, _Last] = OrderedDict()  # the oldest first
 
     @property
     def replicas(self) -> list[str]:
@@ -99,20 +109,26 @@ class Picker:
         wanted = set(names)
         gone = set(self._replicas) - wanted
         if gone:
-            for one in [one for one, (name, _) in self._last.items() if name in gone]:
-                del self._last[one]
+            for name, last in list(self._last.items()):
+                for replica in gone & last.count.keys():
+                    del last.count[replica]
+                if not last.count:
+                    del self._last[name]
         self._replicas = {name: self._replicas.get(name) or _Replica() for name in sorted(wanted)}
 
-    def pick(self, key: str, blocks: Sequence[int], now: float) -> Pick | None:
+    def pick(self, key: str, blocks: Sequence[int], now: float, text: int = 0) -> Pick | None:
         """The replica for a request that begins now, which counts until `end`. `key`: of its conversation, or empty;
-        one that begins with SESSION is nobody else's.
+        one that begins with SESSION is nobody else's. `text`: a hash of all of it, or 0; what has been asked before in
+        the same words is another conversation's beginning.
         `now`: seconds, never falling. None: there is no replica."""
         if not self._replicas:
             return None
         self._forget(now)
-        last = self._conversation(key, blocks)
+        last = self._conversation(key, blocks, text)
+        before = None
         if last is not None:
-            pick, reason = self._last[last][0], "conversation"
+            before = min(self._last[last].count, key=lambda name: self._load(name, key))
+            pick, reason = before, "conversation"
         else:
             pick, reason = self._home(key, blocks) if blocks or key else (self._idlest(key), "home")
         floor = SPILL_FLOOR if blocks or last is not None else 1  # so short a prompt is as fast elsewhere
@@ -122,8 +138,9 @@ class Picker:
                 pick, reason = idlest, "spill"
         chosen = self._replicas[pick]
         matched = chosen.matched(blocks) / len(blocks) if blocks else 0.0
-        by_key = key and (key.startswith(SESSION) or len(blocks) < SHORT)
-        self._note(last, key if by_key else blocks[-1] if blocks else None, pick, now)
+        if last is not None and before is not None:
+            self._take(last, before)
+        self._note(self._name(key, blocks), pick, text, now)
         chosen.learn(blocks, self._bounded(MAX_BLOCKS) // len(self._replicas))
         chosen.in_flight += 1
         return Pick((pick, *self._others(pick, blocks, key)), reason, matched, chosen)
@@ -143,15 +160,31 @@ class Picker:
         mean = (self.under_way + 1) / len(self._replicas)
         return self._replicas[name].in_flight >= max(math.ceil(self.load_factor * mean), floor)
 
-    def _conversation(self, key: str, blocks: Sequence[int]) -> int | str | None:
-        """What the conversation that this request continues is known by: its session, the last block of its last
-        request, or its key, if that was short."""
+    def _conversation(self, key: str, blocks: Sequence[int], text: int) -> Name | None:
+        """What the conversation that this request continues is known by."""
+        for name in self._names(key, blocks):
+            if name in self._last:
+                asked_again = text != 0 and self._last[name].text == text and not isinstance(name, str)
+                return None if asked_again else name
+        return None
+
+    def _names(self, key: str, blocks: Sequence[int]) -> Iterator[Name]:
+        """What the conversation may be known by if this request continues it, the latest turn first."""
         if key.startswith(SESSION):
-            return key if key in self._last else None
-        for depth in range(len(blocks) - 1, math.ceil(CONTINUES * len(blocks)) - 2, -1):
-            if depth >= 0 and blocks[depth] in self._last:
-                return blocks[depth]
-        return key if blocks and key in self._last else None
+            yield key
+            return
+        yield from reversed(blocks[max(0, math.ceil(CONTINUES * len(blocks)) - 1) :])
+        if key and blocks:
+            yield from ((key, one) for one in reversed(blocks[: SHORT - 1]))
+            yield key, 0
+
+    def _name(self, key: str, blocks: Sequence[int]) -> Name | None:
+        """What a conversation is known by whose last request this is; None if it cannot be told from others."""
+        if key.startswith(SESSION):
+            return key
+        if key and len(blocks) < SHORT:
+            return key, blocks[-1] if blocks else 0
+        return blocks[-1] if blocks else None
 
     def _home(self, key: str, blocks: Sequence[int]) -> tuple[str, str]:
         live = sum(one.live for one in self._replicas.values())
@@ -170,27 +203,37 @@ class Picker:
 
         return sorted((name for name in self._replicas if name != pick), key=cost)[:ALTERNATIVES]
 
-    def _note(self, last: int | str | None, new: int | str | None, pick: str, now: float) -> None:
-        for one in (last, new):
-            if one is not None and one in self._last:
-                self._drop(one)
-        if new is not None:
-            self._last[new] = (pick, now)
+    def _note(self, name: Name | None, pick: str, text: int, now: float) -> None:
+        if name is not None:
+            last = self._last.setdefault(name, _Last(text, now))
+            self._last.move_to_end(name)
+            last.text, last.seconds = text, now
+            last.count[pick] += 1
             self._replicas[pick].live += 1
         while len(self._last) > self._bounded(MAX_CONVERSATIONS):
             self._drop(next(iter(self._last)))
 
+    def _take(self, name: Name, replica: str) -> None:
+        """One of those goes on, and will be known by something else."""
+        last = self._last[name]
+        last.count[replica] -= 1
+        self._replicas[replica].live -= 1
+        if not last.count[replica]:
+            del last.count[replica]
+        if not last.count:
+            del self._last[name]
+
     def _bounded(self, most: int) -> int:
         return max(_FEW, int(most * self.share))
 
-    def _drop(self, conversation: int | str) -> None:
-        replica, _ = self._last.pop(conversation)
-        self._replicas[replica].live -= 1
+    def _drop(self, name: Name) -> None:
+        for replica, count in self._last.pop(name).count.items():
+            self._replicas[replica].live -= count
 
     def _forget(self, now: float) -> None:
         while self._last:
             oldest = next(iter(self._last))
-            if self._last[oldest][1] > now - LIVE_SECONDS:
+            if self._last[oldest].seconds > now - LIVE_SECONDS:
                 return
             self._drop(oldest)
 

@@ -7,7 +7,8 @@ next; a wrong comparison costs a prefix hit, never an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 BLOCK_BYTES = 128
@@ -15,15 +16,23 @@ MAX_BLOCKS = 2048  # later text does not count
 _CHUNK_FIELDS = ("text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls")
 
 
-def blocks(body: bytes, salt: str = "") -> list[int]:
-    """A hash for each whole block of the prompt's beginning; each depends on all text before its end. They are equal
-    within this process and for one `salt` only. Empty: there is no prompt, or it is no JSON."""
+@dataclass(frozen=True)
+class Prompt:
+    """A hash for each whole block of the prompt's beginning, of all text before the block's end, and one of all of the
+    prompt. They are equal within this process and for one salt only. Empty: there is no prompt, or it is no JSON."""
+
+    blocks: Sequence[int] = ()
+    text: int = 0
+
+
+def read_prompt(body: bytes, salt: str = "") -> Prompt:
+    """The prompt of a request's body."""
     try:
         request = json.loads(body)
     except (ValueError, RecursionError):
-        return []
+        return Prompt()
     if not isinstance(request, dict):
-        return []
+        return Prompt()
     text, size, limit = [], 0, BLOCK_BYTES * MAX_BLOCKS
     for piece in _pieces(request):
         text.append(piece)
@@ -37,7 +46,7 @@ def blocks(body: bytes, salt: str = "") -> list[int]:
     for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
         chain = hash((chain, data[end - BLOCK_BYTES : end]))
         hashes.append(chain)
-    return hashes
+    return Prompt(hashes, hash((chain, data[len(hashes) * BLOCK_BYTES :], size)))
 
 
 def request_text(request: dict[str, Any], name: str) -> str:

@@ -22,7 +22,7 @@ from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
 from octavo_router.metrics import Metrics
 from octavo_router.pick import LOAD_FACTOR, Pick, Picker
-from octavo_router.prompt import blocks
+from octavo_router.prompt import read_prompt
 from octavo_router.replicas import Replicas
 
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
@@ -117,7 +117,8 @@ class Processor:
             return None
         percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
-        pick = picker.pick(said.get(_KEY, ""), blocks(body, said.get(_SALT, "")), time.monotonic())
+        prompt = read_prompt(body, said.get(_SALT, ""))
+        pick = picker.pick(said.get(_KEY, ""), prompt.blocks, time.monotonic(), prompt.text)
         if pick is None:
             return None
         self.metrics.picks.labels(pool, pick.reason).inc()

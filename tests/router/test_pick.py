@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_router.pick import ALTERNATIVES, LIVE_SECONDS, SESSION, SHORT, SPILL_FLOOR, Pick, Picker
-from octavo_router.prompt import BLOCK_BYTES, MAX_BLOCKS, blocks
+from octavo_router.prompt import BLOCK_BYTES, MAX_BLOCKS, Prompt, read_prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "routing"))
 from simulate import FRONTS, figures
@@ -31,8 +31,9 @@ def picker(*names: str) -> Picker:
     return made
 
 
-def pick(on: Picker, key: str, prompt: list[int], now: float = 0.0) -> Pick:
-    found = on.pick(key, prompt, now)
+def pick(on: Picker, key: str, prompt: list[int] | Prompt, now: float = 0.0) -> Pick:
+    asked = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+    found = on.pick(key, asked.blocks, now, asked.text)
     assert found is not None
     return found
 
@@ -40,16 +41,35 @@ def pick(on: Picker, key: str, prompt: list[int], now: float = 0.0) -> Pick:
 @given(st.integers(0, 400), st.integers(BLOCK_BYTES, 2000), st.integers(0, 12))
 def test_a_second_turn_follows_the_first_however_short_that_was(asked: int, answered: int, others: int) -> None:
     made = picker()
-    first = pick(made, "ours", blocks(body("q" * asked)))
+    first = pick(made, "ours", read_prompt(body("q" * asked)))
     for i in range(others):  # so that its home may be somewhere else now
-        pick(made, f"other {i}", blocks(body(f"{i} " * 200)))
-    second = pick(made, "ours", blocks(body("q" * asked, "a" * answered, "and then?")))
+        pick(made, f"other {i}", read_prompt(body(f"{i} " * 200)))
+    second = pick(made, "ours", read_prompt(body("q" * asked, "a" * answered, "and then?")))
     assert second.order[0] == first.order[0]
+
+
+@given(st.integers(2, 12), st.integers(0, 1200), st.integers(2 * BLOCK_BYTES, 6 * BLOCK_BYTES))
+def test_conversations_with_the_same_beginning_are_spread_and_then_stay(many: int, asked: int, said: int) -> None:
+    """As many begin as one replica may serve at once, so that none is spilled."""
+    made, opening = picker(), "q" * asked
+    for _ in range(many):
+        made.end(pick(made, "same", read_prompt(body(opening))))
+    turns = [[opening, f"{i} {'a' * said}", "and then?"] for i in range(many)]
+    where = []
+    for turn in turns:
+        where.append(pick(made, "same", read_prompt(body(*turn))))
+        made.end(where[-1])
+    counts = Counter(one.order[0] for one in where)
+    assert max(counts.values()) <= math.ceil(1.1 * many / 4) + 1
+    for i, turn in enumerate(turns):
+        again = pick(made, "same", read_prompt(body(*turn, "b" * said, "and then?")))
+        made.end(again)
+        assert again.order[0] == where[i].order[0]
 
 
 def test_questions_too_short_for_a_cache_are_spread_while_some_run() -> None:
     made = picker()
-    under_way = [pick(made, "hi", blocks(body("hi"))) for _ in range(8)]
+    under_way = [pick(made, "hi", read_prompt(body("hi"))) for _ in range(8)]
     assert max(Counter(one.order[0] for one in under_way).values()) <= 3
     for one in under_way:
         made.end(one)
@@ -169,10 +189,10 @@ def test_a_simulation_gives_the_same_figures_each_time() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=400), min_size=1, max_size=6))
 def test_a_turn_begins_with_all_blocks_of_the_turn_before(said: list[str]) -> None:
-    shorter, longer = blocks(body(*said)), blocks(body(*said, "and more " * 40))
+    shorter, longer = read_prompt(body(*said)).blocks, read_prompt(body(*said, "and more " * 40)).blocks
     assert longer[: len(shorter)] == shorter
     assert len(longer) > len(shorter)
-    assert not set(blocks(body(*said, cache_salt="tenant"))) & set(longer)
+    assert not set(read_prompt(body(*said, cache_salt="tenant")).blocks) & set(longer)
 
 
 NAMES = st.sampled_from(["messages", "prompt", "input", "content", "tools", "role", "text"])
@@ -183,7 +203,7 @@ VALUES = st.recursive(
 
 @given(st.binary(max_size=300) | VALUES.map(lambda one: json.dumps(one).encode()))
 def test_no_body_fails(junk: bytes) -> None:
-    assert len(blocks(junk)) <= len(junk) // BLOCK_BYTES + 8
+    assert len(read_prompt(junk).blocks) <= len(junk) // BLOCK_BYTES + 8
 
 
 def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> None:
@@ -192,5 +212,5 @@ def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> N
         f'{{"prompt": "{long}"}}', f'{{"input": [{{"role": "user", "content": [{{"text": "{long}"}}]}}]}}',
         f'{{"system": [{{"type": "text", "text": "{long}"}}]}}', f'{{"prompt": [{",".join(["12"] * 400)}]}}',
     ):  # fmt: skip
-        assert len(blocks(sent.encode())) in (7, 8, 9)
-    assert len(blocks(f'{{"prompt": "{"x" * 10**6}"}}'.encode())) == MAX_BLOCKS
+        assert len(read_prompt(sent.encode()).blocks) in (7, 8, 9)
+    assert len(read_prompt(f'{{"prompt": "{"x" * 10**6}"}}'.encode()).blocks) == MAX_BLOCKS

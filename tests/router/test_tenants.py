@@ -25,7 +25,7 @@ from support.serving import Engine, free_port
 from octavo_operator.render.router.envoy import Endpoint
 from octavo_operator.render.router.gateway import Tenant
 from octavo_router.limits import WINDOW_SECONDS, Limits, Tenants, Usage, read_limits
-from octavo_router.prompt import blocks
+from octavo_router.prompt import Prompt, read_prompt
 from octavo_router.tenants import parse
 
 Json = Any
@@ -125,8 +125,8 @@ def test_limits_that_cannot_be_read_are_an_error() -> None:
 
 def test_prompts_of_two_salts_have_nothing_in_common() -> None:
     body = json.dumps({"model": "m", "prompt": "x" * 1000}).encode()
-    assert blocks(body, "a") == blocks(body, "a") != []
-    assert not set(blocks(body, "a")) & set(blocks(body, "b"))
+    assert read_prompt(body, "a") == read_prompt(body, "a") != Prompt()
+    assert not set(read_prompt(body, "a").blocks) & set(read_prompt(body, "b").blocks)
 
 
 # ---------------------------------------------------------------------------------------------------------- the gateway
